@@ -1,0 +1,264 @@
+"""The settings of a run: dataclasses, read from one YAML file with flags on top.
+
+Every default is written here and nowhere else, every key is read by some code, and a key that nobody reads is refused.
+Defaults are the paper's Table 1 where it states a value. A task adds its own block by subclassing `Config`
+(`imdb_train/task.py`).
+"""
+
+import difflib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+
+class UserError(Exception):
+    """Something the user can mend: the message says what was expected, what came and where. Shown without traceback."""
+
+
+def expect(ok: bool, where: str, expected: str, came: Any) -> None:
+    """Raises the UserError "WHERE: expected EXPECTED, got CAME" unless `ok`."""
+    if not ok:
+        raise UserError(f"{where}: expected {expected}, got {came!r}")
+
+
+def _positive(block: str, settings: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        expect(value > 0 and math.isfinite(value), f"{block}.{name}", "a number above 0", value)
+
+
+def _between(block: str, settings: Any, low: float, high: float, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        expect(low <= value <= high, f"{block}.{name}", f"a number from {low:g} to {high:g}", value)
+
+
+@dataclass
+class ModelConfig:
+    """The policy, which is also the reference.
+
+    Args:
+        name: Hub id, local folder, or `tiny`: the small model of the embedded default, built on first use.
+        revision: Branch, tag or commit of a Hub model.
+        dtype: Type of the weights: float32, bfloat16, or `auto` for the one they were saved in.
+        trust_remote_code: Whether code that comes with the model may run. Off unless you have read it.
+    """
+
+    name: str = "tiny"
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    trust_remote_code: bool = False
+
+
+@dataclass
+class CoryConfig:
+    """The method; the only block in which a PPO run differs from a CORY run.
+
+    Args:
+        num_agents: Agents in the chain: 1 is PPO, 2 the paper's pioneer and observer.
+        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0 is never.
+        other_coef: Weight of the other agents' task rewards in an agent's own: 1 cooperative (Eq. 4), 0 independent,
+            negative competitive.
+        knowledge_transfer: Whether an observer reads the response of the role before it (Eq. 3). Off: only the query.
+        reset_on_exchange: Restart every agent's optimizer, KL coefficient and reward moments at each exchange, as the
+            authors' published code does.
+    """
+
+    num_agents: int = 2
+    exchange_period: int = 5
+    other_coef: float = 1.0
+    knowledge_transfer: bool = True
+    reset_on_exchange: bool = False
+
+    def __post_init__(self) -> None:
+        expect(self.num_agents >= 1, "cory.num_agents", "at least 1", self.num_agents)
+        expect(self.exchange_period >= 0, "cory.exchange_period", "0 (never) or more iterations", self.exchange_period)
+        expect(math.isfinite(self.other_coef), "cory.other_coef", "a finite number", self.other_coef)
+
+
+@dataclass
+class PPOConfig:
+    """Each agent's PPO (Eq. 10 to 13); the same for every agent.
+
+    Args:
+        learning_rate: Adam's learning rate.
+        batch_size: Queries per iteration; every agent answers each of them.
+        mini_batch_size: Samples in one forward and backward pass.
+        gradient_accumulation_steps: Mini-batches per optimizer step.
+        ppo_epochs: Passes over each batch of responses.
+        init_kl_coef: KL coefficient eta (Eq. 2) at the start; the eta of the combined reward throughout.
+        adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it stays.
+        kl_target: KL, in nats per response, that the adaptive controller aims at.
+        kl_horizon: Samples over which the adaptive controller moves.
+        kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token; or TRL's abs, mse.
+        gamma: Discount factor.
+        lam: Lambda of the advantage estimator (GAE, Eq. 12).
+        cliprange: Clip range of the probability ratio (Eq. 11).
+        cliprange_value: Clip range of the value predictions.
+        vf_coef: Weight beta of the value loss (Eq. 13).
+        max_grad_norm: Gradient norm to clip at; null for none.
+        ratio_threshold: A mini-batch whose mean probability ratio exceeds this is skipped.
+        reward_scaling: Divide training rewards by their running standard deviation.
+        reward_normalization: With reward_scaling, also subtract their running mean.
+        reward_clip: Clip training rewards to plus or minus this; null for none.
+        whiten_rewards: Whiten token rewards before advantages are computed.
+    """
+
+    learning_rate: float = 1.41e-5
+    batch_size: int = 256
+    mini_batch_size: int = 256
+    gradient_accumulation_steps: int = 1
+    ppo_epochs: int = 4
+    init_kl_coef: float = 0.3
+    adaptive_kl: bool = True
+    kl_target: float = 6.0
+    kl_horizon: float = 10_000.0
+    kl_penalty: Literal["full", "kl", "abs", "mse"] = "full"
+    gamma: float = 1.0
+    lam: float = 0.95
+    cliprange: float = 0.2
+    cliprange_value: float = 0.2
+    vf_coef: float = 0.1
+    max_grad_norm: float | None = None
+    ratio_threshold: float = 10.0
+    reward_scaling: bool = False
+    reward_normalization: bool = False
+    reward_clip: float | None = None
+    whiten_rewards: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("ppo", self, "learning_rate", "batch_size", "mini_batch_size", "gradient_accumulation_steps")
+        _positive("ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value", "ratio_threshold")
+        _positive("ppo", self, *(name for name in ("max_grad_norm", "reward_clip") if getattr(self, name) is not None))
+        _between("ppo", self, 0, 1, "gamma", "lam")
+        _between("ppo", self, 0, 1e6, "init_kl_coef", "vf_coef")
+        expect(self.batch_size > 1, "ppo.batch_size", "at least 2, as advantages are whitened over it", self.batch_size)
+        step = self.mini_batch_size * self.gradient_accumulation_steps
+        if self.batch_size % step:
+            raise UserError(
+                f"ppo.batch_size: expected a multiple of mini_batch_size * gradient_accumulation_steps "
+                f"= {self.mini_batch_size} * {self.gradient_accumulation_steps} = {step}, got {self.batch_size}"
+            )
+        if self.reward_normalization and not self.reward_scaling:
+            raise UserError("ppo.reward_normalization: expected ppo.reward_scaling: true beside it, got false")
+
+
+@dataclass
+class SamplingConfig:
+    """How responses are sampled. One length is drawn per batch, and every agent's responses stop there at the latest.
+
+    Args:
+        min_new_tokens: Shortest length that is drawn.
+        max_new_tokens: Longest length that is drawn.
+        temperature: Softmax temperature. Other than 1, samples are off-policy for PPO's log-probabilities.
+        top_k: Sample among the k likeliest tokens; 0 for all.
+        top_p: Sample among the likeliest tokens of this total probability; 1 for all.
+        repetition_penalty: Penalty on tokens that occurred already; 1 for none.
+    """
+
+    min_new_tokens: int = 4
+    max_new_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("sampling", self, "min_new_tokens", "temperature", "top_p", "repetition_penalty")
+        _between("sampling", self, 0, 1, "top_p")
+        expect(self.top_k >= 0, "sampling.top_k", "0 (all tokens) or more", self.top_k)
+        if self.max_new_tokens < self.min_new_tokens:
+            raise UserError(
+                f"sampling.max_new_tokens: expected at least min_new_tokens = {self.min_new_tokens}, "
+                f"got {self.max_new_tokens}"
+            )
+
+
+@dataclass
+class Config:
+    """One run.
+
+    Args:
+        seed: Every random choice of the run derives from it.
+        iterations: Iterations of Algorithm 1, each on one batch of queries.
+        output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
+        tracker: Where metrics go besides the run's folder. wandb works offline where no account is set up.
+        sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
+        model: The policy.
+        cory: The method.
+        ppo: Each agent's PPO.
+        sampling: How responses are sampled.
+    """
+
+    seed: int = 0
+    iterations: int = 100
+    output: str | None = None
+    device: str = "auto"
+    tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
+    sample_every: int = 10
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cory: CoryConfig = field(default_factory=CoryConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    def __post_init__(self) -> None:
+        expect(0 <= self.seed < 2**32, "seed", "a whole number from 0 to 2**32 - 1", self.seed)
+        expect(self.iterations >= 1, "iterations", "at least 1", self.iterations)
+        expect(self.sample_every >= 0, "sample_every", "0 (none) or more iterations", self.sample_every)
+
+
+C = TypeVar("C", bound=Config)
+
+
+def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None, **parser_args: Any) -> tuple[C, str]:
+    """Reads the command line: `--config FILE` (else `default`), then flags such as `--ppo.batch_size 64` on top.
+
+    Returns:
+        the settings and the name of the configuration file, which names the run.
+
+    Raises:
+        UserError: a file is missing or no YAML, a key is unknown (the nearest is named), a value has the wrong type or
+            is out of range.
+    """
+    parser = ArgumentParser(exit_on_error=False, **parser_args)
+    parser.add_argument("--config", action="config", help=f"YAML file of the run (default: {default.name})")
+    parser.add_class_arguments(config_class)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not any(flag == "--config" or flag.startswith("--config=") for flag in argv):
+        argv = ["--config", str(default), *argv]
+    try:
+        namespace = parser.parse_args(argv)
+        values = vars(parser.instantiate(namespace))
+    except ArgumentError as error:
+        raise UserError(_with_nearest(str(error), config_class)) from None
+    source = values.pop("config")[-1]
+    return config_class(**values), Path(str(source)).stem
+
+
+def _with_nearest(message: str, config_class: type) -> str:
+    """The parser's message, with the nearest key that exists where it complains of one that does not."""
+    message = " ".join(message.split())
+    if "does not accept" not in message and "nrecognized arguments" not in message:
+        return message
+    words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split()]
+    known = {key: key for key in keys(config_class)} | {key.split(".")[-1]: key for key in keys(config_class)}
+    for word in reversed(words):
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+        if near and word not in known:
+            return f"unknown key {word!r} ({message}). Did you mean {known[near[0]]!r}?"
+    return message
+
+
+def keys(config_class: type, prefix: str = "") -> list[str]:
+    """Every key of a configuration, dotted: `seed`, `ppo.batch_size`, ..."""
+    found = []
+    for f in fields(config_class):
+        nested = is_dataclass(f.type) and isinstance(f.type, type)
+        found += keys(f.type, f"{prefix}{f.name}.") if nested else [prefix + f.name]  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,61 @@
+"""The numbers by which runs and models are judged: formulas in docs/metrics.md."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+
+def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
+    """`r_c = r - eta * KL` (paper, section 4): the objective on which CORY and PPO are compared.
+
+    Args:
+        task_reward: mean r(s0, a) of an agent's own responses.
+        kl: mean KL per response in nats, summed over its tokens.
+        kl_coef: eta; the initial KL coefficient.
+    """
+    return task_reward - kl_coef * kl
+
+
+def full_kl(logits: torch.Tensor, ref_logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """KL(pi, pi_0) over the whole vocabulary (Eq. 2), summed over each response's tokens.
+
+    Args:
+        logits, ref_logits: (batch, R, vocabulary). mask: (batch, R).
+
+    Returns:
+        (batch,), in nats.
+    """
+    logprobs, ref_logprobs = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    return ((logprobs.exp() * (logprobs - ref_logprobs)).sum(-1) * mask).sum(-1)
+
+
+def distinct(texts: Sequence[str], n: int) -> float:
+    """Distinct-n (Li et al., 2016): distinct n-grams of words over all n-grams, of all texts together.
+
+    Returns:
+        a share from 0 (all the same) to 1 (none twice); nan where no text has n words.
+
+    >>> distinct(["good good film", "good film"], 1)
+    0.4
+    """
+    grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else math.nan
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and the half-width of its 95 % interval (normal approximation; 0 for fewer than two values)."""
+    x = torch.as_tensor(values, dtype=torch.float64)
+    return x.mean().item(), 1.96 * x.std().item() / math.sqrt(len(x)) if len(x) > 1 else 0.0
+
+
+def distinct_interval(texts: Sequence[str], n: int, resamples: int = 200, seed: int = 0) -> tuple[float, float]:
+    """Distinct-n of `texts` and the half-width of its 95 % interval, by the delete-half jackknife over texts.
+
+    A bootstrap would draw the same text twice and so lower distinct-n. Halves drawn without replacement do not, and
+    their spread estimates the standard error of the whole (Shao and Wu, 1989).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    halves = [torch.randperm(len(texts), generator=generator)[: (len(texts) + 1) // 2].tolist() for _ in range(resamples)]
+    values = torch.tensor([distinct([texts[i] for i in half], n) for half in halves], dtype=torch.float64)
+    return distinct(texts, n), 1.96 * values.std().item()

@@ -1,0 +1,63 @@
+"""Figures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display is needed
+import matplotlib.pyplot as plt  # noqa: E402
+
+CURVE_TITLES = {"task_reward": "task reward", "kl": "KL divergence (nats)", "combined_reward": "combined reward"}
+COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3")
+
+
+def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
+    """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
+
+    With several agents the iterations in which the first agent is not the pioneer are shaded.
+    """
+    agents = list(dict.fromkeys(record["agent"] for record in history))
+    figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
+    for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
+        for agent, colour in zip(agents, _cycle(len(agents)), strict=True):
+            rows = [record for record in history if record["agent"] == agent]
+            axis.plot([r["iteration"] for r in rows], [r[metric] for r in rows], color=colour, lw=1.6, label=agent)
+        observing = [r["iteration"] for r in history if r["agent"] == agents[0] and r["role"] != "pioneer"]
+        for k in observing:
+            axis.axvspan(k - 0.5, k + 0.5, color="0.92", lw=0, zorder=0)
+        axis.set(title=title, xlabel="iteration")
+        axis.margins(x=0.01)
+        axis.spines[["top", "right"]].set_visible(False)
+        if observing:
+            axis.fill_between([], [], color="0.92", label=f"{agents[0]} observes")
+    axes[0].legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Path) -> None:
+    """One panel per metric, one bar with its 95 % interval per row.
+
+    Args:
+        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
+        metrics: key to title.
+    """
+    names = [row["name"] for row in rows]
+    figure, axes = plt.subplots(1, len(metrics), figsize=(3.2 * len(metrics), 0.4 * len(rows) + 1.6), layout="constrained")
+    for axis, (metric, title) in zip(axes, metrics.items(), strict=True):
+        values, errors = [row[metric] for row in rows], [row[f"{metric}_ci"] for row in rows]
+        axis.barh(names, values, xerr=errors, color=_cycle(len(rows)), height=0.6, error_kw={"lw": 1, "capsize": 3})
+        axis.set(title=title)
+        axis.invert_yaxis()
+        axis.axvline(0, color="0.3", lw=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis is not axes[0]:
+            axis.set_yticklabels([])
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _cycle(n: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(n)]

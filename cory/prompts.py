@@ -1,0 +1,79 @@
+"""What each role reads (knowledge transfer, Eq. 3)."""
+
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cory.config import UserError
+
+
+def placeholders(template: str, where: str) -> list[str]:
+    """The names in braces in a template; `{{` and `}}` stand for braces themselves.
+
+    Raises:
+        UserError: the braces do not match, or hold more than a name (no attribute or index is ever looked up).
+    """
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise UserError(f"{where}: expected a template with placeholders like {{prompt}}, got {template!r} ({error})") from None
+    for name in names:
+        if not name.isidentifier():
+            raise UserError(f"{where}: expected plain names in braces, got {{{name}}} in {template!r}")
+    return names
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """The template with each placeholder replaced; braces inside the values are left as they are."""
+    return "".join(
+        text + ("" if name is None else str(values[name])) for text, name, _, _ in string.Formatter().parse(template)
+    )
+
+
+@dataclass(frozen=True)
+class RolePrompts:
+    """Templates over {prompt}, {response} (of the role before) and the dataset's other columns.
+
+    Args:
+        pioneer: what the first role reads; needs {prompt}.
+        observer: what every later role reads; needs {prompt} and {response}.
+
+    Raises:
+        UserError: a placeholder that is needed is missing.
+
+    >>> RolePrompts(observer='Improve "{prompt}{response}": {prompt}').render(1, {"prompt": "The film"}, " was bad")
+    'Improve "The film was bad": The film'
+    """
+
+    pioneer: str = "{prompt}"
+    observer: str = "{prompt}{response}\n{prompt}"
+
+    def __post_init__(self) -> None:
+        for role, needed in (("pioneer", ("prompt",)), ("observer", ("prompt", "response"))):
+            found = placeholders(getattr(self, role), f"{role} prompt")
+            for name in needed:
+                if name not in found:
+                    raise UserError(f"{role} prompt: expected the placeholder {{{name}}}, got {getattr(self, role)!r}")
+        if "response" in placeholders(self.pioneer, "pioneer prompt"):
+            raise UserError(f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}")
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Raises a UserError where a template names a column that the dataset lacks."""
+        known = {*columns, "prompt", "response"}
+        for role in ("pioneer", "observer"):
+            for name in placeholders(getattr(self, role), role):
+                if name not in known:
+                    raise UserError(
+                        f"{role} prompt: expected placeholders among the dataset's columns {sorted(known)}, got {{{name}}}"
+                    )
+
+    def render(self, role: int, row: Mapping[str, Any], response: str | None = None) -> str:
+        """The prompt of `role` (0 is the pioneer) for one row of the dataset.
+
+        Args:
+            response: the response of the role before; None renders the pioneer's prompt, whatever the role.
+        """
+        if role == 0 or response is None:
+            return fill(self.pioneer, row)
+        return fill(self.observer, {**row, "response": response})

@@ -1,0 +1,193 @@
+"""Builds the small models of the embedded default: a BPE tokenizer, a GPT-2 policy and a DistilBERT classifier.
+
+Real architectures, trained from scratch in about a minute on two CPU cores and saved as ordinary Hugging Face
+folders, so that the rest of the code loads them as it loads a Hub model. A task brings the text (`imdb_train/tiny.py`);
+this file turns text into models and keeps them in a cache.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+END = "<|endoftext|>"
+PAD = "<|pad|>"
+
+
+def cache_dir() -> Path:
+    """`$CORY_CACHE`, else `cory` in the user's cache directory (`$XDG_CACHE_HOME`, else `~/.cache`)."""
+    if "CORY_CACHE" in os.environ:
+        return Path(os.environ["CORY_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cory"
+
+
+def cached(name: str, recipe: Iterable[Path], build: Callable[[Path], None]) -> Path:
+    """The folder that `build` fills: made once per recipe, and either complete or absent.
+
+    Args:
+        name: prefix of the folder in the cache.
+        recipe: source files that determine the result; a change in any of them makes a new folder.
+        build: called with an empty folder, which is renamed into place when it returns. Two processes that build at
+            once both succeed: the first rename wins and the later result, which is equal, is thrown away.
+    """
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in recipe)).hexdigest()[:12]
+    target = cache_dir() / f"{name}-{digest}"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+    try:
+        build(partial)
+        try:
+            partial.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of `vocab_size` tokens, `END` and `PAD` included; unpadded text gets no token added."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END, PAD],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, bos_token=END, pad_token=PAD)
+
+
+def train_gpt2(
+    texts: list[str],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    width: int,
+    layers: int,
+    positions: int,
+    steps: int,
+    batch: int = 64,
+    learning_rate: float = 4e-3,
+    seed: int = 0,
+) -> GPT2LMHeadModel:
+    """A GPT-2 trained on `texts`, each followed by END, for `steps` batches of texts of similar length."""
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=positions,
+            n_embd=width,
+            n_layer=layers,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=tokenizer.eos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    rows = [ids[:positions] for ids in tokenizer([text + END for text in texts])["input_ids"]]
+    batches = _length_sorted_batches(rows, batch)
+
+    def loss(index: torch.Tensor) -> torch.Tensor:
+        ids, mask = _pad([rows[i] for i in index], tokenizer.pad_token_id)
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100).flatten())
+
+    _fit(model, loss, batches, steps, learning_rate)
+    return model.eval()
+
+
+def train_distilbert(
+    texts: list[str],
+    positive: list[float],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    width: int,
+    layers: int,
+    positions: int,
+    steps: int,
+    batch: int = 64,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+) -> DistilBertForSequenceClassification:
+    """A NEGATIVE/POSITIVE DistilBERT trained to give each text its stated probability of being POSITIVE."""
+    torch.manual_seed(seed)
+    model = DistilBertForSequenceClassification(
+        DistilBertConfig(
+            vocab_size=len(tokenizer),
+            max_position_embeddings=positions,
+            dim=width,
+            hidden_dim=4 * width,
+            n_layers=layers,
+            n_heads=4,
+            dropout=0.0,
+            attention_dropout=0.0,
+            seq_classif_dropout=0.0,
+            pad_token_id=tokenizer.pad_token_id,
+            id2label={0: "NEGATIVE", 1: "POSITIVE"},
+            label2id={"NEGATIVE": 0, "POSITIVE": 1},
+        )
+    )
+    rows = [ids[:positions] for ids in tokenizer(texts)["input_ids"]]
+    target = torch.tensor([[1 - p, p] for p in positive])
+
+    def loss(index: torch.Tensor) -> torch.Tensor:
+        ids, mask = _pad([rows[i] for i in index], tokenizer.pad_token_id)
+        return F.cross_entropy(model(input_ids=ids, attention_mask=mask).logits, target[index])
+
+    _fit(model, loss, _length_sorted_batches(rows, batch), steps, learning_rate)
+    return model.eval()
+
+
+def _length_sorted_batches(rows: list[list[int]], batch: int) -> list[torch.Tensor]:
+    """Row indices in batches of near-equal length, so that padding costs little."""
+    return list(torch.tensor(sorted(range(len(rows)), key=lambda i: len(rows[i]))).split(batch))
+
+
+def _pad(rows: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    return ids, mask
+
+
+def _fit(
+    model: torch.nn.Module,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    batches: list[torch.Tensor],
+    steps: int,
+    learning_rate: float,
+) -> None:
+    """AdamW under a one-cycle schedule over batches in random order."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[:steps]
+    for index in order.tolist():
+        optimizer.zero_grad()
+        loss(batches[index]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()

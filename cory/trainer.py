@@ -1,0 +1,176 @@
+"""CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
+
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+
+from cory.agent import Agent, Rollout, check_lengths, seed_everything
+from cory.config import Config, UserError
+from cory.data import Task
+from cory.metrics import combined_reward
+from cory.rewards import collective, score
+from cory.roles import RoleSchedule
+from cory.tracking import Run
+
+ROLE_NAMES = ("pioneer", "observer")
+NUM_SAMPLES = 4  # queries whose responses are shown before and after training, and in samples.jsonl
+SOLO_SAMPLES = 2**32 - 1  # in place of an iteration, the key of the random stream of those responses
+
+
+def role_name(role: int) -> str:
+    """`pioneer`, `observer`, then `observer_2`, ... in chains of more than two agents."""
+    return ROLE_NAMES[role] if role < 2 else f"observer_{role}"
+
+
+class CoryTrainer:
+    """Trains the agents on the task and records the run.
+
+    Args:
+        config: the settings; `config.cory.num_agents` must be the number of agents.
+        agents: the chain in its first order: the first agent starts as pioneer.
+        task: queries, reward and prompts.
+        name: of the run, for its folder where `config.output` is null.
+
+    Raises:
+        UserError: the agents, the data or the prompts do not fit the settings; raised before anything is written.
+    """
+
+    def __init__(self, config: Config, agents: Sequence[Agent], task: Task, name: str = "cory") -> None:
+        if len(agents) != config.cory.num_agents:
+            raise UserError(f"cory.num_agents: expected the number of agents, {len(agents)}, got {config.cory.num_agents}")
+        if len(task.dataset) < config.ppo.batch_size:
+            raise UserError(
+                f"dataset: expected at least ppo.batch_size = {config.ppo.batch_size} rows, got {len(task.dataset)}"
+            )
+        if PartialState().num_processes > 1:
+            raise UserError(f"expected one process, got {PartialState().num_processes}: training is single-process so far")
+        self.config = config
+        self.agents = list(agents)
+        self.task = task
+        self.name = name
+        self.schedule = RoleSchedule(len(agents), config.cory.exchange_period)
+        self.seconds: dict[str, float] = {}
+        self._check_prompt_lengths()
+
+    def train(self) -> Run:
+        """Runs all iterations, then saves curves, summary and agents in the run's folder.
+
+        Returns:
+            the run: its folder (`.folder`) and what was measured (`.history`).
+        """
+        with Run(self.config, self.name, [agent.name for agent in self.agents]) as run:
+            before = self._solo_samples()
+            for k in range(self.config.iterations):
+                started = time.perf_counter()
+                self.seconds = {}
+                records, samples = self.iteration(k)
+                with self._timed("log"):
+                    if self.config.sample_every and k % self.config.sample_every == 0:
+                        run.add_samples(k, samples)
+                    run.log(k, records)
+                run.log_timings(k, records, {**self.seconds, "total": time.perf_counter() - started})
+            run.finish(before, self._solo_samples(), self.agents)
+        return run
+
+    def iteration(self, k: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Algorithm 1, lines 3 to 17, for iteration `k`.
+
+        Returns:
+            one record per agent (see docs/metrics.md) and a few sample texts per role.
+        """
+        config = self.config
+        seed_everything(config.seed, k, PartialState().process_index)
+        if config.cory.reset_on_exchange and self.schedule.exchanges_before(k):
+            for agent in self.agents:
+                agent.restart()
+        chain = [self.agents[index] for index in self.schedule.order(k)]  # Eq. 5
+        batch = self.task.batch(k, config.ppo.batch_size, config.seed)
+        length = int(np.random.randint(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1))
+
+        rollouts: list[Rollout] = []
+        with self._timed("generate"):
+            for role, agent in enumerate(chain):  # Eq. 3
+                reads = rollouts[-1].completions if role and config.cory.knowledge_transfer else None
+                rollouts.append(agent.respond(self._render(role, batch, reads), length))
+        with self._timed("reward"):
+            task_rewards = self._score(batch, rollouts)
+            rewards = collective(task_rewards, config.cory.other_coef)  # Eq. 4
+        records, samples = [], []
+        with self._timed("learn"):
+            for role, agent in enumerate(chain):
+                stats = agent.learn(rollouts[role], rewards[role])
+                task_reward = task_rewards[role].mean().item()
+                records.append(
+                    {
+                        "iteration": k,
+                        "agent": agent.name,
+                        "role": role_name(role),
+                        "task_reward": task_reward,
+                        "kl": stats["kl"],
+                        "combined_reward": combined_reward(task_reward, stats["kl"], config.ppo.init_kl_coef),
+                        **{name: value for name, value in stats.items() if name != "kl"},
+                    }
+                )
+                samples += [
+                    {
+                        "iteration": k,
+                        "agent": agent.name,
+                        "role": role_name(role),
+                        "query": batch["prompt"][row],
+                        "completion": rollouts[role].completions[row],
+                        "task_reward": task_rewards[role, row].item(),
+                    }
+                    for row in range(min(NUM_SAMPLES, len(task_rewards[role])))
+                ]
+        names = [agent.name for agent in self.agents]
+        return sorted(records, key=lambda record: names.index(record["agent"])), samples
+
+    def _render(self, role: int, batch: dict[str, list[Any]], responses: list[str] | None) -> list[str]:
+        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        return [
+            self.task.prompts.render(role, row, None if responses is None else responses[i]) for i, row in enumerate(rows)
+        ]
+
+    def _score(self, batch: dict[str, list[Any]], rollouts: list[Rollout]) -> torch.Tensor:
+        """(roles, batch) task rewards, all roles' responses in one call: one pass of the reward model serves them all."""
+        columns = {name: values * len(rollouts) for name, values in batch.items()}
+        completions = [completion for rollout in rollouts for completion in rollout.completions]
+        rewards = score(self.task.reward, columns.pop("prompt"), completions, columns)
+        return rewards.view(len(rollouts), -1)
+
+    def _solo_samples(self) -> dict[str, list[dict[str, Any]]]:
+        """What each agent alone answers to a few fixed queries, with its reward, from a random stream of its own."""
+        batch = self.task.dataset[: min(NUM_SAMPLES, len(self.task.dataset))]
+        samples = {}
+        for agent in self.agents:
+            seed_everything(self.config.seed, SOLO_SAMPLES)
+            rollout = agent.respond(self._render(0, batch, None), self.config.sampling.max_new_tokens)
+            rewards = self._score(batch, [rollout])[0].tolist()
+            samples[agent.name] = [
+                {"query": query, "completion": completion, "task_reward": reward}
+                for query, completion, reward in zip(batch["prompt"], rollout.completions, rewards, strict=True)
+            ]
+        return samples
+
+    def _check_prompt_lengths(self) -> None:
+        """A row too long for the model's context is found now; an observer's prompt with a response of full length."""
+        longest = self.config.sampling.max_new_tokens
+        batch = self.task.dataset[:]
+        for role, agent in enumerate(self.agents[:2]):
+            observes = role > 0 and self.config.cory.knowledge_transfer
+            prompts = self._render(role, batch, [""] * len(self.task.dataset) if observes else None)
+            lengths = [len(ids) for ids in agent.tokenizer(prompts)["input_ids"]]
+            check_lengths(lengths, longest * (2 if observes else 1), agent.context_length, prompts)
+
+    @contextmanager
+    def _timed(self, phase: str):  # type: ignore[no-untyped-def]
+        started = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # else the time of queued work would count for the next phase
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started

@@ -1,0 +1,75 @@
+"""The response window: prompts padded on the left, responses on the right, and a forward pass that stops there.
+
+    [pad prompt | response pad]     prompt width P, response width R
+
+Logits and hidden states exist only at the R positions that predict response tokens, so an observer's long prompt costs
+no vocabulary projection and no memory for it.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class Window(NamedTuple):
+    """A ragged batch as tensors. `input_ids` leaves out the last response position, which predicts nothing.
+
+    Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask (batch, R).
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor
+    response_ids: torch.Tensor
+    response_mask: torch.Tensor
+
+
+def pad(rows: Sequence[torch.Tensor], pad_id: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token rows of different lengths as (batch, longest) ids and their 0/1 mask, padded on `side`."""
+    ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=pad_id, padding_side=side)
+    lengths = torch.tensor([len(row) for row in rows], device=ids.device)[:, None]
+    place = torch.arange(ids.shape[1], device=ids.device)
+    mask = place < lengths if side == "right" else place >= ids.shape[1] - lengths
+    return ids, mask.long()
+
+
+def pack(queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], pad_id: int) -> Window:
+    """Queries and responses (lists of 1-d token tensors, none empty) as one Window."""
+    query_ids, query_mask = pad(queries, pad_id, "left")
+    response_ids, response_mask = pad(responses, pad_id, "right")
+    attention_mask = torch.cat([query_mask, response_mask], 1)[:, :-1]
+    return Window(
+        input_ids=torch.cat([query_ids, response_ids], 1)[:, :-1],
+        attention_mask=attention_mask,
+        position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0),
+        response_ids=response_ids,
+        response_mask=response_mask,
+    )
+
+
+def forward(
+    model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and last hidden states at the last `width` positions of a causal language model.
+
+    Returns:
+        logits (batch, width, vocabulary) and the hidden states (batch, width, hidden) that they are projected from.
+    """
+    seen: list[torch.Tensor] = []
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    accepted = inspect.signature(model.forward).parameters
+    options = {"position_ids": position_ids, "logits_to_keep": width}
+    try:
+        output = model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            use_cache=False,
+            **{name: value for name, value in options.items() if name in accepted or "kwargs" in accepted},
+        )
+    finally:
+        hook.remove()
+    # A model that does not take logits_to_keep projects every position: the slice makes both kinds equal.
+    return output.logits[:, -width:], seen[-1][:, -width:]
