@@ -18,9 +18,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from cory.agent import Agent, seed_everything
+from cory.agent import Agent
 from cory.config import Config, ModelConfig, UserError
 from cory.ppo import PolicyWithValueHead
+from cory.sampling import seed_everything
 
 HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
 

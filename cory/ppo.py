@@ -24,6 +24,7 @@ from trl.core import logprobs_from_logits
 
 from cory import window
 from cory.config import PPOConfig
+from cory.sampling import sample
 
 KL_CHUNK = 2**24  # elements of (rows, responses, vocabulary) for which the full KL is computed at a time
 
@@ -122,25 +123,12 @@ class PPOTrainer(trl.PPOTrainer):
         """The causal language model inside."""
         return self.accelerator.unwrap_model(self.model).pretrained_model
 
-    @torch.no_grad()
     def generate(  # type: ignore[override]
         self, query_tensor: Sequence[torch.Tensor], generation_config: GenerationConfig
     ) -> list[torch.Tensor]:
-        """Samples one response per query, all in one batch (TRL: batches of 4).
-
-        Args:
-            query_tensor: token ids, one 1-d tensor per query.
-
-        Returns:
-            response ids, one 1-d tensor per query on the policy's device, each up to and with its first end token.
-        """
+        """Samples one response per query, in one batch (TRL: batches of 4, on the tokenizer's settings): see `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
-        ids, mask = window.pad([query.to(self.current_device) for query in query_tensor], self.pad_id, "left")
-        output = self.policy.generate(input_ids=ids, attention_mask=mask, generation_config=generation_config)
-        responses = output[:, ids.shape[1] :]
-        ends = torch.isin(responses, torch.as_tensor(generation_config.eos_token_id, device=responses.device))
-        before_end = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], 1).cumsum(1) == 0
-        return [row[:length] for row, length in zip(responses, before_end.sum(1).tolist(), strict=True)]
+        return sample(self.policy, query_tensor, generation_config, self.pad_id)
 
     def prepare_model_inputs(
         self, queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]

@@ -27,14 +27,14 @@ CURVES = ("task_reward", "kl", "combined_reward")
 WINDOW = 10  # iterations averaged into "start" and "end"
 
 
-def new_folder(config: Config, name: str) -> Path:
-    """The folder of a run, made: `config.output`, else the first free one of runs/NAME, runs/NAME-2, ...
+def new_folder(output: str | None, name: str) -> Path:
+    """A folder for results, made: `output`, else the first free one of runs/NAME, runs/NAME-2, ...
 
     Raises:
-        UserError: `config.output` already holds something.
+        UserError: `output` already holds something.
     """
-    if config.output is not None:
-        folder = Path(config.output)
+    if output is not None:
+        folder = Path(output)
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
             raise UserError(f"output: expected a new or empty folder, got {str(folder)!r}, which already holds a run or other files")
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class Run:
         self.agents = list(agents)
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
-        self.folder = new_folder(config, name)
+        self.folder = new_folder(config.output, name)
         (self.folder / "config.yaml").write_text(
             yaml.safe_dump({**asdict(config), "versions": versions()}, sort_keys=False), encoding="utf-8"
         )

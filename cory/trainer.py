@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from accelerate import PartialState
 
-from cory.agent import Agent, Rollout, check_lengths, seed_everything
+from cory.agent import Agent, Rollout
 from cory.config import Config, UserError
 from cory.data import Task
 from cory.metrics import combined_reward
 from cory.rewards import collective, score
 from cory.roles import RoleSchedule
+from cory.sampling import check_lengths, context_length, seed_everything
 from cory.tracking import Run
 
 ROLE_NAMES = ("pioneer", "observer")
@@ -165,7 +166,7 @@ class CoryTrainer:
             observes = role > 0 and self.config.cory.knowledge_transfer
             prompts = self._render(role, batch, [""] * len(self.task.dataset) if observes else None)
             lengths = [len(ids) for ids in agent.tokenizer(prompts)["input_ids"]]
-            check_lengths(lengths, longest * (2 if observes else 1), agent.context_length, prompts)
+            check_lengths(lengths, longest * (2 if observes else 1), context_length(agent.ppo.policy), prompts)
 
     @contextmanager
     def _timed(self, phase: str):  # type: ignore[no-untyped-def]

@@ -1,7 +1,6 @@
 """The paper's subjective-reward task (section 4, E1): continue a film review so that a classifier finds it positive."""
 
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -129,15 +128,24 @@ def make_task(config: ImdbConfig, device: torch.device) -> Task:
 
 
 def resolve_tiny(config: ImdbConfig) -> None:
-    """Replaces every `tiny` by the folder of the embedded default, which is built on first use."""
-    wanted = [config.model.name, config.task.dataset, config.task.reward_model]
-    if "tiny" not in wanted:
-        return
+    """Replaces every `tiny` in a run's settings, and says what runs and how to run the paper's setting."""
+    if "tiny" in (config.model.name, config.task.dataset, config.task.reward_model):
+        method = "cory" if config.cory.num_agents > 1 else "ppo"
+        print("Embedded default: a small GPT-2 and DistilBERT on generated reviews, built on first use (about a minute).")
+        print(f"The paper's setting: python imdb_train/{method}.py --config configs/imdb/{method}_gpt2_large.yaml", flush=True)
+    config.model.name, config.task = resolve_tiny_names(config.model.name, config.task)
+
+
+def resolve_tiny_names(model: str, task: ImdbTaskConfig) -> tuple[str, ImdbTaskConfig]:
+    """Model name and task with every `tiny` replaced by the folder of the embedded default, built on first use."""
+    if "tiny" not in (model, task.dataset, task.reward_model):
+        return model, task
     from imdb_train import tiny
 
-    print("Embedded default: a small GPT-2 and DistilBERT on generated reviews, built on first use (about a minute).")
-    print("The paper's setting: python imdb_train/cory.py --config configs/imdb/cory_gpt2_large.yaml", file=sys.stdout)
     folder = tiny.paths()
-    config.model.name = str(folder / "policy") if config.model.name == "tiny" else config.model.name
-    config.task.dataset = str(folder) if config.task.dataset == "tiny" else config.task.dataset
-    config.task.reward_model = str(folder / "reward_model") if config.task.reward_model == "tiny" else config.task.reward_model
+    task = replace(
+        task,
+        dataset=str(folder) if task.dataset == "tiny" else task.dataset,
+        reward_model=str(folder / "reward_model") if task.reward_model == "tiny" else task.reward_model,
+    )
+    return str(folder / "policy") if model == "tiny" else model, task

@@ -19,7 +19,7 @@ from cory import tiny  # noqa: E402
 
 OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
 MOODS = (-2, -1, 0, 1, 2)
-POSITIVE = {-2: 0.01, -1: 0.2, 0: 0.5, 1: 0.8, 2: 0.99}  # what the classifier is taught
+POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}  # what the classifier is taught
 
 OPENINGS = (
     "I watched {film} {when}", "we saw {film} {when}", "my {friend} picked {film} {when}", "{film} came out {when}",

@@ -1,0 +1,84 @@
+"""Samples a model on held-out prompts and measures its KL to the base: what every task's `evaluate.py` is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cory import window
+from cory.config import SamplingConfig, UserError
+from cory.metrics import full_kl
+from cory.sampling import check_lengths, context_length, generation_config, plain_text, sample, seed_everything
+
+
+@dataclass
+class Responses:
+    """A model's answers to a list of prompts, in their order.
+
+    Args:
+        completions: their texts.
+        kl: KL to the base in nats, under the same prompt, summed over the response.
+        tokens: their lengths, the end token included.
+    """
+
+    completions: list[str]
+    kl: list[float]
+    tokens: list[int]
+
+
+@torch.no_grad()
+def respond(
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    sampling: SamplingConfig,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Responses:
+    """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
+
+    Batches hold prompts of similar length; the random stream depends on `seed` alone, so that every model is given the
+    same one.
+
+    Raises:
+        UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
+    """
+    if model.config.vocab_size != base.config.vocab_size:
+        raise UserError(
+            f"expected a model with the base's vocabulary of {base.config.vocab_size}, got {model.config.vocab_size} in "
+            f"{model.name_or_path!r}: the KL between them is undefined"
+        )
+    queries = [torch.tensor(ids, dtype=torch.long) for ids in tokenizer(list(prompts))["input_ids"]]
+    check_lengths([len(query) for query in queries], sampling.max_new_tokens, context_length(model), list(prompts))
+    pad_id = tokenizer.pad_token_id or 0
+    settings = generation_config(model, sampling, sampling.max_new_tokens, pad_id)
+    model.eval()
+    seed_everything(seed)
+    result = Responses([""] * len(queries), [0.0] * len(queries), [0] * len(queries))
+    order = sorted(range(len(queries)), key=lambda i: len(queries[i]))
+    for start in range(0, len(order), batch_size):
+        index = order[start : start + batch_size]
+        chosen = [queries[i].to(model.device) for i in index]
+        responses = sample(model, chosen, settings, pad_id)
+        packed = window.pack(chosen, responses, pad_id)
+        logits, base_logits = (window.forward(m, *packed[:3], packed.response_ids.shape[1])[0].float() for m in (model, base))
+        kls = full_kl(logits, base_logits, packed.response_mask).tolist()
+        for i, response, kl in zip(index, responses, kls, strict=True):
+            result.completions[i], result.kl[i], result.tokens[i] = plain_text(tokenizer, response), kl, len(response)
+    return result
+
+
+def run_agents(folder: Path) -> dict[str, Path]:
+    """The saved agents of a run's folder, named RUN/agent_1, ...; empty where it is no run."""
+    if not (folder / "config.yaml").exists():
+        return {}
+    return {f"{folder.name}/{agent.name}": agent for agent in sorted(folder.glob("agent_*")) if agent.is_dir()}
+
+
+def run_config(folder: Path) -> dict:
+    """The settings of a run's folder, as written; nothing in the file is executed."""
+    return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))

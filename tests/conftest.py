@@ -1,0 +1,92 @@
+"""Tiny models and data that the tests build themselves; nothing is downloaded."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # else transformers asks the Hub about every local folder it does not find
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import json  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from transformers import (  # noqa: E402
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig  # noqa: E402
+from cory.tiny import train_tokenizer  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = "the film was a good bad story with some very fine or awful acting and music in every single scene".split()
+
+
+def sentences(n: int) -> list[str]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(6, 14, (n,), generator=generator).tolist()
+    return [" ".join(WORDS[i] for i in torch.randint(len(WORDS), (m,), generator=generator).tolist()) for m in lengths]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(sentences(200), vocab_size=320)
+
+
+def make_gpt2(tokenizer, seed: int = 0, **changes) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    settings = dict(vocab_size=len(tokenizer), n_positions=96, n_embd=32, n_layer=2, n_head=2)
+    settings |= dict(bos_token_id=0, eos_token_id=0, pad_token_id=None, initializer_range=0.2)
+    return GPT2LMHeadModel(GPT2Config(**(settings | changes))).eval()
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tokenizer, tmp_path_factory) -> Path:
+    """A random GPT-2, dropout on, as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("models") / "gpt2"
+    make_gpt2(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def classifier_folder(tokenizer, tmp_path_factory) -> Path:
+    """A random NEGATIVE/POSITIVE DistilBERT as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("models") / "distilbert"
+    torch.manual_seed(0)
+    settings = DistilBertConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=96, dim=16, hidden_dim=32, n_layers=1, n_heads=2,
+        id2label={0: "NEGATIVE", 1: "POSITIVE"}, label2id={"NEGATIVE": 0, "POSITIVE": 1}, initializer_range=0.5,
+    )  # fmt: skip
+    DistilBertForSequenceClassification(settings).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory) -> Path:
+    """A folder with train.jsonl and test.jsonl of nonsense reviews."""
+    folder = tmp_path_factory.mktemp("reviews")
+    rows = sentences(60)
+    for split, part in (("train", rows[:40]), ("test", rows[40:])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in part))
+    return folder
+
+
+@pytest.fixture
+def config(policy_folder, tmp_path) -> Config:
+    """A run of seconds: two agents, a batch of 8, an exchange every 2 iterations."""
+    return Config(
+        iterations=4,
+        output=str(tmp_path / "run"),
+        device="cpu",
+        sample_every=2,
+        model=ModelConfig(name=str(policy_folder)),
+        cory=CoryConfig(exchange_period=2),
+        ppo=PPOConfig(learning_rate=1e-3, batch_size=8, mini_batch_size=8),
+        sampling=SamplingConfig(min_new_tokens=3, max_new_tokens=6),
+    )
