@@ -49,7 +49,7 @@ class ModelConfig:
         trust_remote_code: Whether code that comes with the model may run. Off unless you have read it.
     """
 
-    name: str = "tiny"
+    name: str = "openai-community/gpt2"
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     trust_remote_code: bool = False
@@ -230,21 +230,41 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
     parser.add_argument("--config", action="config", help=f"YAML file of the run (default: {default.name})")
     parser.add_class_arguments(config_class)
     argv = list(sys.argv[1:] if argv is None else argv)
-    if not any(flag == "--config" or flag.startswith("--config=") for flag in argv):
-        argv = ["--config", str(default), *argv]
+    files = [
+        flag.partition("=")[2] or following
+        for flag, following in zip(argv, [*argv[1:], ""], strict=True)
+        if flag.split("=")[0] == "--config"
+    ]
+    if not files:
+        files = [str(default)]
+        argv = ["--config", files[0], *argv]
     try:
-        namespace = parser.parse_args(argv)
-        values = vars(parser.instantiate(namespace))
+        values = _parse(parser, argv)
     except ArgumentError as error:
-        raise UserError(_with_nearest(str(error), config_class)) from None
-    source = values.pop("config")[-1]
-    return config_class(**values), Path(str(source)).stem
+        raise UserError(_blame(parser, files[-1], error) + _with_nearest(str(error), config_class)) from None
+    del values["config"]
+    return config_class(**values), Path(files[-1]).stem
+
+
+def _parse(parser: ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+    return vars(parser.instantiate(parser.parse_args(list(argv))))
+
+
+def _blame(parser: ArgumentParser, file: str, error: ArgumentError) -> str:
+    """The file's name, where the file alone, without flags, is refused too."""
+    try:
+        _parse(parser, ["--config", file])
+    except ArgumentError:
+        return "" if file in str(error) else f"{file}: "
+    except UserError:
+        pass
+    return ""
 
 
 def _with_nearest(message: str, config_class: type) -> str:
     """The parser's message, with the nearest key that exists where it complains of one that does not."""
     message = " ".join(message.split())
-    if "does not accept" not in message and "nrecognized arguments" not in message:
+    if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
         return message
     words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split()]
     known = {key: key for key in keys(config_class)} | {key.split(".")[-1]: key for key in keys(config_class)}

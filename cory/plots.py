@@ -10,12 +10,14 @@ matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt  # noqa: E402
 
 CURVE_TITLES = {"task_reward": "task reward", "kl": "KL divergence (nats)", "combined_reward": "combined reward"}
+SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3")
 
 
 def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
     """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
 
+    Thick lines are running means over 10 iterations.
     With several agents the iterations in which the first agent is not the pioneer are shaded.
     """
     agents = list(dict.fromkeys(record["agent"] for record in history))
@@ -23,7 +25,9 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
     for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
         for agent, colour in zip(agents, _cycle(len(agents)), strict=True):
             rows = [record for record in history if record["agent"] == agent]
-            axis.plot([r["iteration"] for r in rows], [r[metric] for r in rows], color=colour, lw=1.6, label=agent)
+            x, y = [r["iteration"] for r in rows], [r[metric] for r in rows]
+            axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
+            axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=agent)
         observing = [r["iteration"] for r in history if r["agent"] == agents[0] and r["role"] != "pioneer"]
         for k in observing:
             axis.axvspan(k - 0.5, k + 0.5, color="0.92", lw=0, zorder=0)
@@ -57,6 +61,11 @@ def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Pat
             axis.set_yticklabels([])
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def running_mean(values: Sequence[float], width: int) -> list[float]:
+    """Each value's mean with the `width - 1` before it, fewer at the start."""
+    return [sum(part) / len(part) for i in range(len(values)) if (part := values[max(0, i - width + 1) : i + 1])]
 
 
 def _cycle(n: int) -> list[str]:

@@ -81,7 +81,7 @@ class Run:
         for file in self.files.values():
             file.close()
         if self.tracker is not None:
-            self.tracker.end_training()
+            self.tracker.finish()
 
     def _write(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         self.files[name].write("".join(json.dumps(row) + "\n" for row in rows))

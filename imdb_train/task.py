@@ -33,13 +33,13 @@ class ImdbTaskConfig:
         observer_prompt: Template over {prompt} and {response}, the response of the role before.
     """
 
-    dataset: str = "tiny"
+    dataset: str = "stanfordnlp/imdb"
     split: str = "train"
     text_column: str = "text"
-    min_chars: int = 0
+    min_chars: int = 200
     min_query_tokens: int = 2
     max_query_tokens: int = 8
-    reward_model: str = "tiny"
+    reward_model: str = "lvwerra/distilbert-imdb"
     reward_batch_size: int = 256
     pioneer_prompt: str = "{prompt}"
     observer_prompt: str = OBSERVER

@@ -3,7 +3,6 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # else transformers asks the Hub about every local folder it does not find
-os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import json  # noqa: E402

@@ -1,0 +1,125 @@
+"""Configuration files and flags."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from cory.config import UserError, keys, load
+from imdb_train.task import ImdbConfig
+
+CONFIGS = sorted((ROOT / "configs/imdb").glob("*.yaml"))
+TABLE_1 = {
+    "learning_rate": 1.41e-5, "ppo_epochs": 4, "batch_size": 256, "mini_batch_size": 256,
+    "gradient_accumulation_steps": 1, "init_kl_coef": 0.3, "gamma": 1.0, "lam": 0.95, "cliprange": 0.2,
+    "cliprange_value": 0.2, "vf_coef": 0.1,
+}  # fmt: skip
+
+
+def flat(tree, prefix=""):
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_are_complete(path):
+    config, name = load(ImdbConfig, path, [])
+    assert name == path.stem
+    assert {key for key, _ in flat(yaml.safe_load(path.read_text()))} == set(keys(ImdbConfig))
+    assert config.cory.num_agents == (1 if name.startswith("ppo") else 2)
+
+
+def test_shipped_names():
+    sizes = ("tiny", "gpt2", "gpt2_large", "gpt2_xl")
+    assert {p.stem for p in CONFIGS} == {f"{m}_{s}" for m in ("cory", "ppo") for s in sizes} | {"cory_published_code"}
+
+
+@pytest.mark.parametrize("size", ["tiny", "gpt2", "gpt2_large", "gpt2_xl"])
+def test_ppo_differs_from_cory_only_in_its_cory_block(size):
+    cory, ppo = (yaml.safe_load((ROOT / f"configs/imdb/{m}_{size}.yaml").read_text()) for m in ("cory", "ppo"))
+    assert {key for key in cory if cory[key] != ppo[key]} == {"cory"}
+
+
+@pytest.mark.parametrize("name", ["cory_gpt2", "cory_gpt2_large", "ppo_gpt2_xl"])
+def test_paper_configs_have_the_values_of_table_1(name):
+    config, _ = load(ImdbConfig, ROOT / f"configs/imdb/{name}.yaml", [])
+    assert {key: getattr(config.ppo, key) for key in TABLE_1} == TABLE_1
+    assert config.iterations == 100 and config.ppo.kl_penalty == "full"
+    assert name.startswith("ppo") or config.cory.exchange_period == 5
+    assert (config.task.min_query_tokens, config.task.max_query_tokens) == (2, 8)
+
+
+def test_published_code_has_the_values_of_the_authors_code():
+    config, _ = load(ImdbConfig, ROOT / "configs/imdb/cory_published_code.yaml", [])
+    assert config.cory.reset_on_exchange and config.ppo.reward_scaling and config.ppo.reward_normalization
+    assert config.ppo.init_kl_coef == 0.4 and config.sampling.repetition_penalty == 1.1
+    assert (config.sampling.min_new_tokens, config.sampling.max_new_tokens) == (4, 15)
+    assert config.iterations == 97 and config.task.min_chars == 100
+
+
+def test_flags_override_the_file():
+    path = ROOT / "configs/imdb/ppo_tiny.yaml"
+    config, _ = load(ImdbConfig, CONFIGS[0], ["--config", str(path), "--ppo.batch_size", "128", "--task.split", "test"])
+    assert (config.ppo.batch_size, config.task.split, config.cory.num_agents) == (128, "test", 1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--ppo.batch_sise", "3"], r"unknown key 'ppo.batch_sise'.*Did you mean 'ppo.batch_size'\?"),
+        (["--iteration_s", "3"], "Did you mean 'iterations'"),
+        (["--ppo.batch_size", "many"], "ppo.batch_size.*many"),
+        (["--ppo.batch_size", "0"], "ppo.batch_size: expected a number above 0, got 0"),
+        (["--ppo.batch_size", "1", "--ppo.mini_batch_size", "1"], "ppo.batch_size: expected at least 2"),
+        (["--ppo.mini_batch_size", "7"], "expected a multiple of mini_batch_size.*= 7 \\* 1 = 7, got 256"),
+        (["--cory.exchange_period", "-1"], "cory.exchange_period: expected 0 \\(never\\) or more iterations, got -1"),
+        (["--cory.num_agents", "0"], "cory.num_agents: expected at least 1, got 0"),
+        (["--ppo.learning_rate=-1e-5"], "ppo.learning_rate: expected a number above 0"),
+        (["--ppo.learning_rate", "nan"], "ppo.learning_rate.*nan"),
+        (["--ppo.lam", "2"], "ppo.lam: expected a number from 0 to 1, got 2"),
+        (["--ppo.kl_penalty", "fool"], "ppo.kl_penalty.*full.*fool"),
+        (["--ppo.reward_normalization", "true"], "expected ppo.reward_scaling: true beside it"),
+        (["--sampling.max_new_tokens", "2"], "sampling.max_new_tokens: expected at least min_new_tokens = 4, got 2"),
+        (["--sampling.temperature", "0"], "sampling.temperature: expected a number above 0"),
+        (["--iterations", "0"], "iterations: expected at least 1, got 0"),
+        (["--seed", "-1"], "seed: expected a whole number"),
+        (["--task.max_query_tokens", "1"], "task.max_query_tokens: expected at least min_query_tokens = 2, got 1"),
+        (["--tracker", "wand"], "tracker.*wandb.*wand"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_bad_values_are_named(argv, message):
+    with pytest.raises(UserError, match=message):
+        load(ImdbConfig, ROOT / "configs/imdb/cory_gpt2.yaml", argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ppo:\n  batch_sise: 3\n", "unknown key 'batch_sise'.*Did you mean 'ppo.batch_size'"),
+        ("itertions: 3\n", "Did you mean 'iterations'"),
+        ("ppo: [1\n", "bad.yaml"),
+        ("seed: !!python/object/apply:os.system ['touch pwned']\n", "bad.yaml"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, text, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load(ImdbConfig, CONFIGS[0], ["--config", str(tmp_path / "bad.yaml")])
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_help_documents_every_key_and_print_config_prints_them():
+    script = str(ROOT / "imdb_train/cory.py")
+    shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout
+    for key in keys(ImdbConfig):
+        at = shown.index(f"--{key} ")
+        assert len(shown[at:].split("(type")[0].split()) > 4, key
+    printed = subprocess.run([sys.executable, script, "--print_config"], capture_output=True, text=True, check=True)
+    assert {key for key, _ in flat(yaml.safe_load(printed.stdout))} == set(keys(ImdbConfig))

@@ -1,0 +1,105 @@
+"""The method's pure functions against plain loops and hand-worked cases."""
+
+import math
+
+import pytest
+import torch
+
+from cory.metrics import combined_reward, distinct, distinct_interval, full_kl, mean_interval
+from cory.prompts import RolePrompts
+from cory.rewards import collective
+from cory.roles import RoleSchedule
+from cory.window import pad
+
+
+def test_roles_are_exchanged_every_period():
+    schedule = RoleSchedule(num_agents=2, period=5)
+    pioneers = [schedule.order(k)[0] for k in range(20)]
+    assert pioneers == [0] * 5 + [1] * 5 + [0] * 5 + [1] * 5
+    assert [k for k in range(20) if schedule.exchanges_before(k)] == [5, 10, 15]
+    assert {schedule.order(k) for k in range(20)} == {(0, 1), (1, 0)}
+
+
+def test_roles_follow_algorithm_1():
+    """Exchange after iteration k if (k + 1) % T_REx == 0."""
+    schedule, order = RoleSchedule(2, 3), (0, 1)
+    for k in range(12):
+        assert schedule.order(k) == order
+        if (k + 1) % 3 == 0:
+            order = order[::-1]
+
+
+def test_period_zero_never_exchanges_and_three_agents_take_every_role():
+    assert {RoleSchedule(2, 0).order(k) for k in range(50)} == {(0, 1)}
+    orders = [RoleSchedule(3, 1).order(k) for k in range(3)]
+    assert all({order[role] for order in orders} == {0, 1, 2} for role in range(3))
+    assert RoleSchedule(1, 5).order(7) == (0,)
+
+
+@pytest.mark.parametrize("coef", [1.0, 0.5, 0.0, -1.0])
+@pytest.mark.parametrize("agents", [1, 2, 3])
+def test_collective_reward_equals_a_plain_loop(coef, agents):
+    rewards = torch.randn(agents, 4)
+    for i in range(agents):
+        expected = rewards[i] + coef * sum(rewards[j] for j in range(agents) if j != i)
+        assert torch.allclose(collective(rewards, coef)[i], torch.as_tensor(expected))
+
+
+def test_cooperation_gives_both_agents_the_sum():
+    rewards = torch.tensor([[1.0, -2.0], [0.5, 4.0]])
+    assert collective(rewards, 1.0).tolist() == [[1.5, 2.0], [1.5, 2.0]]
+
+
+def test_paper_prompts():
+    prompts = RolePrompts("{prompt}", 'I can make this sentence "{prompt}{response}" more positive: {prompt}')
+    row = {"prompt": "The film was"}
+    assert prompts.render(0, row, None) == "The film was"
+    assert prompts.render(1, row, " dull") == 'I can make this sentence "The film was dull" more positive: The film was'
+    assert prompts.render(1, row, None) == "The film was"  # without knowledge transfer
+
+
+def test_braces_in_texts_are_text():
+    prompts = RolePrompts(observer="{{{prompt}}} {response} {label}")
+    assert prompts.render(1, {"prompt": "{response}", "label": 3}, "{0.__class__}") == "{{response}} {0.__class__} 3"
+
+
+def test_distinct_by_hand():
+    assert distinct(["a b a b", "a b"], 1) == 2 / 6
+    assert distinct(["a b a b", "a b"], 2) == 2 / 4
+    assert math.isnan(distinct(["a"], 2))
+
+
+def test_distinct_interval_covers_and_shrinks():
+    texts = [f"w{i % 7} w{i % 5} w{i % 11}" for i in range(400)]
+    value, half = distinct_interval(texts, 2)
+    assert value == distinct(texts, 2) and 0 < half < 0.1
+    assert distinct_interval(["a b"] * 50, 1) == (pytest.approx(1 / 50), pytest.approx(0.0, abs=1e-9))
+
+
+def test_mean_interval():
+    mean, half = mean_interval([1.0, 2.0, 3.0, 4.0])
+    assert mean == 2.5 and half == pytest.approx(1.96 * math.sqrt(5 / 3) / 2)
+    assert mean_interval([3.0]) == (3.0, 0.0)
+
+
+def test_full_kl_equals_a_plain_loop():
+    logits, ref, mask = torch.randn(2, 3, 5), torch.randn(2, 3, 5), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    expected = []
+    for row in range(2):
+        total = 0.0
+        for t in range(int(mask[row].sum())):
+            p, q = logits[row, t].softmax(0), ref[row, t].softmax(0)
+            total += sum(float(p[v] * (p[v] / q[v]).log()) for v in range(5))
+        expected.append(total)
+    assert full_kl(logits, ref, mask).tolist() == pytest.approx(expected, rel=1e-5)
+    assert full_kl(logits, logits, mask).tolist() == [0, 0]
+
+
+def test_combined_reward():
+    assert combined_reward(2.0, 5.0, 0.3) == pytest.approx(0.5)
+
+
+def test_pad():
+    rows = [torch.tensor([5, 6]), torch.tensor([7])]
+    assert [x.tolist() for x in pad(rows, 9, "left")] == [[[5, 6], [9, 7]], [[1, 1], [0, 1]]]
+    assert [x.tolist() for x in pad(rows, 9, "right")] == [[[5, 6], [7, 9]], [[1, 1], [1, 0]]]

@@ -1,0 +1,225 @@
+"""The trainer: Algorithm 1 on two small agents."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import sentences
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cory.data import Task
+from cory.models import make_agents
+from cory.prompts import RolePrompts
+from cory.rewards import collective
+from cory.sampling import plain_text
+from cory.trainer import CoryTrainer
+
+PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
+
+
+def make_trainer(config, reward=count_good) -> CoryTrainer:
+    task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(20)], reward, PROMPTS)
+    return CoryTrainer(config, make_agents(config), task)
+
+
+def state(agent):
+    return torch.cat([p.detach().flatten() for p in agent.ppo.model.parameters()])
+
+
+def test_each_role_reads_and_earns_what_the_paper_says(config):
+    trainer = make_trainer(config)
+    seen = {}
+    for agent in trainer.agents:
+        respond, learn = agent.respond, agent.learn
+
+        def spy_respond(prompts, length, respond=respond, name=agent.name):
+            rollout = respond(prompts, length)
+            seen[name] = {"rollout": rollout}
+            return rollout
+
+        def spy_learn(rollout, rewards, learn=learn, name=agent.name):
+            seen[name] |= {"same": rollout is seen[name]["rollout"], "rewards": rewards}
+            return learn(rollout, rewards)
+
+        agent.respond, agent.learn = spy_respond, spy_learn
+    for k, (pioneer, observer) in enumerate([("agent_1", "agent_2")] * 2 + [("agent_2", "agent_1")] * 2):  # period 2
+        records, _ = trainer.iteration(k)
+        assert {r["agent"]: r["role"] for r in records} == {pioneer: "pioneer", observer: "observer"}
+        batch = trainer.task.batch(k, 8, config.seed)["prompt"]
+        first, second = seen[pioneer]["rollout"], seen[observer]["rollout"]
+        assert first.prompts == batch
+        assert second.prompts == [
+            f'Improve "{query}{response}": {query}' for query, response in zip(batch, first.completions, strict=True)
+        ]
+        task_rewards = torch.tensor([count_good(batch, rollout.completions) for rollout in (first, second)])
+        for role, name in enumerate((pioneer, observer)):
+            assert seen[name]["same"]
+            assert torch.allclose(seen[name]["rewards"], collective(task_rewards, 1.0)[role])
+
+
+def test_without_knowledge_transfer_the_observer_reads_the_query(config):
+    config.cory.knowledge_transfer = False
+    trainer = make_trainer(config)
+    prompts = []
+    respond = trainer.agents[1].respond
+    trainer.agents[1].respond = lambda p, length: prompts.append(p) or respond(p, length)
+    trainer.iteration(0)
+    assert prompts == [trainer.task.batch(0, 8, config.seed)["prompt"]]
+
+
+def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
+    trainer = make_trainer(config)
+    trainer.iteration(0)
+    trainer.iteration(1)
+    pointers = [[p.data_ptr() for p in agent.ppo.model.parameters()] for agent in trainer.agents]
+    moments = [
+        [s["exp_avg"].data_ptr() for s in agent.ppo.optimizer.state.values()] for agent in trainer.agents
+    ]
+    coefs = [agent.ppo.kl_ctl.value for agent in trainer.agents]
+    assert all(coef != config.ppo.init_kl_coef for coef in coefs)
+    started = time.perf_counter()
+    order = trainer.schedule.order(2)
+    assert time.perf_counter() - started < 1e-3
+    assert order == (1, 0)
+    records, _ = trainer.iteration(2)
+    assert [r["kl_coef"] for r in records] == coefs
+    assert pointers == [[p.data_ptr() for p in agent.ppo.model.parameters()] for agent in trainer.agents]
+    assert moments == [
+        [s["exp_avg"].data_ptr() for s in agent.ppo.optimizer.state.values()] for agent in trainer.agents
+    ]
+    steps = [int(next(iter(agent.ppo.optimizer.state.values()))["step"]) for agent in trainer.agents]
+    assert steps == [12, 12]  # 3 iterations of 4 epochs
+
+
+def test_reset_on_exchange_restarts_optimizers_and_coefficients(config):
+    config.cory.reset_on_exchange = True
+    trainer = make_trainer(config)
+    for k in range(3):
+        records, _ = trainer.iteration(k)
+    assert [r["kl_coef"] for r in records] == [config.ppo.init_kl_coef] * 2
+    assert [int(next(iter(a.ppo.optimizer.state.values()))["step"]) for a in trainer.agents] == [4, 4]
+
+
+def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config):
+    trainer = make_trainer(config)
+    first, second = trainer.agents
+    reference = first.ppo.ref_model
+    assert second.ppo.ref_model is reference
+    before = [state(first), state(second), torch.cat([p.flatten() for p in reference.parameters()]).clone()]
+    rollout = first.respond(sentences(8), 4)
+    first.learn(rollout, torch.randn(8))
+    assert not torch.equal(state(first), before[0])
+    assert torch.equal(state(second), before[1])
+    assert torch.equal(torch.cat([p.flatten() for p in reference.parameters()]), before[2])
+
+
+def test_same_seed_same_metrics_to_the_bit(config, tmp_path):
+    texts = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        trainer = make_trainer(replace(config, output=str(tmp_path / name), seed=seed))
+        torch.rand(7)  # the state of the random streams before a run does not matter
+        folder = trainer.train().folder
+        texts.append([(folder / f"{file}.jsonl").read_bytes() for file in ("metrics", "samples")])
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_run_folder(config):
+    run = make_trainer(config).train()
+    metrics = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    assert [(m["iteration"], m["agent"]) for m in metrics] == [(k, f"agent_{i}") for k in range(4) for i in (1, 2)]
+    expected = {
+        "iteration", "agent", "role", "task_reward", "kl", "combined_reward", "kl_coef", "entropy", "response_tokens",
+        "policy_loss", "value_loss", "clip_fraction",
+    }  # fmt: skip
+    assert set(metrics[0]) == expected
+    documented = (Path(__file__).parent.parent / "docs/metrics.md").read_text()
+    assert all(f"`{name}`" in documented for name in expected)
+    timings = [json.loads(line) for line in (run.folder / "timings.jsonl").open()]
+    assert len(timings) == 4
+    assert {"seconds_generate", "seconds_reward", "seconds_learn", "seconds_log", "seconds_total"} < set(timings[0])
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").open()]
+    assert {s["iteration"] for s in samples} == {0, 2}
+    assert (run.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert set(summary["agents"]) == {"agent_1", "agent_2"}
+    assert "transformers:" in (run.folder / "config.yaml").read_text()
+
+
+def test_saved_agents_open_without_trl_and_answer_alike(config):
+    trainer = make_trainer(config)
+    run = trainer.train()
+    for agent in trainer.agents:
+        folder = run.folder / agent.name
+        assert (folder / "README.md").read_text().startswith("---\nlibrary_name: transformers")
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        ids = tokenizer(sentences(1), return_tensors="pt")["input_ids"]
+        greedy = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+        expected = agent.ppo.policy.eval().generate(ids, attention_mask=torch.ones_like(ids), **greedy)
+        assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **greedy), expected)
+    agents = [AutoModelForCausalLM.from_pretrained(run.folder / name).state_dict() for name in ("agent_1", "agent_2")]
+    assert any(not torch.equal(agents[0][name], agents[1][name]) for name in agents[0])
+
+
+def test_several_passes_over_the_data(config):
+    task = make_trainer(config).task  # 20 rows, 8 a batch: 2 batches a pass
+    passes = [[task.batch(k, 8, 0)["prompt"] for k in (2 * p, 2 * p + 1)] for p in range(3)]
+    rows = task.dataset["prompt"]
+    for one in passes:
+        drawn = one[0] + one[1]
+        assert len(drawn) == 16 and all(drawn.count(text) <= list(rows).count(text) for text in drawn)
+    assert passes[0] != passes[1] != passes[2]
+
+
+def test_special_tokens_never_reach_text(tokenizer):
+    ids = tokenizer("good film")["input_ids"]
+    assert plain_text(tokenizer, torch.tensor([*ids, 0, 1])) == "good film"
+    spelled = [i for piece in ("<|end", "of", "text|>") for i in tokenizer(piece)["input_ids"]]
+    nested = [i for piece in ("<|endof<|end", "oftext|>", "text|>") for i in tokenizer(piece)["input_ids"]]
+    assert tokenizer.decode(spelled) == "<|endoftext|>"
+    assert plain_text(tokenizer, torch.tensor(ids + spelled)) == "good film"
+    assert plain_text(tokenizer, torch.tensor(ids + nested)) == "good film"
+
+
+@pytest.mark.parametrize("agents", [1, 3])
+def test_chains_of_other_lengths(config, agents):
+    config.cory.num_agents = agents
+    config.cory.exchange_period = 1
+    trainer = make_trainer(config)
+    roles = [{r["agent"]: r["role"] for r in trainer.iteration(k)[0]} for k in range(agents)]
+    names = ["pioneer", "observer", "observer_2"][:agents]
+    for agent in trainer.agents:
+        assert sorted(role[agent.name] for role in roles) == sorted(names)
+
+
+def test_reward_gets_the_columns_it_names(config):
+    import datasets
+
+    got = {}
+
+    def reward(prompts, completions, label):
+        got["label"] = label
+        return [0.5] * len(prompts)
+
+    rows = {"prompt": sentences(8), "label": list(range(8)), "other": [None] * 8}
+    trainer = CoryTrainer(config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS))
+    trainer.iteration(0)
+    assert sorted(got["label"]) == sorted([*range(8), *range(8)])
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "tensorboard"])
+def test_trackers_work_without_an_account(config, tracker, monkeypatch, capsys):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    config.tracker = tracker
+    config.iterations = 2
+    run = make_trainer(config).train()
+    pattern = {"wandb": "wandb/offline-run-*/*.wandb", "tensorboard": "**/events.out.tfevents*"}[tracker]
+    files = list(run.folder.glob(pattern))
+    assert files and files[0].stat().st_size > 100
