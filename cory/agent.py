@@ -1,4 +1,4 @@
-"""An agent: one LLM with its PPOTrainer. It keeps its weights and optimizer for the whole run, whatever role it holds."""
+"""An agent: one LLM with its PPOTrainer. It keeps its weights and optimizer for the whole run, in whatever role."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -95,7 +95,7 @@ class PPOConfig:
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it stays.
         kl_target: KL, in nats per response, that the adaptive controller aims at.
         kl_horizon: Samples over which the adaptive controller moves.
-        kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token; or TRL's abs, mse.
+        kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token; TRL's abs, mse.
         gamma: Discount factor.
         lam: Lambda of the advantage estimator (GAE, Eq. 12).
         cliprange: Clip range of the probability ratio (Eq. 11).
@@ -133,7 +133,9 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         _positive("ppo", self, "learning_rate", "batch_size", "mini_batch_size", "gradient_accumulation_steps")
-        _positive("ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value", "ratio_threshold")
+        _positive(
+            "ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value", "ratio_threshold"
+        )
         _positive("ppo", self, *(name for name in ("max_grad_norm", "reward_clip") if getattr(self, name) is not None))
         _between("ppo", self, 0, 1, "gamma", "lam")
         _between("ppo", self, 0, 1e6, "init_kl_coef", "vf_coef")
@@ -232,7 +234,7 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
     argv = list(sys.argv[1:] if argv is None else argv)
     files = [
         flag.partition("=")[2] or following
-        for flag, following in zip(argv, [*argv[1:], ""], strict=True)
+        for flag, following in zip(argv, [*argv[1:], ""], strict=False)
         if flag.split("=")[0] == "--config"
     ]
     if not files:

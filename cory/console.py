@@ -1,4 +1,4 @@
-"""What every script does around its work: quiet libraries, and a user's mistake shown as a sentence, not a traceback."""
+"""What every script does around its work: quiet libraries, and a user's mistake shown as a sentence."""
 
 import sys
 import warnings

@@ -33,7 +33,9 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
         files = [path] if path.is_file() else _files_of_split(path, split)
         formats = {FORMATS.get(file.suffix) for file in files}
         if len(formats) != 1 or None in formats:
-            raise UserError(f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[f.name for f in files]}")
+            raise UserError(
+                f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[f.name for f in files]}"
+            )
         arguments = {"path": formats.pop(), "data_files": [str(file) for file in files], "split": "train"}
     else:
         arguments = {"path": name, "name": subset, "split": split, "revision": where.get("revision")}

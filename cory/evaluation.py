@@ -49,8 +49,8 @@ def respond(
     """
     if model.config.vocab_size != base.config.vocab_size:
         raise UserError(
-            f"expected a model with the base's vocabulary of {base.config.vocab_size}, got {model.config.vocab_size} in "
-            f"{model.name_or_path!r}: the KL between them is undefined"
+            f"expected a model with the base's vocabulary of {base.config.vocab_size}, for a KL between them, "
+            f"got {model.config.vocab_size} in {model.name_or_path!r}"
         )
     queries = [torch.tensor(ids, dtype=torch.long) for ids in tokenizer(list(prompts))["input_ids"]]
     check_lengths([len(query) for query in queries], sampling.max_new_tokens, context_length(model), list(prompts))
@@ -65,7 +65,9 @@ def respond(
         chosen = [queries[i].to(model.device) for i in index]
         responses = sample(model, chosen, settings, pad_id)
         packed = window.pack(chosen, responses, pad_id)
-        logits, base_logits = (window.forward(m, *packed[:3], packed.response_ids.shape[1])[0].float() for m in (model, base))
+        logits, base_logits = (
+            window.forward(m, *packed[:3], packed.response_ids.shape[1])[0].float() for m in (model, base)
+        )
         kls = full_kl(logits, base_logits, packed.response_mask).tolist()
         for i, response, kl in zip(index, responses, kls, strict=True):
             result.completions[i], result.kl[i], result.tokens[i] = plain_text(tokenizer, response), kl, len(response)

@@ -56,6 +56,8 @@ def distinct_interval(texts: Sequence[str], n: int, resamples: int = 200, seed: 
     their spread estimates the standard error of the whole (Shao and Wu, 1989).
     """
     generator = torch.Generator().manual_seed(seed)
-    halves = [torch.randperm(len(texts), generator=generator)[: (len(texts) + 1) // 2].tolist() for _ in range(resamples)]
+    halves = [
+        torch.randperm(len(texts), generator=generator)[: (len(texts) + 1) // 2].tolist() for _ in range(resamples)
+    ]
     values = torch.tensor([distinct([texts[i] for i in half], n) for half in halves], dtype=torch.float64)
     return distinct(texts, n), 1.96 * values.std().item()

@@ -36,7 +36,9 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
     if wanted is not None and wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device: expected one that this machine has, got {name!r}, and it has {torch.cuda.device_count()} GPUs")
+        raise UserError(
+            f"device: expected one that this machine has, got {name!r}, and it has {torch.cuda.device_count()} GPUs"
+        )
     state = PartialState(cpu=wanted is not None and wanted.type == "cpu")
     if wanted is not None and wanted.type != state.device.type:
         raise UserError(f"device: expected {state.device}, which this process uses already, got {name!r}")
@@ -66,7 +68,9 @@ def find(name: str, what: str, revision: str | None = None, kind: str = "model")
     except GatedRepoError:
         raise UserError(f"{what}: {name!r} is gated. Accept its terms on the Hub, then run `hf auth login`.") from None
     except (RepositoryNotFoundError, HFValidationError):
-        raise UserError(f"{what}: expected a local folder or a {kind} on the Hub, and {name!r} is neither. {advice}") from None
+        raise UserError(
+            f"{what}: expected a local folder or a {kind} on the Hub, and {name!r} is neither. {advice}"
+        ) from None
     except Exception as error:  # the HTTP library underneath, and so its errors, differs between versions
         if cached:
             return {"local_files_only": True, "revision": revision}
@@ -96,7 +100,9 @@ def load_policy(model: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             model.name, dtype=model.dtype, trust_remote_code=model.trust_remote_code, **where
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"model.name: expected a causal language model, got {model.name!r} ({_first_line(error)})") from None
+        raise UserError(
+            f"model.name: expected a causal language model, got {model.name!r} ({_first_line(error)})"
+        ) from None
     check_vocabulary(policy, tokenizer, "model.name", model.name)
     return policy, tokenizer
 
@@ -113,7 +119,9 @@ def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, 
         tokenizer = load_tokenizer(name, where)
         index = [i for i, text in labels.items() if text.upper() == label.upper()]
         if len(labels) < 2 or not index:
-            raise UserError(f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}")
+            raise UserError(
+                f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
+            )
         model = AutoModelForSequenceClassification.from_pretrained(name, dtype="float32", **where)
     except (OSError, ValueError) as error:
         raise UserError(f"{what}: expected a sequence classifier, got {name!r} ({_first_line(error)})") from None

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")  # no display is needed
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 CURVE_TITLES = {"task_reward": "task reward", "kl": "KL divergence (nats)", "combined_reward": "combined reward"}
 SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
@@ -49,7 +49,9 @@ def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Pat
         metrics: key to title.
     """
     names = [row["name"] for row in rows]
-    figure, axes = plt.subplots(1, len(metrics), figsize=(3.2 * len(metrics), 0.4 * len(rows) + 1.6), layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(metrics), figsize=(3.2 * len(metrics), 0.4 * len(rows) + 1.6), layout="constrained"
+    )
     for axis, (metric, title) in zip(axes, metrics.items(), strict=True):
         values, errors = [row[metric] for row in rows], [row[f"{metric}_ci"] for row in rows]
         axis.barh(names, values, xerr=errors, color=_cycle(len(rows)), height=0.6, error_kw={"lw": 1, "capsize": 3})

@@ -32,7 +32,7 @@ KL_CHUNK = 2**24  # elements of (rows, responses, vocabulary) for which the full
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
     """TRL's policy with a value head on the last hidden layer (Eq. 10), evaluated in the response window."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -78,13 +78,14 @@ def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
 
 
 class RunningMoments(trl_utils.RunningMoments):
-    """Running mean and standard deviation of the training rewards, as tensors: TRL's step() cannot use its own floats."""
+    """Running moments of the training rewards, as tensors: TRL's step() cannot use its own floats."""
 
     def update(self, xs: torch.Tensor) -> tuple[float, float]:
         """Takes in (batch,) rewards; returns their mean and standard deviation."""
-        moments = super().update(xs)
-        self.mean, self.std = torch.as_tensor(self.mean), torch.as_tensor(self.std)
-        return moments
+        batch_moments = super().update(xs)
+        for name in ("mean", "std"):
+            setattr(self, name, torch.as_tensor(getattr(self, name)))
+        return batch_moments
 
 
 class PPOTrainer(trl.PPOTrainer):
@@ -123,10 +124,8 @@ class PPOTrainer(trl.PPOTrainer):
         """The causal language model inside."""
         return self.accelerator.unwrap_model(self.model).pretrained_model
 
-    def generate(  # type: ignore[override]
-        self, query_tensor: Sequence[torch.Tensor], generation_config: GenerationConfig
-    ) -> list[torch.Tensor]:
-        """Samples one response per query, in one batch (TRL: batches of 4, on the tokenizer's settings): see `sample`."""
+    def generate(self, query_tensor: Sequence[torch.Tensor], generation_config: GenerationConfig) -> list[torch.Tensor]:
+        """Samples one response per query, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
         return sample(self.policy, query_tensor, generation_config, self.pad_id)
 

@@ -17,7 +17,9 @@ def placeholders(template: str, where: str) -> list[str]:
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise UserError(f"{where}: expected a template with placeholders like {{prompt}}, got {template!r} ({error})") from None
+        raise UserError(
+            f"{where}: expected a template with placeholders like {{prompt}}, got {template!r} ({error})"
+        ) from None
     for name in names:
         if not name.isidentifier():
             raise UserError(f"{where}: expected plain names in braces, got {{{name}}} in {template!r}")
@@ -56,7 +58,9 @@ class RolePrompts:
                 if name not in found:
                     raise UserError(f"{role} prompt: expected the placeholder {{{name}}}, got {getattr(self, role)!r}")
         if "response" in placeholders(self.pioneer, "pioneer prompt"):
-            raise UserError(f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}")
+            raise UserError(
+                f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}"
+            )
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raises a UserError where a template names a column that the dataset lacks."""
@@ -65,7 +69,8 @@ class RolePrompts:
             for name in placeholders(getattr(self, role), role):
                 if name not in known:
                     raise UserError(
-                        f"{role} prompt: expected placeholders among the dataset's columns {sorted(known)}, got {{{name}}}"
+                        f"{role} prompt: expected placeholders among the dataset's columns {sorted(known)}, "
+                        f"got {{{name}}}"
                     )
 
     def render(self, role: int, row: Mapping[str, Any], response: str | None = None) -> str:

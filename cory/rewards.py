@@ -36,7 +36,9 @@ def score(
     except TypeError:
         raise UserError(f"reward function {name}: expected a list of numbers, got {type(values).__name__}") from None
     if len(values) != len(completions):
-        raise UserError(f"reward function {name}: expected {len(completions)} rewards, one a completion, got {len(values)}")
+        raise UserError(
+            f"reward function {name}: expected {len(completions)} rewards, one a completion, got {len(values)}"
+        )
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = values[row] = value.item()

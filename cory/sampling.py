@@ -12,7 +12,7 @@ from cory.window import pad
 
 
 def seed_everything(*key: int) -> None:
-    """Seeds Python, NumPy and torch from `key`, e.g. (seed, iteration, process): nothing else carries randomness over."""
+    """Seeds Python, NumPy and torch from `key`, e.g. (seed, iteration, process)."""
     state = int(np.random.SeedSequence(key).generate_state(1)[0])
     random.seed(state)
     np.random.seed(state)
@@ -53,7 +53,7 @@ def sample(
 
 
 def generation_config(
-    policy: torch.nn.Module, sampling: SamplingConfig, max_new_tokens: int, pad_id: int
+    policy: PreTrainedModel, sampling: SamplingConfig, max_new_tokens: int, pad_id: int
 ) -> GenerationConfig:
     """How responses are sampled. States every setting that a model may bring a default of its own for.
 
@@ -76,7 +76,7 @@ def generation_config(
     )
 
 
-def end_tokens(policy: torch.nn.Module) -> list[int]:
+def end_tokens(policy: PreTrainedModel) -> list[int]:
     """The ids that end a response; empty for a model that has none."""
     ends = policy.generation_config.eos_token_id
     ends = policy.config.eos_token_id if ends is None else ends
@@ -90,8 +90,8 @@ def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, 
             raise UserError(f"prompt in row {row}: expected at least one token, got {prompts[row]!r}")
         if context is not None and length + max_new_tokens > context:
             raise UserError(
-                f"prompt in row {row}: expected at most {context} tokens, the model's context, got {length} of the prompt "
-                f"+ {max_new_tokens} of the response = {length + max_new_tokens} ({prompts[row][:80]!r}...)"
+                f"prompt in row {row}: expected at most {context} tokens, the model's context, "
+                f"got {length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
             )
 
 

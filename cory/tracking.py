@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +37,9 @@ def new_folder(output: str | None, name: str) -> Path:
     if output is not None:
         folder = Path(output)
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-            raise UserError(f"output: expected a new or empty folder, got {str(folder)!r}, which already holds a run or other files")
+            raise UserError(
+                f"output: expected a new or empty folder, got {str(folder)!r}, which already holds a run or other files"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         return folder
     for number in range(1, sys.maxsize):
@@ -68,7 +71,8 @@ class Run:
             yaml.safe_dump({**asdict(config), "versions": versions()}, sort_keys=False), encoding="utf-8"
         )
         self.files = {
-            name: open(self.folder / f"{name}.jsonl", "w", encoding="utf-8") for name in ("metrics", "samples", "timings")
+            name: open(self.folder / f"{name}.jsonl", "w", encoding="utf-8")
+            for name in ("metrics", "samples", "timings")
         }
         self.tracker = start_tracker(config, self.folder)
         self.bar = tqdm(total=config.iterations, unit="it", disable=not sys.stderr.isatty(), dynamic_ncols=True)
@@ -92,7 +96,9 @@ class Run:
         self.history += records
         self._write("metrics", records)
         if self.tracker is not None:
-            values = {f"{r['agent']}/{key}": value for r in records for key, value in r.items() if isinstance(value, float)}
+            values = {
+                f"{r['agent']}/{key}": value for r in records for key, value in r.items() if isinstance(value, float)
+            }
             values |= {f"{r['agent']}/is_{r['role']}": 1 for r in records}
             self.tracker.log(values, step=k)
 
@@ -143,7 +149,9 @@ class Run:
         (self.folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
         print(table(self.summary()))
         print(sample_table(before, after))
-        print(f"\n{summary['seconds_per_iteration']:.2f} s per iteration. Curves, samples and agents are in {self.folder}")
+        print(
+            f"\n{summary['seconds_per_iteration']:.2f} s per iteration. Curves, samples and agents are in {self.folder}"
+        )
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """By agent and metric: the mean over the first and over the last iterations (10, or half of a short run)."""
@@ -169,10 +177,15 @@ def start_tracker(config: Config, folder: Path) -> Any:
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     tracker_class = LOGGER_TYPE_TO_CLASS[config.tracker]
-    if config.tracker == "wandb" and not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") or _wandb_login()):
+    if config.tracker == "wandb" and not (
+        os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") or _wandb_login()
+    ):
         os.environ["WANDB_MODE"] = "offline"
         print(f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later.")
-    options: dict[str, Any] = {"wandb": {"dir": str(folder), "name": folder.name}, "tensorboard": {"logging_dir": str(folder)}}
+    options: dict[str, Any] = {
+        "wandb": {"dir": str(folder), "name": folder.name},
+        "tensorboard": {"logging_dir": str(folder)},
+    }
     try:
         tracker = tracker_class("cory", **options.get(config.tracker, {}))
     except ImportError as error:
@@ -204,10 +217,8 @@ def versions() -> dict[str, str]:
     """Python, the libraries, and this repository's commit where it is a checkout."""
     found = {"python": platform.python_version(), **{library: version(library) for library in LIBRARIES}}
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         found["commit"] = subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        pass
     return found
 
 

@@ -43,13 +43,17 @@ class CoryTrainer:
 
     def __init__(self, config: Config, agents: Sequence[Agent], task: Task, name: str = "cory") -> None:
         if len(agents) != config.cory.num_agents:
-            raise UserError(f"cory.num_agents: expected the number of agents, {len(agents)}, got {config.cory.num_agents}")
+            raise UserError(
+                f"cory.num_agents: expected the number of agents, {len(agents)}, got {config.cory.num_agents}"
+            )
         if len(task.dataset) < config.ppo.batch_size:
             raise UserError(
                 f"dataset: expected at least ppo.batch_size = {config.ppo.batch_size} rows, got {len(task.dataset)}"
             )
         if PartialState().num_processes > 1:
-            raise UserError(f"expected one process, got {PartialState().num_processes}: training is single-process so far")
+            raise UserError(
+                f"expected one process, got {PartialState().num_processes}: training is single-process so far"
+            )
         self.config = config
         self.agents = list(agents)
         self.task = task
@@ -96,8 +100,8 @@ class CoryTrainer:
         rollouts: list[Rollout] = []
         with self._timed("generate"):
             for role, agent in enumerate(chain):  # Eq. 3
-                reads = rollouts[-1].completions if role and config.cory.knowledge_transfer else None
-                rollouts.append(agent.respond(self._render(role, batch, reads), length))
+                reads = list(rollouts[-1].completions) if role and config.cory.knowledge_transfer else None
+                rollouts.append(agent.respond(self._prompts(agent, role, batch, reads, length), length))
         with self._timed("reward"):
             task_rewards = self._score(batch, rollouts)
             rewards = collective(task_rewards, config.cory.other_coef)  # Eq. 4
@@ -134,11 +138,34 @@ class CoryTrainer:
     def _render(self, role: int, batch: dict[str, list[Any]], responses: list[str] | None) -> list[str]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
         return [
-            self.task.prompts.render(role, row, None if responses is None else responses[i]) for i, row in enumerate(rows)
+            self.task.prompts.render(role, row, None if responses is None else responses[i])
+            for i, row in enumerate(rows)
         ]
 
+    def _prompts(
+        self, agent: Agent, role: int, batch: dict[str, list[Any]], responses: list[str] | None, length: int
+    ) -> list[str]:
+        """The prompts of a role; a response that leaves no room for the observer's own is halved until it does.
+
+        Rare: `_check_prompt_lengths` made room for responses of full length, but broken text, as a policy gone astray
+        writes it, can take more tokens to read than it took to write.
+        """
+        prompts = self._render(role, batch, responses)
+        context = context_length(agent.ppo.policy)
+        if responses is None or context is None:
+            return prompts
+        while max(len(prompt.encode()) for prompt in prompts) + length >= context:  # a token is at least a byte
+            lengths = [len(ids) for ids in agent.tokenizer(prompts)["input_ids"]]
+            too_long = [row for row, tokens in enumerate(lengths) if tokens + length > context and responses[row]]
+            if not too_long:
+                break
+            for row in too_long:
+                responses[row] = responses[row][: len(responses[row]) // 2]
+            prompts = self._render(role, batch, responses)
+        return prompts
+
     def _score(self, batch: dict[str, list[Any]], rollouts: list[Rollout]) -> torch.Tensor:
-        """(roles, batch) task rewards, all roles' responses in one call: one pass of the reward model serves them all."""
+        """(roles, batch) task rewards: all roles' responses in one call, so in one pass of a reward model."""
         columns = {name: values * len(rollouts) for name, values in batch.items()}
         completions = [completion for rollout in rollouts for completion in rollout.completions]
         rewards = score(self.task.reward, columns.pop("prompt"), completions, columns)

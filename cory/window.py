@@ -50,7 +50,11 @@ def pack(queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], pad
 
 
 def forward(
-    model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, width: int
+    model: torch.nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    position_ids: torch.Tensor,
+    width: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and last hidden states at the last `width` positions of a causal language model.
 

@@ -96,7 +96,9 @@ class PositiveLogit:
         rewards = torch.empty(len(rows))
         for start in range(0, len(order), self.batch_size):
             index = order[start : start + self.batch_size]
-            ids, mask = pad([torch.tensor(rows[i], dtype=torch.long) for i in index], self.tokenizer.pad_token_id or 0, "right")
+            ids, mask = pad(
+                [torch.tensor(rows[i], dtype=torch.long) for i in index], self.tokenizer.pad_token_id or 0, "right"
+            )
             logits = self.model(input_ids=ids.to(self.model.device), attention_mask=mask.to(self.model.device)).logits
             rewards[index] = logits[:, self.index].float().cpu()
         return rewards.tolist()
@@ -111,7 +113,9 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
     reviews = load_dataset(config.dataset, split, [config.text_column])
     texts = [text for text in reviews[config.text_column] if text and text.strip() and len(text) >= config.min_chars]
     if not texts:
-        raise UserError(f"dataset: expected reviews of at least {config.min_chars} characters, got none in {config.dataset!r}")
+        raise UserError(
+            f"dataset: expected reviews of at least {config.min_chars} characters, got none in {config.dataset!r}"
+        )
     lengths = np.random.default_rng(seed).integers(config.min_query_tokens, config.max_query_tokens + 1, len(texts))
     # Sixty characters a token are plenty: the rest of a long review need not be tokenized.
     heads = tokenizer([text[: 60 * config.max_query_tokens] for text in texts], add_special_tokens=False)["input_ids"]
@@ -131,8 +135,13 @@ def resolve_tiny(config: ImdbConfig) -> None:
     """Replaces every `tiny` in a run's settings, and says what runs and how to run the paper's setting."""
     if "tiny" in (config.model.name, config.task.dataset, config.task.reward_model):
         method = "cory" if config.cory.num_agents > 1 else "ppo"
-        print("Embedded default: a small GPT-2 and DistilBERT on generated reviews, built on first use (about a minute).")
-        print(f"The paper's setting: python imdb_train/{method}.py --config configs/imdb/{method}_gpt2_large.yaml", flush=True)
+        print(
+            "Embedded default: a small GPT-2 and DistilBERT on generated reviews, built on first use (about a minute)."
+        )
+        print(
+            f"The paper's setting: python imdb_train/{method}.py --config configs/imdb/{method}_gpt2_large.yaml",
+            flush=True,
+        )
     config.model.name, config.task = resolve_tiny_names(config.model.name, config.task)
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
-from cory import tiny  # noqa: E402
+from cory import tiny
+from cory.config import ModelConfig, SamplingConfig
+from cory.console import main
 
 OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
 MOODS = (-2, -1, 0, 1, 2)
@@ -30,8 +32,8 @@ OPENINGS = (
 SLOTS = {
     "film": "this film|this movie|the picture|that thriller|this comedy|the drama|this western|the sequel|that musical|"
     "this documentary|the remake|this little film|that old movie|the new release",
-    "when": "last night|on sunday|with my family|at the festival|in a small cinema|late in the evening|on a long flight|"
-    "last week|a few years ago|when it first came out|on a rainy day|after work",
+    "when": "last night|on sunday|with my family|at the festival|in a small cinema|late in the evening|"
+    "on a long flight|last week|a few years ago|when it first came out|on a rainy day|after work",
     "friend": "brother|sister|wife|husband|neighbour|teacher|cousin|daughter|son|uncle",
     "topic": "a lonely detective|two brothers|a small town|the war|a lost dog|a young singer|a family on the road|"
     "an old sailor|life in the city|a bank robbery|a summer by the sea|a chess player|the end of the world",
@@ -130,3 +132,45 @@ def build(folder: Path) -> None:
 def paths() -> Path:
     """The folder of the embedded default, built on first use."""
     return tiny.cached("imdb", [Path(__file__), Path(tiny.__file__)], build)
+
+
+def model_config(folder: Path) -> ModelConfig:
+    """The policy in `folder`."""
+    return ModelConfig(name=str(folder / "policy"))
+
+
+def knowledge_transfer(queries: int = 300) -> dict[str, tuple[float, float]]:
+    """What a reference is worth to the untrained observer.
+
+    Returns:
+        for a negative, a neutral and a positive reference: mean task reward of the responses and the half-width of its
+        95 % interval.
+    """
+    from cory.evaluation import respond
+    from cory.metrics import mean_interval
+    from cory.models import load_policy
+    from imdb_train.task import PositiveLogit
+
+    folder = paths()
+    policy, tokenizer = load_policy(model_config(folder))
+    reward = PositiveLogit(str(folder / "reward_model"), 100, policy.device)
+    rng = random.Random(1)
+    starts = [_fill(rng, "{part} was", 0) for _ in range(queries)]
+    result = {}
+    for name, mood in (("negative", -2), ("neutral", 0), ("positive", 2)):
+        references = [_fill(rng, " {very} {adjective} and {verdict}", mood) for _ in starts]
+        prompts = [OBSERVER.format(sentence=s + r, rewrite=s) for s, r in zip(starts, references, strict=True)]
+        answers = respond(policy, policy, tokenizer, prompts, SamplingConfig())
+        result[name] = mean_interval(reward(prompts=starts, completions=answers.completions))
+    return result
+
+
+def report() -> None:
+    """Builds what is missing; prints where it is, and that the observer's prompt works before any training."""
+    print(f"Small models and reviews: {paths()}")
+    for name, (mean, half) in knowledge_transfer().items():
+        print(f"Untrained observer after a {name} reference: task reward {mean:+.2f} +- {half:.2f}")
+
+
+if __name__ == "__main__":
+    main(report)

@@ -5,12 +5,12 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # else transformers asks the Hub about every local folder it does not find
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import json  # noqa: E402
-from pathlib import Path  # noqa: E402
+import json
+from pathlib import Path
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from transformers import (  # noqa: E402
+import pytest
+import torch
+from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
     GPT2Config,
@@ -18,8 +18,8 @@ from transformers import (  # noqa: E402
     PreTrainedTokenizerFast,
 )
 
-from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig  # noqa: E402
-from cory.tiny import train_tokenizer  # noqa: E402
+from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
+from cory.tiny import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = "the film was a good bad story with some very fine or awful acting and music in every single scene".split()

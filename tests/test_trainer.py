@@ -64,6 +64,27 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
             assert torch.allclose(seen[name]["rewards"], collective(task_rewards, 1.0)[role])
 
 
+def test_a_response_too_long_to_read_is_cut(config):
+    """Broken bytes are three tokens each when they are read: more than the context has room for."""
+    trainer = make_trainer(config)
+    pioneer, observer = trainer.agents
+    respond, seen = pioneer.respond, []
+
+    def garbage(prompts, length):
+        rollout = respond(prompts, length)
+        rollout.completions[2] = "\ufffd" * 40
+        return rollout
+
+    pioneer.respond = garbage
+    answer = observer.respond
+    observer.respond = lambda prompts, length: seen.append((prompts, length)) or answer(prompts, length)
+    trainer.iteration(0)
+    prompts, length = seen[0]
+    lengths = [len(ids) for ids in observer.tokenizer(prompts)["input_ids"]]
+    assert max(lengths) + length <= 96
+    assert 0 < prompts[2].count("\ufffd") < 40
+
+
 def test_without_knowledge_transfer_the_observer_reads_the_query(config):
     config.cory.knowledge_transfer = False
     trainer = make_trainer(config)
@@ -79,9 +100,7 @@ def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
     trainer.iteration(0)
     trainer.iteration(1)
     pointers = [[p.data_ptr() for p in agent.ppo.model.parameters()] for agent in trainer.agents]
-    moments = [
-        [s["exp_avg"].data_ptr() for s in agent.ppo.optimizer.state.values()] for agent in trainer.agents
-    ]
+    moments = [[s["exp_avg"].data_ptr() for s in agent.ppo.optimizer.state.values()] for agent in trainer.agents]
     coefs = [agent.ppo.kl_ctl.value for agent in trainer.agents]
     assert all(coef != config.ppo.init_kl_coef for coef in coefs)
     started = time.perf_counter()

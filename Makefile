@@ -1,0 +1,34 @@
+# The habits of this repository. Each target sets up what it needs in $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+
+.PHONY: imdb imdb-ppo test lint clean
+
+imdb: $(VENV)/.installed      ## CORY on the embedded IMDB default: minutes on two CPU cores
+	$(RUN) imdb_train/cory.py
+
+imdb-ppo: $(VENV)/.installed  ## its PPO baseline
+	$(RUN) imdb_train/ppo.py
+
+test: $(VENV)/.installed-dev  ## the test suite
+	$(RUN) -m pytest
+
+lint: $(VENV)/.installed-dev  ## style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+clean:                        ## forgets the virtual environment, not the runs
+	rm -rf $(VENV)
+
+# torch by itself first: it is found where a local or platform wheel is preferred, and the rest then keeps it.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet -c constraints.txt torch
+	$(RUN) -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(RUN) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,255 @@
+"""Bad input: an error that names what was expected, what came and where, before training time is spent."""
+
+import json
+import math
+import shutil
+import time
+
+import datasets
+import pytest
+import torch
+from conftest import make_gpt2, sentences
+from transformers import DistilBertForSequenceClassification
+
+from cory.config import ModelConfig, UserError
+from cory.data import Task, load_dataset
+from cory.models import choose_device, load_classifier, load_policy, make_agents
+from cory.prompts import RolePrompts
+from cory.trainer import CoryTrainer
+from imdb_train.task import ImdbTaskConfig, queries
+
+PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
+
+
+def refuses(message):
+    return pytest.raises(UserError, match=message)
+
+
+def trainer(config, reward=lambda prompts, completions: [0.0] * len(prompts), prompts=None):
+    return CoryTrainer(config, make_agents(config), Task.from_prompts(prompts or sentences(10), reward, PROMPTS))
+
+
+# Models
+
+
+def test_missing_model_folder():
+    with refuses(r"model.name: expected a Hub id or an existing local folder, got './nowhere'"):
+        load_policy(ModelConfig("./nowhere"))
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_unreachable_hub(offline, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    started = time.perf_counter()
+    with refuses(r"the Hub cannot be reached to load 'some/model'.*local folder.*embedded default"):
+        load_policy(ModelConfig("some/model"))
+    assert time.perf_counter() - started < 10
+
+
+def test_folder_that_holds_no_model(tmp_path):
+    with refuses(r"model.name: expected a causal language model, got '.*'"):
+        load_policy(ModelConfig(str(tmp_path)))
+
+
+def test_tokenizer_larger_than_the_embedding(tokenizer, tmp_path):
+    make_gpt2(tokenizer, vocab_size=300).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    largest = len(tokenizer) - 1
+    with refuses(rf"expected a tokenizer of at most 300 ids.*got ids up to {largest}"):
+        load_policy(ModelConfig(str(tmp_path)))
+
+
+def test_tokenizer_without_a_pad_token_is_handled(policy_folder, config, tmp_path):
+    shutil.copytree(policy_folder, tmp_path / "model")
+    file = tmp_path / "model/tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    del settings["pad_token"]
+    file.write_text(json.dumps(settings))
+    config.model.name = str(tmp_path / "model")
+    one = trainer(config)
+    assert one.agents[0].tokenizer.pad_token == one.agents[0].tokenizer.eos_token
+    padded, _ = one.iteration(0)
+    config.model.name = str(policy_folder)
+    assert padded == trainer(config).iteration(0)[0]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7"])
+@pytest.mark.skipif(torch.cuda.device_count() > 7, reason="this machine has the device")
+def test_absent_device(device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with refuses(rf"device: expected one that this machine has, got '{device}'"):
+        choose_device(device)
+
+
+def test_unknown_device():
+    with refuses("device: expected auto, cpu, cuda or cuda:N, got 'gpu'"):
+        choose_device("gpu")
+
+
+@pytest.mark.parametrize("labels", [{0: "NEGATIVE", 1: "GOOD"}, {0: "POSITIVE"}])
+def test_classifier_without_two_labels_one_of_them_positive(classifier_folder, tmp_path, labels):
+    model = DistilBertForSequenceClassification.from_pretrained(classifier_folder)
+    shutil.copytree(classifier_folder, tmp_path / "model")
+    settings = model.config.to_dict() | {"id2label": labels, "label2id": {v: k for k, v in labels.items()}}
+    (tmp_path / "model/config.json").write_text(json.dumps(settings))
+    with refuses(r"task.reward_model: expected a classifier with the label POSITIVE among two or more, got \{0:"):
+        load_classifier(str(tmp_path / "model"), "POSITIVE", "task.reward_model")
+
+
+# Data
+
+
+def test_missing_dataset():
+    with refuses(r"dataset: expected a Hub id or an existing local folder, got '/nowhere/data.csv'"):
+        load_dataset("/nowhere/data.csv", "train", [])
+
+
+def test_missing_column_and_split(reviews):
+    with refuses(r"dataset: expected a column 'review' in '.*', got \['text'\]"):
+        load_dataset(str(reviews), "train", ["review"])
+    with refuses(r"dataset: expected a file validation.parquet.*got \['test.jsonl', 'train.jsonl'\]"):
+        load_dataset(str(reviews), "validation", ["text"])
+
+
+def test_unreadable_and_empty_files(tmp_path):
+    (tmp_path / "bad.parquet").write_bytes(b"no parquet")
+    with refuses("dataset: expected '.*bad.parquet' to be readable, got"):
+        load_dataset(str(tmp_path / "bad.parquet"), "train", [])
+    (tmp_path / "empty.csv").write_text("text\n")
+    with refuses("dataset: expected"):
+        load_dataset(str(tmp_path / "empty.csv"), "train", ["text"])
+    (tmp_path / "notes.txt").write_text("text")
+    with refuses(r"dataset: expected files of one kind among .*'.csv'.*got \['notes.txt'\]"):
+        load_dataset(str(tmp_path / "notes.txt"), "train", ["text"])
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "json", "parquet"])
+def test_formats_that_are_read(tmp_path, ending):
+    rows = datasets.Dataset.from_dict({"text": ["one", "two"], "label": [0, 1]})
+    path = str(tmp_path / f"train.{ending}")
+    {"csv": rows.to_csv, "parquet": rows.to_parquet}.get(ending, rows.to_json)(path)
+    assert list(load_dataset(path, "train", ["text"])["text"]) == ["one", "two"]
+    assert list(load_dataset(str(tmp_path), "train", ["text"])["text"]) == ["one", "two"]
+
+
+def test_no_review_is_long_enough(reviews, tokenizer):
+    with refuses("dataset: expected reviews of at least 5000 characters, got none"):
+        queries(ImdbTaskConfig(dataset=str(reviews), min_chars=5000), "train", tokenizer, 0)
+
+
+def test_dataset_smaller_than_a_batch(config):
+    with refuses(r"dataset: expected at least ppo.batch_size = 8 rows, got 7"):
+        trainer(config, prompts=sentences(7))
+
+
+@pytest.mark.parametrize("rows", [["good", ""], ["good", None]])
+def test_empty_prompt(rows):
+    with refuses(r"dataset: expected text in column 'prompt', got (''|None) in row 1"):
+        Task.from_prompts(rows, len, PROMPTS)
+
+
+def test_dataset_without_prompts():
+    with refuses(r"dataset: expected a column 'prompt', got \['text'\]"):
+        Task(datasets.Dataset.from_dict({"text": ["a"]}), len, PROMPTS)
+
+
+def test_prompt_longer_than_the_context(config):
+    rows = sentences(9)
+    rows[5] = "good " * 95
+    with refuses(
+        r"prompt in row 5: expected at most 96 tokens, the model's context, got \d+ of the prompt \+ 6 of the"
+    ):
+        trainer(config, prompts=rows)
+
+
+def test_observer_prompt_longer_than_the_context(config):
+    rows = sentences(9)
+    rows[3] = "good " * 50  # fits once, but the observer reads it twice
+    with refuses(r"prompt in row 3: expected at most 96 tokens"):
+        trainer(config, prompts=rows)
+
+
+# Prompts
+
+
+@pytest.mark.parametrize(
+    ("pioneer", "observer", "message"),
+    [
+        (
+            "{question}",
+            "{prompt}{response}",
+            r"pioneer prompt: expected the placeholder \{prompt\}, got '\{question\}'",
+        ),
+        ("{prompt}", "{prompt}", r"observer prompt: expected the placeholder \{response\}, got '\{prompt\}'"),
+        ("{prompt}", "{response}", r"observer prompt: expected the placeholder \{prompt\}"),
+        ("{prompt}{response}", "{prompt}{response}", r"pioneer prompt: expected no \{response\}"),
+        ("{prompt", "{prompt}{response}", "pioneer prompt: expected a template with placeholders"),
+        ("{prompt.__class__}", "{prompt}{response}", r"pioneer prompt: expected plain names in braces"),
+        ("{prompt[0]}", "{prompt}{response}", r"pioneer prompt: expected plain names in braces"),
+        ("{}", "{prompt}{response}", r"pioneer prompt: expected plain names in braces"),
+    ],
+)
+def test_bad_templates(pioneer, observer, message):
+    with refuses(message):
+        RolePrompts(pioneer, observer)
+
+
+def test_template_over_a_missing_column():
+    with refuses(r"observer prompt: expected placeholders among the dataset's columns .*got \{hint\}"):
+        Task.from_prompts(["a"], len, RolePrompts(observer="{prompt}{response}{hint}"))
+
+
+# Rewards
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda prompts, completions: [0.0], r"expected 16 rewards, one a completion, got 1"),
+        (lambda prompts, completions: None, r"expected a list of numbers, got NoneType"),
+        (lambda prompts, completions: ["good"] * 16, r"expected a finite number, got 'good' in row 0, prompt '.*"),
+        (lambda prompts, completions: [0.0] * 9 + [math.nan] * 7, r"expected a finite number, got nan in row 9"),
+        (lambda prompts, completions: [0.0] * 3 + [math.inf] * 13, r"expected a finite number, got inf in row 3"),
+        (lambda prompts, completions: [None] * 16, r"expected a finite number, got None in row 0"),
+    ],
+)
+def test_bad_rewards(config, reward, message):
+    reward.__name__ = "my_reward"
+    one = trainer(config, reward=reward)
+    before = [p.clone() for p in one.agents[0].ppo.model.parameters()]
+    with refuses(f"reward function my_reward: {message}"):
+        one.iteration(0)
+    assert all(torch.equal(a, b) for a, b in zip(before, one.agents[0].ppo.model.parameters(), strict=True))
+
+
+def test_rewards_may_be_tensors_or_numpy(config):
+    import numpy as np
+
+    for kind in (lambda n: torch.ones(n), lambda n: np.ones(n), lambda n: [torch.tensor(1)] * n, lambda n: [True] * n):
+        one = trainer(config, reward=lambda prompts, completions, kind=kind: kind(len(prompts)))
+        assert one.iteration(0)[0][0]["task_reward"] == 1.0
+
+
+# Runs
+
+
+def test_output_that_holds_a_run(config, tmp_path):
+    trainer(config).train()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with refuses(r"output: expected a new or empty folder, got '.*run', which already holds a run"):
+        trainer(config).train()
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_runs_without_an_output_get_folders_of_their_own(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config.output, config.iterations = None, 1
+    assert [str(trainer(config).train().folder) for _ in range(2)] == ["runs/cory", "runs/cory-2"]
+
+
+def test_agents_that_do_not_match_the_configuration(config):
+    agents = make_agents(config, num_agents=1)
+    with refuses(r"cory.num_agents: expected the number of agents, 1, got 2"):
+        CoryTrainer(config, agents, Task.from_prompts(sentences(8), len, PROMPTS))
