@@ -1,9 +1,11 @@
 """What each role reads (knowledge transfer, Eq. 3)."""
 
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from cory.config import UserError
 
@@ -82,3 +84,30 @@ class RolePrompts:
         if role == 0 or response is None:
             return fill(self.pioneer, row)
         return fill(self.observer, {**row, "response": response})
+
+
+def fit_responses(
+    render: Callable[[list[str]], list[str]], responses: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
+) -> list[str]:
+    """Observers' prompts of at most `room` tokens: a response too long to read is halved until its prompt fits.
+
+    Rare, as there is room for responses of full length (the trainer checks). But broken text, as a policy gone astray
+    writes it, can take more tokens to read than it took to write.
+
+    Args:
+        render: from responses to prompts, row by row.
+
+    Returns:
+        the prompts; a row that is too long without any response is left for the agent to refuse.
+    """
+    texts = list(responses)
+    prompts = render(texts)
+    while max(len(prompt.encode()) for prompt in prompts) >= room:  # a token is at least a byte: most batches stop here
+        lengths = [len(ids) for ids in tokenizer(prompts)["input_ids"]]
+        too_long = [row for row, tokens in enumerate(lengths) if tokens > room and texts[row]]
+        if not too_long:
+            break
+        for row in too_long:
+            texts[row] = texts[row][: len(texts[row]) // 2]
+        prompts = render(texts)
+    return prompts

@@ -13,6 +13,7 @@ from cory.agent import Agent, Rollout
 from cory.config import Config, UserError
 from cory.data import Task
 from cory.metrics import combined_reward
+from cory.prompts import fit_responses
 from cory.rewards import collective, score
 from cory.roles import RoleSchedule
 from cory.sampling import check_lengths, context_length, seed_everything
@@ -100,7 +101,7 @@ class CoryTrainer:
         rollouts: list[Rollout] = []
         with self._timed("generate"):
             for role, agent in enumerate(chain):  # Eq. 3
-                reads = list(rollouts[-1].completions) if role and config.cory.knowledge_transfer else None
+                reads = rollouts[-1].completions if role and config.cory.knowledge_transfer else None
                 rollouts.append(agent.respond(self._prompts(agent, role, batch, reads, length), length))
         with self._timed("reward"):
             task_rewards = self._score(batch, rollouts)
@@ -145,24 +146,12 @@ class CoryTrainer:
     def _prompts(
         self, agent: Agent, role: int, batch: dict[str, list[Any]], responses: list[str] | None, length: int
     ) -> list[str]:
-        """The prompts of a role; a response that leaves no room for the observer's own is halved until it does.
-
-        Rare: `_check_prompt_lengths` made room for responses of full length, but broken text, as a policy gone astray
-        writes it, can take more tokens to read than it took to write.
-        """
-        prompts = self._render(role, batch, responses)
         context = context_length(agent.ppo.policy)
         if responses is None or context is None:
-            return prompts
-        while max(len(prompt.encode()) for prompt in prompts) + length >= context:  # a token is at least a byte
-            lengths = [len(ids) for ids in agent.tokenizer(prompts)["input_ids"]]
-            too_long = [row for row, tokens in enumerate(lengths) if tokens + length > context and responses[row]]
-            if not too_long:
-                break
-            for row in too_long:
-                responses[row] = responses[row][: len(responses[row]) // 2]
-            prompts = self._render(role, batch, responses)
-        return prompts
+            return self._render(role, batch, responses)
+        return fit_responses(
+            lambda texts: self._render(role, batch, texts), responses, agent.tokenizer, context - length
+        )
 
     def _score(self, batch: dict[str, list[Any]], rollouts: list[Rollout]) -> torch.Tensor:
         """(roles, batch) task rewards: all roles' responses in one call, so in one pass of a reward model."""

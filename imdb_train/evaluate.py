@@ -11,6 +11,7 @@ run unless stated. KL is to the base under the same prompt: the query for solo r
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from cory.evaluation import Responses, respond, run_agents, run_config  # noqa: 
 from cory.metrics import distinct_interval, mean_interval  # noqa: E402
 from cory.models import choose_device, load_policy  # noqa: E402
 from cory.plots import plot_bars  # noqa: E402
-from cory.prompts import RolePrompts  # noqa: E402
+from cory.prompts import RolePrompts, fit_responses  # noqa: E402
+from cory.sampling import context_length  # noqa: E402
 from cory.tracking import new_folder, one_line  # noqa: E402
 from imdb_train.task import ImdbTaskConfig, PositiveLogit, queries, resolve_tiny_names  # noqa: E402
 
@@ -132,10 +134,14 @@ def evaluate(settings: Evaluation) -> tuple[list[dict[str, Any]], list[dict[str,
     models = {name: load_policy(ModelConfig(name=folder))[0].to(device) for name, folder in folders.items()}
 
     def answer(name: str, model: str, role: int, references: list[str] | None) -> None:
-        texts = [
-            templates.render(role, {"prompt": prompt}, None if references is None else references[i])
-            for i, prompt in enumerate(prompts)
-        ]
+        def render(read: Sequence[str | None]) -> list[str]:
+            return [templates.render(role, {"prompt": p}, r) for p, r in zip(prompts, read, strict=True)]
+
+        if references is None:
+            texts = render([None] * len(prompts))
+        else:
+            room = (context_length(models[model]) or sys.maxsize) - settings.sampling.max_new_tokens
+            texts = fit_responses(render, references, tokenizer, room)
         got = respond(models[model], base, tokenizer, texts, settings.sampling, settings.batch_size, settings.seed)
         rewards = reward(prompts=prompts, completions=got.completions)
         rows.append({"name": name, **measure(got.completions, rewards, got, kl_coef)})
