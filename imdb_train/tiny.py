@@ -114,7 +114,7 @@ def build(folder: Path) -> None:
         (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     texts, reviews = texts[:8000], reviews[:8000]
 
-    tokenizer = tiny.train_tokenizer(texts + rewritings, vocab_size=640)
+    tokenizer = tiny.train_tokenizer(texts + rewritings, vocab_size=1024)
     policy = tiny.train_gpt2(texts + rewritings, tokenizer, width=112, layers=3, positions=128, steps=320)
     policy.save_pretrained(folder / "policy")
     tokenizer.save_pretrained(folder / "policy")
