@@ -1,14 +1,18 @@
 """An agent: one LLM with its PPOTrainer. It keeps its weights and optimizer for the whole run, in whatever role."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
+from cory.adapters import save_policy
 from cory.config import Config
 from cory.ppo import PolicyWithValueHead, PPOTrainer, trl_config
-from cory.sampling import check_lengths, context_length, generation_config, plain_text
+from cory.sampling import check_lengths, context_length, encode, generation_config, plain_text
 
 # What an agent reports of an update, under the names of docs/metrics.md, and TRL's name for it.
 STATS = {
@@ -38,7 +42,7 @@ class Agent:
     Args:
         name: `agent_1`, ...; names its folder and its metrics.
         policy: the policy with its value head.
-        reference: pi_0, frozen; may be shared between agents.
+        reference: pi_0, frozen; may be shared between agents. None: the policy with its adapters off.
         tokenizer: of the policy.
         config: the run's settings.
     """
@@ -47,14 +51,27 @@ class Agent:
         self,
         name: str,
         policy: PolicyWithValueHead,
-        reference: PolicyWithValueHead,
+        reference: PolicyWithValueHead | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self.sampling = config.sampling
+        self.chat_template = config.model.chat_template
+        self.merge = config.lora.merge
         self.ppo = PPOTrainer(trl_config(config.ppo, config.seed), policy, reference, tokenizer)
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts, as the policy reads them."""
+        return encode(self.tokenizer, prompts, self.chat_template)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Makes this agent's adapter the one that answers and learns, where agents share a base."""
+        if isinstance(self.ppo.policy, PeftModel):
+            self.ppo.policy.set_adapter(self.name)
+        yield
 
     def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
         """Samples one response of at most `max_new_tokens` tokens per prompt.
@@ -62,12 +79,13 @@ class Agent:
         Raises:
             UserError: a prompt has no tokens, or with its response is longer than the policy's context.
         """
-        queries = [torch.tensor(ids, dtype=torch.long) for ids in self.tokenizer(prompts)["input_ids"]]
+        queries = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         policy = self.ppo.policy
         check_lengths([len(query) for query in queries], max_new_tokens, context_length(policy), prompts)
-        settings = generation_config(policy, self.sampling, max_new_tokens, self.ppo.pad_id)
-        responses = self.ppo.generate(queries, settings)
-        completions = [plain_text(self.tokenizer, response) for response in responses]
+        settings = generation_config(policy, self.tokenizer, self.sampling, max_new_tokens)
+        with self.active():
+            responses = self.ppo.generate(queries, settings)
+        completions = [plain_text(self.tokenizer, response, self.sampling.stop) for response in responses]
         return Rollout(prompts, completions, queries, responses)
 
     def learn(self, rollout: Rollout, rewards: torch.Tensor) -> dict[str, float]:
@@ -79,7 +97,8 @@ class Agent:
         Returns:
             the statistics of the update: see `STATS` and docs/metrics.md.
         """
-        stats = self.ppo.step(rollout.queries, rollout.responses, list(rewards))
+        with self.active():
+            stats = self.ppo.step(rollout.queries, rollout.responses, list(rewards))
         return {name: float(stats[key]) for name, key in STATS.items()}
 
     def restart(self) -> None:
@@ -87,6 +106,7 @@ class Agent:
         self.ppo.restart()
 
     def save(self, folder: Path) -> None:
-        """Writes the policy and its tokenizer as a Hugging Face folder; the value head stays out."""
-        self.ppo.policy.save_pretrained(folder)
+        """Writes the policy and its tokenizer as a Hugging Face or PEFT folder; the value head stays out."""
+        with self.active():
+            save_policy(self.ppo.policy, folder, self.name, self.merge)
         self.tokenizer.save_pretrained(folder)

@@ -47,12 +47,41 @@ class ModelConfig:
         revision: Branch, tag or commit of a Hub model.
         dtype: Type of the weights: float32, bfloat16, or `auto` for the one they were saved in.
         trust_remote_code: Whether code that comes with the model may run. Off unless you have read it.
+        quantization: 4bit (NF4) or 8bit weights of the base through bitsandbytes; with LoRA only.
+        gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
+        chat_template: Render prompts as a user's turn with the tokenizer's chat template.
     """
 
     name: str = "openai-community/gpt2"
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     trust_remote_code: bool = False
+    quantization: Literal["none", "4bit", "8bit"] = "none"
+    gradient_checkpointing: bool = False
+    chat_template: bool = False
+
+
+@dataclass
+class LoraConfig:
+    """Agents as LoRA adapters; the reference is the base with adapters off.
+
+    Args:
+        rank: Rank of the adapters. 0: full fine-tuning.
+        alpha: Scale of the adapters, over rank.
+        target_modules: Modules that get adapters. null: PEFT's choice for the architecture, or else all linear layers.
+        shared_base: Whether the agents share one base in memory. Off: a copy for each.
+        merge: Save agents as full models, adapters merged, instead of PEFT folders.
+    """
+
+    rank: int = 0
+    alpha: float = 32.0
+    target_modules: list[str] | None = None
+    shared_base: bool = True
+    merge: bool = False
+
+    def __post_init__(self) -> None:
+        expect(self.rank >= 0, "lora.rank", "0 (full fine-tuning) or more", self.rank)
+        _positive("lora", self, "alpha")
 
 
 @dataclass
@@ -161,6 +190,7 @@ class SamplingConfig:
         top_k: Sample among the k likeliest tokens; 0 for all.
         top_p: Sample among the likeliest tokens of this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
+        stop: Texts that end a response, as the end token does; the text handed on is cut before them.
     """
 
     min_new_tokens: int = 4
@@ -169,10 +199,12 @@ class SamplingConfig:
     top_k: int = 0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    stop: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _positive("sampling", self, "min_new_tokens", "temperature", "top_p", "repetition_penalty")
         _between("sampling", self, 0, 1, "top_p")
+        expect(all(self.stop), "sampling.stop", "texts that are not empty", self.stop)
         expect(self.top_k >= 0, "sampling.top_k", "0 (all tokens) or more", self.top_k)
         if self.max_new_tokens < self.min_new_tokens:
             raise UserError(
@@ -193,6 +225,7 @@ class Config:
         tracker: Where metrics go besides the run's folder. wandb works offline where no account is set up.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         model: The policy.
+        lora: Adapters instead of full fine-tuning.
         cory: The method.
         ppo: Each agent's PPO.
         sampling: How responses are sampled.
@@ -205,6 +238,7 @@ class Config:
     tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
     sample_every: int = 10
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     cory: CoryConfig = field(default_factory=CoryConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -212,6 +246,10 @@ class Config:
     def __post_init__(self) -> None:
         expect(0 <= self.seed < 2**32, "seed", "a whole number from 0 to 2**32 - 1", self.seed)
         expect(self.iterations >= 1, "iterations", "at least 1", self.iterations)
+        if self.model.quantization != "none" and not self.lora.rank:
+            raise UserError(f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0")
+        if self.model.quantization != "none" and self.lora.merge:
+            raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
         expect(self.sample_every >= 0, "sample_every", "0 (none) or more iterations", self.sample_every)
 
 

@@ -11,7 +11,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory import window
 from cory.config import SamplingConfig, UserError
 from cory.metrics import full_kl
-from cory.sampling import check_lengths, context_length, generation_config, plain_text, sample, seed_everything
+from cory.sampling import (
+    check_lengths,
+    context_length,
+    encode,
+    generation_config,
+    pad_token,
+    plain_text,
+    sample,
+    seed_everything,
+)
 
 
 @dataclass
@@ -38,6 +47,7 @@ def respond(
     sampling: SamplingConfig,
     batch_size: int = 64,
     seed: int = 0,
+    chat_template: bool = False,
 ) -> Responses:
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
@@ -52,10 +62,9 @@ def respond(
             f"expected a model with the base's vocabulary of {base.config.vocab_size}, for a KL between them, "
             f"got {model.config.vocab_size} in {model.name_or_path!r}"
         )
-    queries = [torch.tensor(ids, dtype=torch.long) for ids in tokenizer(list(prompts))["input_ids"]]
+    queries = [torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)]
     check_lengths([len(query) for query in queries], sampling.max_new_tokens, context_length(model), list(prompts))
-    pad_id = tokenizer.pad_token_id or 0
-    settings = generation_config(model, sampling, sampling.max_new_tokens, pad_id)
+    settings = generation_config(model, tokenizer, sampling, sampling.max_new_tokens)
     model.eval()
     seed_everything(seed)
     result = Responses([""] * len(queries), [0.0] * len(queries), [0] * len(queries))
@@ -63,14 +72,18 @@ def respond(
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
-        responses = sample(model, chosen, settings, pad_id)
-        packed = window.pack(chosen, responses, pad_id)
+        responses = sample(model, tokenizer, chosen, settings)
+        packed = window.pack(chosen, responses, pad_token(tokenizer))
         logits, base_logits = (
             window.forward(m, *packed[:3], packed.response_ids.shape[1])[0].float() for m in (model, base)
         )
         kls = full_kl(logits, base_logits, packed.response_mask).tolist()
         for i, response, kl in zip(index, responses, kls, strict=True):
-            result.completions[i], result.kl[i], result.tokens[i] = plain_text(tokenizer, response), kl, len(response)
+            result.completions[i], result.kl[i], result.tokens[i] = (
+                plain_text(tokenizer, response, sampling.stop),
+                kl,
+                len(response),
+            )
     return result
 
 

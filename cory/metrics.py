@@ -34,13 +34,13 @@ def distinct(texts: Sequence[str], n: int) -> float:
     """Distinct-n (Li et al., 2016): distinct n-grams of words over all n-grams, of all texts together.
 
     Returns:
-        a share from 0 (all the same) to 1 (none twice); nan where no text has n words.
+        a share from 0 (all the same, or nothing of n words at all) to 1 (none twice).
 
     >>> distinct(["good good film", "good film"], 1)
     0.4
     """
     grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else math.nan
+    return len(set(grams)) / len(grams) if grams else 0.0
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -1,6 +1,8 @@
 """Loads policies, the shared reference, classifiers and tokenizers, from the Hub or from local folders."""
 
 import copy
+import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +10,18 @@ import torch
 from accelerate import PartialState
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from peft import PeftConfig, PeftModel
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from cory.adapters import add_adapter
 from cory.agent import Agent
 from cory.config import Config, ModelConfig, UserError
 from cory.ppo import PolicyWithValueHead
@@ -88,23 +93,66 @@ def load_tokenizer(name: str, where: dict[str, Any], trust_remote_code: bool = F
 
 
 def load_policy(model: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The causal language model and its tokenizer, on the CPU; TRL's trainer moves it.
+    """The causal language model and its tokenizer, on the CPU if not quantized; TRL's trainer moves it.
+
+    A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any reference made of it.
 
     Raises:
-        UserError: the model is missing, is no causal language model, or has fewer embeddings than its tokenizer ids.
+        UserError: the model is missing, is no causal language model, or has fewer embeddings than its tokenizer ids;
+            the base of an adapter is missing or does not fit it; quantization is asked for and cannot be had.
     """
     where = find(model.name, "model.name", model.revision)
+    if (Path(model.name) / "adapter_config.json").exists():
+        return _load_adapter(model, where)
+    options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code, **quantization(model)}
     try:
         tokenizer = load_tokenizer(model.name, where, model.trust_remote_code)
-        policy = AutoModelForCausalLM.from_pretrained(
-            model.name, dtype=model.dtype, trust_remote_code=model.trust_remote_code, **where
-        )
+        policy = AutoModelForCausalLM.from_pretrained(model.name, **options, **where)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"model.name: expected a causal language model, got {model.name!r} ({_first_line(error)})"
-        ) from None
+        reason = _first_line(error)
+        raise UserError(f"model.name: expected a causal language model, got {model.name!r} ({reason})") from None
+    for module in policy.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass; TRL trains in eval().
+            module.support_avx512bf16_for_cpu = False
     check_vocabulary(policy, tokenizer, "model.name", model.name)
     return policy, tokenizer
+
+
+def _load_adapter(model: ModelConfig, where: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    base_name = PeftConfig.from_pretrained(model.name).base_model_name_or_path
+    base, tokenizer = load_policy(replace(model, name=base_name, revision=None))
+    if (Path(model.name) / "tokenizer_config.json").exists():
+        tokenizer = load_tokenizer(model.name, where)
+    try:
+        return PeftModel.from_pretrained(base, model.name).merge_and_unload(), tokenizer
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"model.name: expected an adapter that fits its base {base_name!r}, got {model.name!r} "
+            f"({_first_line(error)})"
+        ) from None
+
+
+def quantization(model: ModelConfig) -> dict[str, Any]:
+    """Arguments of from_pretrained for 4 or 8 bit weights.
+
+    Raises:
+        UserError: bitsandbytes is not installed, or does not run on this device.
+    """
+    if model.quantization == "none":
+        return {}
+    device = PartialState().device
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"model.quantization: expected bitsandbytes to be installed for {model.quantization}, and it is not: "
+            "pip install -e '.[quantization]'"
+        )
+    if device.type not in ("cuda", "cpu", "xpu"):
+        raise UserError(f"model.quantization: expected a GPU or the CPU for {model.quantization}, got {device}")
+    compute = torch.float32 if model.dtype == "float32" else torch.bfloat16
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
+    settings = BitsAndBytesConfig(**(four if model.quantization == "4bit" else {"load_in_8bit": True}))
+    return {"quantization_config": settings, "device_map": {"": device}}
 
 
 def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
@@ -141,7 +189,10 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 
 def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
-    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy that share one frozen reference.
+    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy, each with a value head of its own.
+
+    Full fine-tuning: a copy of the weights for each, and one frozen reference for all. LoRA: an adapter for each, on
+    one base or on copies of it (`lora.shared_base`), and no reference: that is the base with its adapters off.
 
     Args:
         num_agents: how many; default `config.cory.num_agents`.
@@ -152,12 +203,26 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     choose_device(config.device)
     num_agents = config.cory.num_agents if num_agents is None else num_agents
     pi_0, tokenizer = load_policy(config.model)
-    policies = [copy.deepcopy(pi_0) for _ in range(num_agents)]
-    reference = PolicyWithValueHead(pi_0).requires_grad_(False).eval()
-    agents = []
+    if config.model.gradient_checkpointing:
+        pi_0.gradient_checkpointing_enable({"use_reentrant": False})
+    policies: list[Any]
+    reference = None
+    if not config.lora.rank:
+        policies = [copy.deepcopy(pi_0) for _ in range(num_agents)]
+        reference = PolicyWithValueHead(pi_0).requires_grad_(False).eval()
+    elif config.lora.shared_base:
+        policies = [pi_0] * num_agents
+    else:
+        policies = [pi_0] + [load_policy(config.model)[0] for _ in range(num_agents - 1)]
+    agents: list[Agent] = []
     for index, policy in enumerate(policies):
-        seed_everything(config.seed, index)  # the value head is the only thing drawn at random
-        agents.append(Agent(f"agent_{index + 1}", PolicyWithValueHead(policy), reference, tokenizer, config))
+        name = f"agent_{index + 1}"
+        seed_everything(config.seed, index)  # draws the value head, and the adapter where there is one
+        if config.lora.rank:
+            base = agents[0].ppo.policy if agents and config.lora.shared_base else policy
+            policy = add_adapter(base, name, config.lora)
+            policy.peft_config[name].base_model_name_or_path = config.model.name
+        agents.append(Agent(name, PolicyWithValueHead(policy), reference, tokenizer, config))
     return agents
 
 

@@ -19,18 +19,23 @@ import torch.nn.functional as F
 import trl
 import trl.trainer.ppo_trainer as trl_ppo
 import trl.trainer.utils as trl_utils
+from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from trl.core import logprobs_from_logits
 
 from cory import window
 from cory.config import PPOConfig
-from cory.sampling import sample
+from cory.sampling import pad_token, sample
 
 KL_CHUNK = 2**24  # elements of (rows, responses, vocabulary) for which the full KL is computed at a time
 
 
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
     """TRL's policy with a value head on the last hidden layer (Eq. 10), evaluated in the response window."""
+
+    def __init__(self, pretrained_model: PreTrainedModel | PeftModel) -> None:
+        super().__init__(pretrained_model)
+        self.is_peft_model = isinstance(pretrained_model, PeftModel)  # TRL's own loading sets it, which we do without
 
     def forward(
         self,
@@ -97,7 +102,7 @@ class PPOTrainer(trl.PPOTrainer):
     Args:
         config: TRL's PPOConfig, e.g. from `trl_config`.
         model: the policy.
-        ref_model: the frozen reference; may be shared by several trainers.
+        ref_model: the frozen reference; may be shared by several trainers. None: the policy with its adapters off.
         tokenizer: gives TRL its pad token; the numbers do not depend on its padding side.
     """
 
@@ -105,7 +110,7 @@ class PPOTrainer(trl.PPOTrainer):
         self,
         config: trl.PPOConfig,
         model: PolicyWithValueHead,
-        ref_model: PolicyWithValueHead,
+        ref_model: PolicyWithValueHead | None,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         with warnings.catch_warnings(), patch.object(trl_ppo, "set_seed", lambda seed: None):
@@ -116,8 +121,8 @@ class PPOTrainer(trl.PPOTrainer):
         # TRL keeps a generator here, empty after one use: only the first step would clip its gradients.
         self.model_params = [p for p in self.model.parameters() if p.requires_grad]
         self.running = RunningMoments(self.accelerator)
-        # Values under the mask are never read, but the embedding must have a row for the id.
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+        self.pad_id = pad_token(tokenizer)
 
     @property
     def policy(self) -> PreTrainedModel:
@@ -127,7 +132,15 @@ class PPOTrainer(trl.PPOTrainer):
     def generate(self, query_tensor: Sequence[torch.Tensor], generation_config: GenerationConfig) -> list[torch.Tensor]:
         """Samples one response per query, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
-        return sample(self.policy, query_tensor, generation_config, self.pad_id)
+        return sample(self.policy, self.tokenizer, query_tensor, generation_config)
+
+    def _pass_mode(self, model: torch.nn.Module) -> None:
+        """No dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1."""
+        model.eval()
+        if torch.is_grad_enabled():
+            # Layers recompute activations in training mode only. Just their own flag: dropout inside them stays off.
+            for layer in self.checkpointed_layers:
+                layer.training = True
 
     def prepare_model_inputs(
         self, queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]
@@ -149,7 +162,7 @@ class PPOTrainer(trl.PPOTrainer):
         Returns:
             logprobs (batch, R), logits (batch, R, vocabulary) or None, values (batch, R) and mask (batch, R).
         """
-        model.eval()  # as in TRL: no dropout in any pass, so that the first epoch's probability ratio is 1
+        self._pass_mode(model)
         mask = model_inputs["response_mask"]
         if response_masks is not None:
             mask = mask * window.pad(response_masks, 0, "right")[0]
@@ -197,6 +210,8 @@ class PPOTrainer(trl.PPOTrainer):
 
     def loss(self, old_logprobs, values, logits, vpreds, logprobs, mask, advantages, returns):  # type: ignore[no-untyped-def]
         """TRL's clipped losses (Eq. 11, 13); logits serve its entropy statistic only, so they need no graph."""
+        if self.checkpointed_layers:
+            self._pass_mode(self.model)  # TRL has just turned dropout on, and the recomputation is yet to come
         return super().loss(old_logprobs, values, logits.detach(), vpreds, logprobs, mask, advantages, returns)
 
     def restart(self) -> None:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from cory.config import UserError
 
 
@@ -87,7 +85,10 @@ class RolePrompts:
 
 
 def fit_responses(
-    render: Callable[[list[str]], list[str]], responses: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
+    render: Callable[[list[str]], list[str]],
+    responses: Sequence[str],
+    encode: Callable[[list[str]], list[list[int]]],
+    room: int,
 ) -> list[str]:
     """Observers' prompts of at most `room` tokens: a response too long to read is halved until its prompt fits.
 
@@ -96,6 +97,7 @@ def fit_responses(
 
     Args:
         render: from responses to prompts, row by row.
+        encode: from prompts to their token ids.
 
     Returns:
         the prompts; a row that is too long without any response is left for the agent to refuse.
@@ -103,7 +105,7 @@ def fit_responses(
     texts = list(responses)
     prompts = render(texts)
     while max(len(prompt.encode()) for prompt in prompts) >= room:  # a token is at least a byte: most batches stop here
-        lengths = [len(ids) for ids in tokenizer(prompts)["input_ids"]]
+        lengths = [len(ids) for ids in encode(prompts)]
         too_long = [row for row, tokens in enumerate(lengths) if tokens > room and texts[row]]
         if not too_long:
             break

@@ -19,8 +19,25 @@ def seed_everything(*key: int) -> None:
     torch.manual_seed(state)
 
 
-def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> str:
-    """The text of a response without special tokens, also where ordinary tokens spell one out.
+def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat_template: bool = False) -> list[list[int]]:
+    """Token ids of prompts; with `chat_template` each as a user's turn, followed by the opening of the assistant's.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    if not chat_template:
+        return tokenizer(list(prompts))["input_ids"]
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"model.chat_template: expected a tokenizer with a chat template, got {tokenizer.name_or_path!r}"
+        )
+    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
+
+
+def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequence[str] = ()) -> str:
+    """The text of a response before its first stop text, without special tokens, also where ordinary tokens spell one.
 
     The text goes into another agent's prompt and to the reward function, where a special token would act as one.
     """
@@ -29,31 +46,56 @@ def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> str:
         for token in tokenizer.all_special_tokens:
             text = text.replace(token, "")
         if text == before:
-            return text
+            return min((text.split(end)[0] for end in stop), key=len, default=text)
         before = text
 
 
 @torch.no_grad()
 def sample(
-    model: PreTrainedModel, queries: Sequence[torch.Tensor], config: GenerationConfig, pad_id: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    queries: Sequence[torch.Tensor],
+    settings: GenerationConfig,
 ) -> list[torch.Tensor]:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
     Args:
         queries: token ids, one 1-d tensor per query.
+        settings: from `generation_config`.
 
     Returns:
-        response ids, one 1-d tensor per query on the model's device, each up to and with its first end token.
+        response ids, one 1-d tensor per query on the model's device. Each ends with its first end token, or with the
+        token that completes its first stop text, or at the most tokens allowed.
     """
-    ids, mask = pad([query.to(model.device) for query in queries], pad_id, "left")
-    responses = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, ids.shape[1] :]
-    ends = torch.isin(responses, torch.tensor(config.eos_token_id, dtype=torch.long, device=responses.device))
+    ids, mask = pad([query.to(model.device) for query in queries], settings.pad_token_id, "left")
+    stop = settings.stop_strings or []
+    options = {"tokenizer": tokenizer} if stop else {}
+    output = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **options)
+    responses = output[:, ids.shape[1] :]
+    ends = torch.isin(responses, torch.tensor(settings.eos_token_id, dtype=torch.long, device=responses.device))
     until_end = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], 1).cumsum(1) == 0
-    return [row[:length] for row, length in zip(responses, until_end.sum(1).tolist(), strict=True)]
+    rows = [row[:length] for row, length in zip(responses, until_end.sum(1).tolist(), strict=True)]
+    return [row[: _length_to_stop(tokenizer, row.tolist(), stop)] for row in rows] if stop else rows
+
+
+def _length_to_stop(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop: Sequence[str]) -> int:
+    """Tokens up to and with the one that completes the first stop text; all, where there is none."""
+
+    def stopped(length: int) -> bool:
+        text = tokenizer.decode(ids[:length])
+        return any(end in text for end in stop)
+
+    if not stopped(len(ids)):
+        return len(ids)
+    low, high = 0, len(ids)  # a stop text that is there stays there as tokens are added: bisect
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if stopped(middle) else (middle, high)
+    return high
 
 
 def generation_config(
-    policy: PreTrainedModel, sampling: SamplingConfig, max_new_tokens: int, pad_id: int
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: SamplingConfig, max_new_tokens: int
 ) -> GenerationConfig:
     """How responses are sampled. States every setting that a model may bring a default of its own for.
 
@@ -71,9 +113,15 @@ def generation_config(
         typical_p=1.0,
         repetition_penalty=sampling.repetition_penalty,
         no_repeat_ngram_size=0,
-        pad_token_id=pad_id,
+        stop_strings=sampling.stop or None,
+        pad_token_id=pad_token(tokenizer),
         eos_token_id=end_tokens(policy),
     )
+
+
+def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id to pad with. Padding is masked everywhere, so any will do that the embedding has a row for."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
 
 def end_tokens(policy: PreTrainedModel) -> list[int]:

@@ -149,9 +149,7 @@ class CoryTrainer:
         context = context_length(agent.ppo.policy)
         if responses is None or context is None:
             return self._render(role, batch, responses)
-        return fit_responses(
-            lambda texts: self._render(role, batch, texts), responses, agent.tokenizer, context - length
-        )
+        return fit_responses(lambda texts: self._render(role, batch, texts), responses, agent.encode, context - length)
 
     def _score(self, batch: dict[str, list[Any]], rollouts: list[Rollout]) -> torch.Tensor:
         """(roles, batch) task rewards: all roles' responses in one call, so in one pass of a reward model."""
@@ -181,7 +179,7 @@ class CoryTrainer:
         for role, agent in enumerate(self.agents[:2]):
             observes = role > 0 and self.config.cory.knowledge_transfer
             prompts = self._render(role, batch, [""] * len(self.task.dataset) if observes else None)
-            lengths = [len(ids) for ids in agent.tokenizer(prompts)["input_ids"]]
+            lengths = [len(ids) for ids in agent.encode(prompts)]
             check_lengths(lengths, longest * (2 if observes else 1), context_length(agent.ppo.policy), prompts)
 
     @contextmanager

@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from cory.metrics import distinct_interval, mean_interval  # noqa: E402
 from cory.models import choose_device, load_policy  # noqa: E402
 from cory.plots import plot_bars  # noqa: E402
 from cory.prompts import RolePrompts, fit_responses  # noqa: E402
-from cory.sampling import context_length  # noqa: E402
+from cory.sampling import context_length, encode  # noqa: E402
 from cory.tracking import new_folder, one_line  # noqa: E402
 from imdb_train.task import ImdbTaskConfig, PositiveLogit, queries, resolve_tiny_names  # noqa: E402
 
@@ -141,7 +142,7 @@ def evaluate(settings: Evaluation) -> tuple[list[dict[str, Any]], list[dict[str,
             texts = render([None] * len(prompts))
         else:
             room = (context_length(models[model]) or sys.maxsize) - settings.sampling.max_new_tokens
-            texts = fit_responses(render, references, tokenizer, room)
+            texts = fit_responses(render, references, partial(encode, tokenizer), room)
         got = respond(models[model], base, tokenizer, texts, settings.sampling, settings.batch_size, settings.seed)
         rewards = reward(prompts=prompts, completions=got.completions)
         rows.append({"name": name, **measure(got.completions, rewards, got, kl_coef)})

@@ -167,7 +167,7 @@ def test_sampling_has_no_dropout_after_a_step(tokenizer):
     trainer, _ = make_trainer("ours", tokenizer)
     steps(trainer, 1)
     assert trainer.model.training  # what TRL leaves behind
-    config = generation_config(trainer.policy, SamplingConfig(), 6, 1)
+    config = generation_config(trainer.policy, tokenizer, SamplingConfig(), 6)
     drawn = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -184,7 +184,7 @@ def test_responses_stop_at_their_first_end_token(tokenizer):
     trainer.policy.lm_head.register_forward_hook(lambda module, args, output: output + bias)
     trainer.policy.generation_config.eos_token_id = ends
     torch.manual_seed(0)
-    responses = trainer.generate(ragged()[0] * 4, generation_config(trainer.policy, SamplingConfig(), 12, 0))
+    responses = trainer.generate(ragged()[0] * 4, generation_config(trainer.policy, tokenizer, SamplingConfig(), 12))
     lengths = [len(row) for row in responses]
     assert min(lengths) < 12 <= max(lengths) or len(set(lengths)) > 1
     for row in responses:

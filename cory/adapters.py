@@ -1,0 +1,73 @@
+"""LoRA agents: adapters `agent_1`, `agent_2`, ... on one base, whose bare self is the reference."""
+
+import copy
+from pathlib import Path
+
+import peft
+from peft import PeftModel
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from cory.config import LoraConfig, UserError
+
+
+def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
+    """`base` with a new trainable adapter, which is made the active one; everything else is frozen.
+
+    Raises:
+        UserError: no module of the model has one of `lora.target_modules`; names those that exist.
+    """
+    model = base.get_base_model() if isinstance(base, PeftModel) else base
+    targets = lora.target_modules
+    if targets is None:
+        known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        targets = known.get(model.config.model_type, "all-linear")
+    else:
+        exist = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))})
+        missing = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in model.named_modules())]
+        if missing:
+            raise UserError(f"lora.target_modules: expected modules of the model, among {exist}, got {missing}")
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,  # PPO's passes run without dropout, as in TRL
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's layers
+        task_type="CAUSAL_LM",
+    )
+    if isinstance(base, PeftModel):
+        base.add_adapter(name, config)
+    else:
+        base = peft.get_peft_model(base, config, adapter_name=name)
+    base.set_adapter(name)
+    return base
+
+
+def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> None:
+    """Writes a policy: a model as it is; an adapter as a PEFT folder, or merged into a full model.
+
+    Args:
+        name: of the adapter.
+        merge: whether to write a full model; the policy in memory is left as it was.
+    """
+    if not isinstance(policy, PeftModel):
+        policy.save_pretrained(folder)
+        return
+    if merge:
+        alone = copy.deepcopy(policy)  # merging and unmerging in place would leave rounding errors in the base
+        alone.merge_and_unload(adapter_names=[name]).save_pretrained(folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    # PEFT's own save_pretrained would write a named adapter one folder further down, and a model card above it.
+    save_file(
+        {key: value.contiguous() for key, value in get_peft_model_state_dict(policy, adapter_name=name).items()},
+        folder / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
+    config = policy.peft_config[name]
+    was, config.inference_mode = config.inference_mode, True
+    config.save_pretrained(folder)
+    config.inference_mode = was
