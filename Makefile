@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: imdb imdb-ppo test lint clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test lint clean
 
 imdb: $(VENV)/.installed      ## CORY on the embedded IMDB default: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
 
 imdb-ppo: $(VENV)/.installed  ## its PPO baseline
 	$(RUN) imdb_train/ppo.py
+
+gsm8k: $(VENV)/.installed     ## CORY on the embedded GSM8K default
+	$(RUN) gsm8k_train/cory.py
+
+gsm8k-ppo: $(VENV)/.installed ## its PPO baseline
+	$(RUN) gsm8k_train/ppo.py
 
 test: $(VENV)/.installed-dev  ## the test suite
 	$(RUN) -m pytest

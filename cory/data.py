@@ -1,7 +1,7 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class Task:
         reward: `reward(prompts, completions, **columns) -> list[float]`, called once per iteration with the responses
             of all agents; `prompts` are the queries.
         prompts: what each role reads.
+        metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
 
     Raises:
         UserError: no `prompt` column, an empty or non-text prompt, or a template that names a missing column.
@@ -85,6 +86,7 @@ class Task:
     dataset: datasets.Dataset
     reward: RewardFunction
     prompts: RolePrompts
+    metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "prompt" not in self.dataset.column_names:

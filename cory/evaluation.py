@@ -1,6 +1,6 @@
 """Samples a model on held-out prompts and measures its KL to the base: what every task's `evaluate.py` is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from cory.sampling import (
     sample,
     seed_everything,
 )
+from cory.tracking import one_line
 
 
 @dataclass
@@ -97,3 +98,16 @@ def run_agents(folder: Path) -> dict[str, Path]:
 def run_config(folder: Path) -> dict:
     """The settings of a run's folder, as written; nothing in the file is executed."""
     return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
+    if not rows:
+        return "None.\n"
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(_literal(value) for value in row.values()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(text: str) -> str:
+    return "".join(f"&#{ord(c)};" if c in "<>&|`*_[]()#!~\\$" else c for c in one_line(text)).strip()

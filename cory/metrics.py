@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
+from cory.config import UserError
+
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
     """`r_c = r - eta * KL` (paper, section 4): the objective on which CORY and PPO are compared.
@@ -41,6 +43,23 @@ def distinct(texts: Sequence[str], n: int) -> float:
     """
     grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k samples is right (Chen et al., 2021): `1 - C(n-c, k) / C(n, k)`.
+
+    Args:
+        n: samples drawn. c: right ones among them. k: at most n.
+
+    Raises:
+        UserError: k is larger than n.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if not 1 <= k <= n:
+        raise UserError(f"pass@k: expected k from 1 to the number of samples, {n}, got {k}")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

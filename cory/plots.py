@@ -65,6 +65,29 @@ def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Pat
     plt.close(figure)
 
 
+def plot_pass_at_k(rows: Sequence[dict[str, Any]], ks: Sequence[int], path: Path) -> None:
+    """pass@k over k, a line with its 95 % interval per model, as in the paper's Fig. 5.
+
+    Args:
+        rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
+    """
+    figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
+    for number, row in enumerate(rows):
+        values, errors = ([row[f"pass@{k}{suffix}"] for k in ks] for suffix in ("", "_ci"))
+        style = "-" if " after " not in row["name"] else "--"
+        colour = _cycle(number + 1)[-1]
+        axis.errorbar(
+            ks, values, errors, label=row["name"], ls=style, marker="o", ms=3, lw=1.4, capsize=2, color=colour
+        )
+    axis.set(xlabel="k", ylabel="pass@k")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ks, [str(k) for k in ks])
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def running_mean(values: Sequence[float], width: int) -> list[float]:
     """Each value's mean with the `width - 1` before it, fewer at the start."""
     return [sum(part) / len(part) for i in range(len(values)) if (part := values[max(0, i - width + 1) : i + 1])]

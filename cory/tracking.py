@@ -210,7 +210,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return {key: str(value) if value is None else value for key, value in flat.items()}
+    return {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in flat.items()}
 
 
 def versions() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
 
+import statistics
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -120,6 +121,10 @@ class CoryTrainer:
                         "kl": stats["kl"],
                         "combined_reward": combined_reward(task_reward, stats["kl"], config.ppo.init_kl_coef),
                         **{name: value for name, value in stats.items() if name != "kl"},
+                        **{
+                            name: statistics.fmean(map(measure, rollouts[role].completions))
+                            for name, measure in self.task.metrics.items()
+                        },
                     }
                 )
                 samples += [

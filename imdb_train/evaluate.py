@@ -25,7 +25,7 @@ from jsonargparse import ArgumentError, ArgumentParser  # noqa: E402
 
 from cory.config import ModelConfig, SamplingConfig, UserError, expect  # noqa: E402
 from cory.console import main  # noqa: E402
-from cory.evaluation import Responses, respond, run_agents, run_config  # noqa: E402
+from cory.evaluation import Responses, markdown_table, respond, run_agents, run_config  # noqa: E402
 from cory.metrics import distinct_interval, mean_interval  # noqa: E402
 from cory.models import choose_device, load_policy  # noqa: E402
 from cory.plots import plot_bars  # noqa: E402
@@ -166,21 +166,12 @@ def text_row(row: dict[str, Any]) -> str:
 
 
 def markdown(rows: list[dict[str, Any]], samples: list[dict[str, Any]]) -> str:
-    """The tables of metrics and of sample texts; the models' texts cannot act as Markdown."""
-    lines = ["| model | " + " | ".join(METRICS.values()) + " |", "|" + "---|" * (len(METRICS) + 1)]
-    for row in rows:
-        cells = (f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}" for metric in METRICS)
-        lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
-    if samples:
-        names = list(samples[0])
-        lines += ["", "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-        lines += ["| " + " | ".join(_literal(sample[name]) for name in names) + " |" for sample in samples]
-    return "\n".join(lines) + "\n"
-
-
-def _literal(text: str) -> str:
-    escaped = "".join(f"&#{ord(c)};" if c in "<>&|`*_[]()#!~\\" else c for c in one_line(text))
-    return escaped.strip() or " "
+    """The tables of metrics and of sample texts."""
+    cells = [
+        {"model": row["name"], **{title: f"{row[m]:.3f} ± {row[f'{m}_ci']:.3f}" for m, title in METRICS.items()}}
+        for row in rows
+    ]
+    return markdown_table(cells) + "\n" + markdown_table(samples)
 
 
 def run() -> None:

@@ -10,7 +10,7 @@ from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cory.config import SamplingConfig, load
-from cory.evaluation import respond
+from cory.evaluation import markdown_table, respond
 from cory.metrics import mean_interval
 from cory.models import load_policy
 from cory.prompts import fill
@@ -120,8 +120,8 @@ def test_evaluation_of_two_runs(policy_folder, classifier_folder, reviews, tmp_p
 
 
 def test_sample_texts_cannot_act_as_markdown():
-    table = evaluate.markdown([], [{"query": "a|b", "base": "<img src=x>\n# [x](y) `z`\x1b[31m"}])
-    assert table.count("\n") == 6 and "<img" not in table and "](" not in table and "\x1b" not in table
+    table = markdown_table([{"query": "a|b", "base": "<img src=x>\n# [x](y) `z`\x1b[31m"}])
+    assert table.count("\n") == 3 and "<img" not in table and "](" not in table and "\x1b" not in table
 
 
 def test_knowledge_transfer_is_real_in_the_embedded_model():

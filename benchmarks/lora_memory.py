@@ -1,0 +1,100 @@
+"""Memory of two LoRA agents on one shared base, against what cannot be avoided and against copies of the base.
+
+    python benchmarks/lora_memory.py                     # a base of GPT-2-small's size, random weights
+    python benchmarks/lora_memory.py --width 1280 --layers 36
+
+Counts every distinct tensor that agents, references and optimizers hold after one update each, and the resident memory
+of the process, one process per way of holding the agents so that none sees another's.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)
+
+WAYS = ("shared", "copies")
+
+
+def measure(way: str, folder: str, rank: int) -> dict[str, float]:
+    """MiB held by two agents after an update each: in all, and by base, adapters, value heads, optimizers."""
+    import torch
+
+    from cory.config import Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
+    from cory.models import make_agents
+
+    config = Config(
+        device="cpu",
+        model=ModelConfig(folder),
+        lora=LoraConfig(rank=rank, shared_base=way == "shared"),
+        ppo=PPOConfig(batch_size=4, mini_batch_size=4, ppo_epochs=1),
+        sampling=SamplingConfig(4, 4),
+    )
+    agents = make_agents(config)
+    for agent in agents:
+        agent.learn(agent.respond(["the film", "a story", "it was", "some"], 4), torch.randn(4))
+    seen: dict[int, tuple[str, int]] = {}
+    for agent in agents:
+        for name, parameter in agent.ppo.model.named_parameters():
+            kind = "adapters" if ".lora_" in name else "value heads" if name.startswith("v_head") else "base"
+            seen[parameter.data_ptr()] = (kind, parameter.nbytes)
+        for state in agent.ppo.optimizer.state.values():
+            for value in state.values():
+                seen[value.data_ptr()] = ("optimizers", value.nbytes)
+    result = {kind: 0.0 for kind in ("base", "adapters", "value heads", "optimizers")}
+    for kind, size in seen.values():
+        result[kind] += size / 2**20
+    result["all"] = sum(result.values())
+    result["peak resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return result
+
+
+def make_base(folder: str, width: int, layers: int) -> float:
+    """Saves a random GPT-2 with a small tokenizer; returns its parameters' MiB."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from cory.tiny import train_tokenizer
+
+    tokenizer = train_tokenizer(["the film was a good story, it was some film"] * 10, 300)
+    model = GPT2LMHeadModel(GPT2Config(n_embd=width, n_layer=layers, n_head=width // 64))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(parameter.nbytes for parameter in model.parameters()) / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--measure", nargs=2, metavar=("WAY", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(*options.measure, options.rank)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        base = make_base(folder, options.width, options.layers)
+        rows = {}
+        for way in WAYS:
+            command = [sys.executable, __file__, "--rank", str(options.rank), "--measure", way, folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            rows[way] = json.loads(done.stdout.splitlines()[-1])
+    unavoidable = base + sum(rows["shared"][kind] for kind in ("adapters", "value heads", "optimizers"))
+    print(
+        f"base: width {options.width}, {options.layers} layers, {base:.1f} MiB; LoRA rank {options.rank}; two agents\n"
+    )
+    print("| MiB | base | adapters | value heads | optimizers | all | all / unavoidable | peak resident |")
+    print("|---|---|---|---|---|---|---|---|")
+    for way, row in rows.items():
+        cells = [f"{row[kind]:.1f}" for kind in ("base", "adapters", "value heads", "optimizers", "all")]
+        print(f"| {way} | {' | '.join(cells)} | {row['all'] / unavoidable:.3f} | {row['peak resident']:.0f} |")
+    print(f"\nunavoidable: base + adapters + value heads + optimizers = {unavoidable:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()

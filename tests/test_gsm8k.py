@@ -1,0 +1,202 @@
+"""The GSM8K task, its scripts, pass@k and its evaluation."""
+
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import ROOT
+from test_lora import llama_folder  # noqa: F401
+
+from cory.config import SamplingConfig, UserError, load
+from cory.data import Task
+from cory.metrics import pass_at_k
+from cory.models import make_agents
+from cory.prompts import RolePrompts
+from cory.sampling import encode, generation_config, plain_text
+from cory.trainer import CoryTrainer
+from gsm8k_train import evaluate
+from gsm8k_train.task import Gsm8kConfig, Gsm8kTaskConfig, problems, rule_reward, unparseable
+
+REAL = ROOT.parent / "shared/data/gsm8k"
+
+
+@pytest.fixture(scope="session")
+def problem_folder(tmp_path_factory):
+    """Sums as problems in GSM8K's form, train and test."""
+    folder = tmp_path_factory.mktemp("problems")
+    for split, first in (("train", 1), ("test", 50)):
+        rows = [
+            {"question": f"a film has {a} good and {a + 1} bad music", "answer": f"{a} + {a + 1}\n#### {2 * a + 1}"}
+            for a in range(first, first + 20)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_pass_at_k_equals_a_count_over_all_subsets(n):
+    for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+        samples = [True] * c + [False] * (n - c)
+        subsets = list(itertools.combinations(samples, k))
+        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    assert pass_at_k(n, 0, n) == 0 and pass_at_k(n, 1, n) == 1
+
+
+def test_pass_at_k_of_many_samples():
+    assert pass_at_k(10_000, 5_000, 5_000) == 1
+    with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 4, got 5"):
+        pass_at_k(4, 1, 5)
+
+
+def test_rule_reward_reads_only_the_agents_own_answer():
+    completions = [" 3 + 4 = 7. Question: What is 2? Answer: 2", " so 8", " none", "#### 1,234"]
+    assert rule_reward(["q"] * 4, completions, ["#### 7", "#### 7", "#### 7", "x\n#### 1,234"]) == [1, 0, 0, 1]
+    assert [unparseable(c) for c in completions] == [0, 0, 1, 0]
+
+
+def test_gold_answer_without_a_number(tmp_path):
+    rows = [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "no number"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"expected a gold answer with a number after ####, got 'no number' in row 1"):
+        problems(Gsm8kTaskConfig(dataset=str(tmp_path)), "train")
+
+
+def test_papers_prompts():
+    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", [])
+    prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
+    start = "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad."
+    first = prompts.render(0, {"prompt": "How many?"})
+    assert first.startswith(start) and first.endswith("5 + 4 = 9. Question: How many? Answer:")
+    second = prompts.render(1, {"prompt": "How many?"}, "two")
+    assert second.startswith(start) and second.endswith("5 + 4 = 9. Question: How many? Reference: two Answer:")
+
+
+def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypatch):
+    """A policy that rambles on into a new question: nothing after its first `Question:` is trained or handed on."""
+    config = replace(config, sampling=SamplingConfig(20, 20, stop=["good bad", "Question:"]))
+    trainer = CoryTrainer(config, make_agents(config), Task.from_prompts(["the film"] * 8, _zero, RolePrompts()))
+    agent = trainer.agents[0]
+    ramble = [tokenizer(text)["input_ids"] for text in ("some good bad film good bad", "a story", " Question: was")]
+    forced = torch.tensor([(ids * 20)[:20] for ids in ramble])
+
+    def generate(input_ids, attention_mask, generation_config, **options):
+        assert options["tokenizer"] is agent.tokenizer and generation_config.stop_strings == config.sampling.stop
+        return torch.cat([input_ids, forced[: len(input_ids)]], 1)
+
+    monkeypatch.setattr(agent.ppo.policy, "generate", generate)
+    rollout = agent.respond(["the film"] * 3, 20)
+    assert [tokenizer.decode(row) for row in rollout.responses][:2] == ["some good bad", tokenizer.decode(forced[1])]
+    assert tokenizer.decode(rollout.responses[2]) == " Question:"
+    assert rollout.completions[0] == "some " and rollout.completions[2] == " "
+    inputs = agent.ppo.prepare_model_inputs(rollout.queries, rollout.responses)
+    assert inputs["response_mask"].sum(1).tolist() == [len(row) for row in rollout.responses]
+
+
+def _zero(prompts, completions):
+    return [0.0] * len(prompts)
+
+
+def test_generation_stops_early_at_a_stop_text(config, tokenizer):
+    agent = make_agents(config, num_agents=1)[0]
+    letter = tokenizer("g")["input_ids"][0]
+    bias = torch.zeros(len(tokenizer))
+    bias[letter] = 100.0
+    calls = []
+    agent.ppo.policy.lm_head.register_forward_hook(lambda module, args, output: calls.append(1) or output + bias)
+    agent.sampling = SamplingConfig(20, 20, stop=["ggg"])
+    rollout = agent.respond(["the film", "a"], 20)
+    assert [len(row) for row in rollout.responses] == [3, 3] and len(calls) == 3
+    assert rollout.completions == ["", ""]
+
+
+def test_chat_template_puts_everything_into_one_turn(tokenizer):
+    with pytest.raises(UserError, match=r"model.chat_template: expected a tokenizer with a chat template"):
+        encode(tokenizer, ["a"], chat_template=True)
+    chat = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+    )
+    tokenizer.chat_template = chat
+    try:
+        (ids,) = encode(tokenizer, ["good film"], chat_template=True)
+        assert tokenizer.decode(ids) == "<user>good film<bot>"
+    finally:
+        tokenizer.chat_template = None
+
+
+def test_greedy_is_the_likeliest_token(config, tokenizer):
+    agent = make_agents(config, num_agents=1)[0]
+    query = torch.tensor(tokenizer("the film")["input_ids"])
+    settings = generation_config(agent.ppo.policy, tokenizer, SamplingConfig(8, 8, top_k=1), 8)
+    drawn = [plain_text(tokenizer, agent.ppo.generate([query], settings)[0]) for _ in range(3)]
+    expected = agent.ppo.policy.generate(query[None], do_sample=False, max_new_tokens=8, pad_token_id=1)[
+        0, len(query) :
+    ]
+    assert drawn == [plain_text(tokenizer, expected)] * 3
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real GSM8K is not beside this checkout")
+def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, monkeypatch):  # noqa: F811
+    pytest.importorskip("bitsandbytes")
+    argv = [
+        f"--model.name={llama_folder}", f"--task.dataset={REAL}", "--task.subset=null", "--iterations=3",
+        "--device=cpu",
+        "--sampling.min_new_tokens=8", "--sampling.max_new_tokens=8", "--tracker=none", f"--output={tmp_path / 'run'}",
+        "--ppo.batch_size=8", "--ppo.gradient_accumulation_steps=4", "--model.dtype=float32",
+    ]  # fmt: skip
+    from gsm8k_train.cory import make_task
+
+    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", argv)
+    assert (config.model.quantization, config.ppo.mini_batch_size, config.lora.rank) == ("4bit", 2, 16)
+    run = CoryTrainer(config, make_agents(config), make_task(config)).train()
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    assert len(records) == 6 and all("unparseable" in record for record in records)
+    assert (run.folder / "agent_2/adapter_model.safetensors").exists()
+
+
+def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeypatch, capsys):
+    flags = [
+        f"--model.name={policy_folder}", f"--task.dataset={problem_folder}", "--iterations=2", "--device=cpu",
+        "--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--sampling.min_new_tokens=4", "--sampling.max_new_tokens=4",
+        "--task.pioneer_prompt={prompt} answer:", "--task.observer_prompt={prompt} reference {response} answer:",
+    ]  # fmt: skip
+    for script, agents in (("cory", 2), ("ppo", 1)):
+        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert len(list((tmp_path / f"runs/{script}_tiny").glob("agent_*/model.safetensors"))) == agents
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate.py", "runs/cory_tiny", "runs/ppo_tiny", "--samples=4", "--ks=[1,2,4]", "--problems=6"]
+    command += ["--device=cpu", "--output=out", "--batch_size=8"]
+    monkeypatch.setattr(sys, "argv", command)
+    evaluate.run()
+    whole = (tmp_path / "out/problems.jsonl").read_text()
+    rows = json.loads((tmp_path / "out/evaluation.json").read_text())
+    names = ["base", "cory_tiny/agent_1", "cory_tiny/agent_2", "ppo_tiny/agent_1"]
+    names += ["cory_tiny/agent_2 after agent_1", "cory_tiny/agent_1 after agent_2"]
+    assert [row["name"] for row in rows] == names
+    assert {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"} < set(rows[0])
+    assert (tmp_path / "out/pass_at_k.png").read_bytes().startswith(b"\x89PNG")
+
+    # Killed in the middle of a line: the rest is answered again, finished problems are not, and all comes out equal.
+    lines = whole.splitlines(keepends=True)
+    (tmp_path / "out/problems.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
+    calls = []
+    original = evaluate.respond
+    monkeypatch.setattr(evaluate, "respond", lambda *args: calls.append(1) or original(*args))
+    evaluate.run()
+    assert json.loads((tmp_path / "out/evaluation.json").read_text()) == rows
+    assert 0 < len(calls) < 2 * 3 * len(names)
+    monkeypatch.setattr(sys, "argv", [*command, "--temperature=0.5"])
+    with pytest.raises(
+        UserError, match=r"output: expected the settings with which 'out' was begun, got others: \['temp"
+    ):
+        evaluate.run()
+
+
+def test_k_larger_than_n(monkeypatch):
+    with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"):
+        evaluate.Evaluation(models=["x"], samples=2, ks=[1, 4])
