@@ -47,6 +47,28 @@ def test_unreachable_hub(offline, monkeypatch):
     assert time.perf_counter() - started < 10
 
 
+def test_gated_model(monkeypatch):
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError
+
+    def refuse(*args, **kwargs):
+        raise GatedRepoError("gated", response=httpx.Response(403, request=httpx.Request("GET", "http://127.0.0.1")))
+
+    monkeypatch.setattr(HfApi, "repo_info", refuse)
+    with refuses(r"model.name: 'meta-llama/x' is gated. Accept its terms on the Hub, then run `hf auth login`"):
+        load_policy(ModelConfig("meta-llama/x"))
+
+
+def test_quantization_on_a_device_without_it(policy_folder, monkeypatch):
+    from types import SimpleNamespace
+
+    pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr("cory.models.PartialState", lambda: SimpleNamespace(device=torch.device("mps")))
+    with refuses(r"model.quantization: expected a GPU or the CPU for 4bit, got mps"):
+        load_policy(ModelConfig(str(policy_folder), quantization="4bit"))
+
+
 def test_folder_that_holds_no_model(tmp_path):
     with refuses(r"model.name: expected a causal language model, got '.*'"):
         load_policy(ModelConfig(str(tmp_path)))

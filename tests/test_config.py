@@ -8,14 +8,17 @@ import yaml
 from conftest import ROOT
 
 from cory.config import UserError, keys, load
+from gsm8k_train.task import Gsm8kConfig
 from imdb_train.task import ImdbConfig
 
 CONFIGS = sorted((ROOT / "configs/imdb").glob("*.yaml"))
+GSM8K_CONFIGS = sorted((ROOT / "configs/gsm8k").glob("*.yaml"))
 TABLE_1 = {
     "learning_rate": 1.41e-5, "ppo_epochs": 4, "batch_size": 256, "mini_batch_size": 256,
     "gradient_accumulation_steps": 1, "init_kl_coef": 0.3, "gamma": 1.0, "lam": 0.95, "cliprange": 0.2,
     "cliprange_value": 0.2, "vf_coef": 0.1,
 }  # fmt: skip
+METHODS = ("cory", "ppo")
 
 
 def flat(tree, prefix=""):
@@ -26,11 +29,12 @@ def flat(tree, prefix=""):
             yield prefix + key, value
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_shipped_configs_are_complete(path):
-    config, name = load(ImdbConfig, path, [])
+    config_class = ImdbConfig if path in CONFIGS else Gsm8kConfig
+    config, name = load(config_class, path, [])
     assert name == path.stem
-    assert {key for key, _ in flat(yaml.safe_load(path.read_text()))} == set(keys(ImdbConfig))
+    assert {key for key, _ in flat(yaml.safe_load(path.read_text()))} == set(keys(config_class))
     assert config.cory.num_agents == (1 if name.startswith("ppo") else 2)
 
 
@@ -43,6 +47,26 @@ def test_shipped_names():
 def test_ppo_differs_from_cory_only_in_its_cory_block(size):
     cory, ppo = (yaml.safe_load((ROOT / f"configs/imdb/{m}_{size}.yaml").read_text()) for m in ("cory", "ppo"))
     assert {key for key in cory if cory[key] != ppo[key]} == {"cory"}
+
+
+@pytest.mark.parametrize("size", ["tiny", "llama2_7b", "llama2_13b", "qwen2_5_0_5b"])
+def test_gsm8k_pairs_differ_only_where_table_2_says_so(size):
+    assert {p.stem for p in GSM8K_CONFIGS} >= {f"cory_{size}", f"ppo_{size}"}
+    cory, ppo = (dict(flat(yaml.safe_load((ROOT / f"configs/gsm8k/{m}_{size}.yaml").read_text()))) for m in METHODS)
+    different = {key for key in cory if cory[key] != ppo[key] and not key.startswith("cory.")}
+    assert different == ({"ppo.learning_rate"} if size.startswith("llama2") else set())
+
+
+@pytest.mark.parametrize("name", ["cory_llama2_7b", "ppo_llama2_7b", "cory_llama2_13b", "ppo_llama2_13b"])
+def test_llama_configs_have_the_values_of_table_2(name):
+    config, _ = load(Gsm8kConfig, ROOT / f"configs/gsm8k/{name}.yaml", [])
+    expected = TABLE_1 | {
+        "learning_rate": 1e-4 if name.startswith("cory") else 1e-5, "batch_size": 32, "mini_batch_size": 2,
+        "gradient_accumulation_steps": 16, "init_kl_coef": 0.01,
+    }  # fmt: skip
+    assert {key: getattr(config.ppo, key) for key in expected} == expected
+    assert config.model.quantization == "4bit" and config.lora.rank > 0 and config.lora.shared_base
+    assert config.iterations == 100 and config.sampling.stop == ["Question:"]
 
 
 @pytest.mark.parametrize("name", ["cory_gpt2", "cory_gpt2_large", "ppo_gpt2_xl"])

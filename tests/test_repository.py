@@ -42,7 +42,7 @@ def test_readme_example_runs(policy_folder, tmp_path, monkeypatch):
 
 def test_readme_names_every_config_and_existing_files():
     text = (ROOT / "README.md").read_text()
-    for config in (ROOT / "configs/imdb").glob("*.yaml"):
+    for config in (ROOT / "configs").glob("*/*.yaml"):
         assert f"`{config.stem}`" in text
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert link.startswith("http") or (ROOT / link).exists(), link
