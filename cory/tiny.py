@@ -88,9 +88,18 @@ def train_gpt2(
     steps: int,
     batch: int = 64,
     learning_rate: float = 4e-3,
+    beta2: float = 0.999,
+    after: str | None = None,
+    sinusoids: bool = False,
     seed: int = 0,
 ) -> GPT2LMHeadModel:
-    """A GPT-2 trained on `texts`, each followed by END, for `steps` batches of texts of similar length."""
+    """A GPT-2 trained on `texts`, each followed by END, for `steps` batches of texts of similar length.
+
+    Args:
+        beta2: AdamW's; lower lets long runs of small batches settle faster.
+        after: learn to write only what follows the last `after` of each text, such as an answer; default, all of it.
+        sinusoids: start the position embeddings as sinusoids, so that places relate to each other from the start.
+    """
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(
         GPT2Config(
@@ -107,15 +116,25 @@ def train_gpt2(
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+    if sinusoids:
+        angles = torch.arange(positions)[:, None] * torch.logspace(0, -3, width // 2)
+        model.transformer.wpe.weight.data = 0.1 * torch.cat([angles.sin(), angles.cos()], 1)
     rows = [ids[:positions] for ids in tokenizer([text + END for text in texts])["input_ids"]]
+    # Tokens of each row that are given, not learnt.
+    given = (
+        [len(ids) for ids in tokenizer([t[: t.rindex(after) + len(after)] for t in texts])["input_ids"]]
+        if after
+        else [1] * len(rows)
+    )
     batches = _length_sorted_batches(rows, batch)
 
     def loss(index: torch.Tensor) -> torch.Tensor:
         ids, mask = _pad([rows[i] for i in index], tokenizer.pad_token_id)
+        learnt = mask.bool() & (torch.arange(ids.shape[1]) >= torch.tensor([given[i] for i in index])[:, None])
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100).flatten())
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].masked_fill(~learnt[:, 1:], -100).flatten())
 
-    _fit(model, loss, batches, steps, learning_rate)
+    _fit(model, loss, batches, steps, learning_rate, beta2)
     return model.eval()
 
 
@@ -179,10 +198,11 @@ def _fit(
     batches: list[torch.Tensor],
     steps: int,
     learning_rate: float,
+    beta2: float = 0.999,
 ) -> None:
     """AdamW under a one-cycle schedule over batches in random order."""
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, beta2), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
     order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[:steps]
     for index in order.tolist():
