@@ -130,6 +130,7 @@ class PPOConfig:
         cliprange: Clip range of the probability ratio (Eq. 11).
         cliprange_value: Clip range of the value predictions.
         vf_coef: Weight beta of the value loss (Eq. 13).
+        value_head_init: `random`: TRL's, whose first values are noise of the rewards' own size; `zeros`: no noise.
         max_grad_norm: Gradient norm to clip at; null for none.
         ratio_threshold: A mini-batch whose mean probability ratio exceeds this is skipped.
         reward_scaling: Divide training rewards by their running standard deviation.
@@ -153,6 +154,7 @@ class PPOConfig:
     cliprange: float = 0.2
     cliprange_value: float = 0.2
     vf_coef: float = 0.1
+    value_head_init: Literal["random", "zeros"] = "random"
     max_grad_norm: float | None = None
     ratio_threshold: float = 10.0
     reward_scaling: bool = False

@@ -222,7 +222,11 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
             base = agents[0].ppo.policy if agents and config.lora.shared_base else policy
             policy = add_adapter(base, name, config.lora)
             policy.peft_config[name].base_model_name_or_path = config.model.name
-        agents.append(Agent(name, PolicyWithValueHead(policy), reference, tokenizer, config))
+        with_value = PolicyWithValueHead(policy)
+        if config.ppo.value_head_init == "zeros":
+            for parameter in with_value.v_head.parameters():
+                torch.nn.init.zeros_(parameter)
+        agents.append(Agent(name, with_value, reference, tokenizer, config))
     return agents
 
 

@@ -28,7 +28,7 @@ def train() -> None:
     resolve_tiny(config)
     agents = make_agents(config, num_agents=config.cory.num_agents)
     task = make_task(config)
-    CoryTrainer(config, agents, task, name).train()
+    CoryTrainer(config, agents, task, f"gsm8k_{name}").train()
 
 
 if __name__ == "__main__":

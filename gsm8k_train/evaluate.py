@@ -1,6 +1,6 @@
 """Compares models on held-out word problems: pass@k, greedy accuracy, unparseable answers, length, KL to the base.
 
-    python gsm8k_train/evaluate.py runs/cory_tiny runs/ppo_tiny             # all agents of two runs, and their base
+    python gsm8k_train/evaluate.py runs/gsm8k_cory_tiny runs/gsm8k_ppo_tiny    # all agents of two runs, and their base
     python gsm8k_train/evaluate.py Qwen/Qwen2.5-0.5B-Instruct --samples 16 --ks "[1, 4, 16]"   # any model
 
 Every model answers the question alone (solo). The agents of one CORY run also answer in chains (joint): one as pioneer,

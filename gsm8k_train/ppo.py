@@ -27,7 +27,7 @@ def train() -> None:
     resolve_tiny(config)
     agents = make_agents(config, num_agents=1)
     task = make_task(config)
-    CoryTrainer(config, agents, task, name).train()
+    CoryTrainer(config, agents, task, f"gsm8k_{name}").train()
 
 
 if __name__ == "__main__":

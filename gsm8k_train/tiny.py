@@ -3,7 +3,7 @@
     python gsm8k_train/tiny.py        # builds what is missing, prints where it is and how good it is
 
 Problems have GSM8K's form, one to three steps and small numbers; answers leave out its <<calculator>> annotations. The
-language model learns from solutions of which three in ten take a wrong operation at one step, so that it knows more
+language model learns from solutions of which two in five take a wrong operation at one step, so that it knows more
 than it shows, as a pre-trained LLM does: RL can raise how often it takes the right one. In the observer's prompt form a
 right reference is mostly followed and a wrong one mostly mended, so that a reference is worth reading.
 """
@@ -105,7 +105,8 @@ ITEMS = (
     "apples pears lemons cookies candies marbles stickers cards coins shells stones pencils books stamps beads eggs"
 ).split()
 WRONG = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a step that goes wrong does instead
-MISTAKES = 0.3  # share of the solutions that go wrong
+WEIGHTS = {1: 4, 2: 2, 3: 1}  # of a template by its steps: problems that a small model cannot solve teach RL nothing
+MISTAKES = 0.4  # share of the solutions that go wrong
 TEXTS = 24000  # that the language model learns from
 STEPS = 1900  # of its training
 LARGEST = 16  # of all numbers in a right solution
@@ -167,7 +168,7 @@ def solve(rng: random.Random, problem: Problem, mistake: bool = False) -> str | 
 
 def problem(rng: random.Random) -> Problem:
     """A problem whose right solution has whole numbers from 2 to LARGEST only."""
-    template = rng.choice(TEMPLATES)
+    (template,) = rng.choices(TEMPLATES, [WEIGHTS[template.count("|")] for template in TEMPLATES])
     letters = sorted(set(re.findall(r"{([abc])}", template)))
     while True:
         numbers = tuple((letter, rng.randint(2, 12 if letter == "a" else 6)) for letter in letters)

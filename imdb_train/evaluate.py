@@ -1,6 +1,6 @@
 """Compares models on held-out reviews: task reward, KL to the base, combined reward, diversity, length, sample texts.
 
-    python imdb_train/evaluate.py runs/cory_tiny runs/ppo_tiny      # all agents of two runs, and their base
+    python imdb_train/evaluate.py runs/imdb_cory_tiny runs/imdb_ppo_tiny      # all agents of two runs, and their base
     python imdb_train/evaluate.py gpt2 my/folder --base gpt2        # any models, on stanfordnlp/imdb
 
 Every model answers the query alone (solo). The agents of one CORY run also answer in chains (joint): one as pioneer,

@@ -27,7 +27,7 @@ def train() -> None:
     resolve_tiny(config)
     agents = make_agents(config, num_agents=1)
     task = make_task(config, agents[0].ppo.current_device)
-    CoryTrainer(config, agents, task, name).train()
+    CoryTrainer(config, agents, task, f"imdb_{name}").train()
 
 
 if __name__ == "__main__":

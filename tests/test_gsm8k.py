@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -18,8 +21,9 @@ from cory.models import make_agents
 from cory.prompts import RolePrompts
 from cory.sampling import encode, generation_config, plain_text
 from cory.trainer import CoryTrainer
-from gsm8k_train import evaluate
-from gsm8k_train.task import Gsm8kConfig, Gsm8kTaskConfig, problems, rule_reward, unparseable
+from gsm8k_train import evaluate, tiny
+from gsm8k_train.answers import correct, gold
+from gsm8k_train.task import EXAMPLE, Gsm8kConfig, Gsm8kTaskConfig, problems, rule_reward, unparseable
 
 REAL = ROOT.parent / "shared/data/gsm8k"
 
@@ -167,16 +171,23 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
         command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert len(list((tmp_path / f"runs/{script}_tiny").glob("agent_*/model.safetensors"))) == agents
+        assert len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors"))) == agents
     monkeypatch.chdir(tmp_path)
-    command = ["evaluate.py", "runs/cory_tiny", "runs/ppo_tiny", "--samples=4", "--ks=[1,2,4]", "--problems=6"]
+    command = [
+        "evaluate.py",
+        "runs/gsm8k_cory_tiny",
+        "runs/gsm8k_ppo_tiny",
+        "--samples=4",
+        "--ks=[1,2,4]",
+        "--problems=6",
+    ]
     command += ["--device=cpu", "--output=out", "--batch_size=8"]
     monkeypatch.setattr(sys, "argv", command)
     evaluate.run()
     whole = (tmp_path / "out/problems.jsonl").read_text()
     rows = json.loads((tmp_path / "out/evaluation.json").read_text())
-    names = ["base", "cory_tiny/agent_1", "cory_tiny/agent_2", "ppo_tiny/agent_1"]
-    names += ["cory_tiny/agent_2 after agent_1", "cory_tiny/agent_1 after agent_2"]
+    names = ["base", "gsm8k_cory_tiny/agent_1", "gsm8k_cory_tiny/agent_2", "gsm8k_ppo_tiny/agent_1"]
+    names += ["gsm8k_cory_tiny/agent_2 after agent_1", "gsm8k_cory_tiny/agent_1 after agent_2"]
     assert [row["name"] for row in rows] == names
     assert {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"} < set(rows[0])
     assert (tmp_path / "out/pass_at_k.png").read_bytes().startswith(b"\x89PNG")
@@ -200,3 +211,55 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
 def test_k_larger_than_n(monkeypatch):
     with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"):
         evaluate.Evaluation(models=["x"], samples=2, ks=[1, 4])
+
+
+def test_generated_problems_are_in_gsm8ks_form():
+    rng = random.Random(3)
+    made = [tiny.problem(rng) for _ in range(400)]
+    assert len(tiny.TEMPLATES) >= 36 and {len(p.steps) for p in made} == {1, 2, 3}
+    for p in made:
+        *steps, last = p.answer.split("\n")
+        assert re.fullmatch(r"#### \d+", last) and len(steps) == len(p.steps)
+        for step in steps:  # every worked step is right
+            expression, result = re.search(r"(\d+(?: [-+*/] \d+)+) = (\d+)", step).groups()
+            first, *rest = expression.split()
+            total = Fraction(int(first))
+            for operator, number in zip(rest[::2], rest[1::2], strict=True):
+                number = int(number)
+                total = {"+": total + number, "-": total - number, "*": total * number, "/": total / number}[operator]
+            assert total == int(result), step
+        assert steps[-1].split(" = ")[1].startswith(last.removeprefix("#### "))
+        assert correct(p.answer, gold(p.answer))
+
+
+def test_generated_mistakes_are_mistakes_and_references_come_right_and_wrong():
+    rng = random.Random(4)
+    made = [tiny.problem(rng) for _ in range(300)]
+    wrong = [(p, tiny.solve(rng, p, mistake=True)) for p in made]
+    assert sum(text is not None and not correct(text, gold(p.answer)) for p, text in wrong) > 200
+    lessons = [tiny.lesson(rng, p) for p in made]
+    observers = [(p, text.split(" Reference: ")[1].split(" Answer:")[0]) for p, text in zip(made, lessons, strict=True)
+                 if " Reference: " in text]  # fmt: skip
+    right = [correct(reference, gold(p.answer)) for p, reference in observers]
+    assert 0.25 * len(made) < len(observers) < 0.75 * len(made) and 0.25 < sum(right) / len(right) < 0.75
+    assert any(text.startswith(EXAMPLE + "Question: ") for text in lessons)
+
+
+def test_generated_splits_share_no_combination_of_template_and_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(tiny.tiny, "train_gpt2", lambda texts, tokenizer, **settings: Nothing(texts))
+    monkeypatch.setattr(tiny, "TEXTS", 3000)
+    tiny.build(tmp_path)
+    rows = {s: [json.loads(line)["question"] for line in (tmp_path / f"{s}.jsonl").open()] for s in ("train", "test")}
+    names = "|".join([*tiny.GIRLS, *tiny.BOYS, *tiny.ITEMS, "she", "he", "She", "He", "her", "him"])
+    bare = {split: {re.sub(rf"\b({names})\b", "_", question) for question in rows[split]} for split in rows}
+    assert bare["train"] and bare["test"] and not bare["train"] & bare["test"]
+
+
+class Nothing:
+    """Stands in for a trained model."""
+
+    def __init__(self, texts):
+        assert len(texts) > 1000
+
+    def save_pretrained(self, folder):
+        folder.mkdir()

@@ -71,9 +71,9 @@ def test_scripts_run_from_any_directory_without_an_install(policy_folder, classi
         ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        folder = tmp_path / f"runs/{script}_tiny"
+        folder = tmp_path / f"runs/imdb_{script}_tiny"
         assert [p.name for p in sorted(folder.glob("agent_*"))] == [f"agent_{i + 1}" for i in range(agents)]
-        assert "task_reward" in done.stdout and "before" in done.stdout and f"runs/{script}_tiny" in done.stdout
+        assert "task_reward" in done.stdout and "before" in done.stdout and f"runs/imdb_{script}_tiny" in done.stdout
         assert "Traceback" not in done.stderr
 
 
@@ -101,14 +101,16 @@ def test_evaluation_of_two_runs(policy_folder, classifier_folder, reviews, tmp_p
     from imdb_train.cory import CoryTrainer, make_agents, make_task
 
     for name, agents in (("cory_tiny", 2), ("ppo_tiny", 1)):
-        argv = [f"--output=runs/{name}", *flags(policy_folder, classifier_folder, reviews)]
+        argv = [f"--output=runs/imdb_{name}", *flags(policy_folder, classifier_folder, reviews)]
         config, _ = load(ImdbConfig, ROOT / f"configs/imdb/{name}.yaml", argv)
         CoryTrainer(config, make_agents(config, agents), make_task(config, torch.device("cpu"))).train()
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "runs/cory_tiny", "runs/ppo_tiny", "--prompts=20", "--device=cpu"])
+    monkeypatch.setattr(
+        sys, "argv", ["evaluate.py", "runs/imdb_cory_tiny", "runs/imdb_ppo_tiny", "--prompts=20", "--device=cpu"]
+    )
     evaluate.run()
     result = json.loads((tmp_path / "runs/evaluation/evaluation.json").read_text())
-    names = ["base", "cory_tiny/agent_1", "cory_tiny/agent_2", "ppo_tiny/agent_1"]
-    names += ["cory_tiny/agent_2 after agent_1", "cory_tiny/agent_1 after agent_2"]
+    names = ["base", "imdb_cory_tiny/agent_1", "imdb_cory_tiny/agent_2", "imdb_ppo_tiny/agent_1"]
+    names += ["imdb_cory_tiny/agent_2 after agent_1", "imdb_cory_tiny/agent_1 after agent_2"]
     assert [row["name"] for row in result["rows"]] == names
     for row in result["rows"]:
         assert row["combined_reward"] == pytest.approx(row["task_reward"] - 0.3 * row["kl"], abs=1e-5)
