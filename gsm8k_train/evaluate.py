@@ -131,7 +131,8 @@ class Evaluator:
         folders = {"base": base_name}
         for name in settings.models:
             agents = {agent: str(path) for agent, path in run_agents(Path(name)).items()}
-            folders |= agents or ({name: name} if name != base_name else {})
+            path = resolve_tiny_names(name, task)[0]
+            folders |= agents or ({name: path} if path != base_name else {})
         loaded = {name: load_policy(ModelConfig(path, quantization=quantization)) for name, path in folders.items()}
         self.models = {name: model.to(device).eval() for name, (model, _) in loaded.items()}
         self.tokenizer = loaded["base"][1]

@@ -46,7 +46,8 @@ class Evaluation:
 
     Args:
         models: Hub ids, local folders, or folders of runs (all their agents).
-        base: Hub id, local folder or `tiny`: the model that KL is measured to, shown first. null: the first run's.
+        base: Hub id, local folder or `tiny`: the model that KL is measured to, shown first. null: the first run's, or
+            the first model.
         dataset: Hub id, local file or folder, or `tiny`. null: the first run's.
         split: The held-out split.
         text_column: Its column with the reviews. null: the first run's.
@@ -84,7 +85,7 @@ class Evaluation:
 
 def read_command_line(argv: list[str] | None = None) -> Evaluation:
     parser = ArgumentParser(exit_on_error=False, description=__doc__)
-    parser.add_argument("models", nargs="*", help="Hub ids, local folders, or folders of runs (all their agents)")
+    parser.add_argument("models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)")
     parser.add_class_arguments(Evaluation, skip={"models"})
     try:
         return Evaluation(**vars(parser.instantiate(parser.parse_args(argv))))
@@ -117,7 +118,7 @@ def evaluate(settings: Evaluation) -> tuple[list[dict[str, Any]], list[dict[str,
     task.dataset = settings.dataset or task.dataset
     task.text_column = settings.text_column or task.text_column
     task.reward_model = settings.reward_model or task.reward_model
-    base_name = settings.base or first["model"].get("name", "tiny")
+    base_name = settings.base or first["model"].get("name") or settings.models[0]
     kl_coef = first["ppo"].get("init_kl_coef", 0.3) if settings.kl_coef is None else settings.kl_coef
     base_name, task = resolve_tiny_names(base_name, task)
 
@@ -129,7 +130,9 @@ def evaluate(settings: Evaluation) -> tuple[list[dict[str, Any]], list[dict[str,
 
     folders: dict[str, str] = {"base": base_name}
     for name in settings.models:
-        folders |= {agent: str(folder) for agent, folder in run_agents(Path(name)).items()} or {name: name}
+        agents = {agent: str(folder) for agent, folder in run_agents(Path(name)).items()}
+        folder = resolve_tiny_names(name, task)[0]
+        folders |= agents or ({name: folder} if folder != base_name else {})
     rows: list[dict[str, Any]] = []
     answers: dict[str, list[str]] = {}
     models = {name: load_policy(ModelConfig(name=folder))[0].to(device) for name, folder in folders.items()}
