@@ -27,7 +27,8 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
     Raises:
         UserError: it is missing, empty, cannot be read, or lacks a column.
     """
-    where = find(name, "dataset", kind="dataset")
+    cache = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
+    where = find(name, "dataset", kind="dataset", cached=cache.is_dir())
     path = Path(name)
     if path.exists():
         files = [path] if path.is_file() else _files_of_split(path, split)

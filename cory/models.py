@@ -52,12 +52,15 @@ def choose_device(name: str) -> torch.device:
     return state.device
 
 
-def find(name: str, what: str, revision: str | None = None, kind: str = "model") -> dict[str, Any]:
+def find(
+    name: str, what: str, revision: str | None = None, kind: str = "model", cached: bool = False
+) -> dict[str, Any]:
     """Where to load `name` from, as arguments of from_pretrained: tells a missing folder from an unreachable Hub.
 
     Args:
         what: the key that named it, for the message.
         kind: `model` or `dataset`.
+        cached: whether it is known to be in the local cache, so that no Hub is needed; for models this is looked up.
 
     Raises:
         UserError: no such folder, no such repository, or no answer from the Hub within a few seconds.
@@ -67,7 +70,6 @@ def find(name: str, what: str, revision: str | None = None, kind: str = "model")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"{what}: expected a Hub id or an existing local folder, got {name!r}")
     advice = "Give a local folder, or run without --config for the embedded default, which needs no network."
-    cached = kind == "model" and isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
     try:
         HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)
     except GatedRepoError:
@@ -77,7 +79,8 @@ def find(name: str, what: str, revision: str | None = None, kind: str = "model")
             f"{what}: expected a local folder or a {kind} on the Hub, and {name!r} is neither. {advice}"
         ) from None
     except Exception as error:  # the HTTP library underneath, and so its errors, differs between versions
-        if cached:
+        in_cache = kind == "model" and isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+        if cached or in_cache:
             return {"local_files_only": True, "revision": revision}
         reason = str(error).split("\n")[0] or type(error).__name__
         raise UserError(f"{what}: the Hub cannot be reached to load {name!r} ({reason}). {advice}") from None
@@ -92,10 +95,13 @@ def load_tokenizer(name: str, where: dict[str, Any], trust_remote_code: bool = F
     return tokenizer
 
 
-def load_policy(model: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The causal language model and its tokenizer, on the CPU if not quantized; TRL's trainer moves it.
 
     A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any reference made of it.
+
+    Args:
+        merge: off, the adapter is left beside its base: exact where the base is quantized, as merging rounds.
 
     Raises:
         UserError: the model is missing, is no causal language model, or has fewer embeddings than its tokenizer ids;
@@ -103,7 +109,7 @@ def load_policy(model: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
-        return _load_adapter(model, where)
+        return _load_adapter(model, where, merge)
     options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code, **quantization(model)}
     try:
         tokenizer = load_tokenizer(model.name, where, model.trust_remote_code)
@@ -119,13 +125,16 @@ def load_policy(model: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     return policy, tokenizer
 
 
-def _load_adapter(model: ModelConfig, where: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_adapter(
+    model: ModelConfig, where: dict[str, Any], merge: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     base_name = PeftConfig.from_pretrained(model.name).base_model_name_or_path
     base, tokenizer = load_policy(replace(model, name=base_name, revision=None))
     if (Path(model.name) / "tokenizer_config.json").exists():
         tokenizer = load_tokenizer(model.name, where)
     try:
-        return PeftModel.from_pretrained(base, model.name).merge_and_unload(), tokenizer
+        policy = PeftModel.from_pretrained(base, model.name)
+        return policy.merge_and_unload() if merge else policy, tokenizer
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"model.name: expected an adapter that fits its base {base_name!r}, got {model.name!r} "

@@ -133,7 +133,10 @@ class Evaluator:
             agents = {agent: str(path) for agent, path in run_agents(Path(name)).items()}
             path = resolve_tiny_names(name, task)[0]
             folders |= agents or ({name: path} if path != base_name else {})
-        loaded = {name: load_policy(ModelConfig(path, quantization=quantization)) for name, path in folders.items()}
+        loaded = {
+            name: load_policy(ModelConfig(path, quantization=quantization), merge=False)
+            for name, path in folders.items()
+        }
         self.models = {name: model.to(device).eval() for name, (model, _) in loaded.items()}
         self.tokenizer = loaded["base"][1]
         self.chains = {

@@ -135,7 +135,9 @@ def evaluate(settings: Evaluation) -> tuple[list[dict[str, Any]], list[dict[str,
         folders |= agents or ({name: folder} if folder != base_name else {})
     rows: list[dict[str, Any]] = []
     answers: dict[str, list[str]] = {}
-    models = {name: load_policy(ModelConfig(name=folder))[0].to(device) for name, folder in folders.items()}
+    models = {
+        name: load_policy(ModelConfig(name=folder), merge=False)[0].to(device) for name, folder in folders.items()
+    }
 
     def answer(name: str, model: str, role: int, references: list[str] | None) -> None:
         def render(read: Sequence[str | None]) -> list[str]:

@@ -128,6 +128,16 @@ def test_missing_dataset():
         load_dataset("/nowhere/data.csv", "train", [])
 
 
+def test_cached_dataset_needs_no_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with refuses(r"dataset: the Hub cannot be reached to load 'some/data'"):
+        load_dataset("some/data", "train", [])
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    (tmp_path / "some___data").mkdir()
+    monkeypatch.setattr(datasets, "load_dataset", lambda **arguments: datasets.Dataset.from_dict({"text": ["a"]}))
+    assert load_dataset("some/data", "train", ["text"])["text"][0] == "a"
+
+
 def test_missing_column_and_split(reviews):
     with refuses(r"dataset: expected a column 'review' in '.*', got \['text'\]"):
         load_dataset(str(reviews), "train", ["review"])

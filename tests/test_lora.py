@@ -10,8 +10,9 @@ import torch
 from conftest import make_gpt2, sentences
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from cory.config import Config, LoraConfig, ModelConfig, UserError
+from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig, UserError
 from cory.data import Task
+from cory.evaluation import respond
 from cory.models import load_policy, make_agents
 from cory.prompts import RolePrompts
 from cory.trainer import CoryTrainer
@@ -144,6 +145,18 @@ def test_adapter_whose_base_differs(config, tokenizer, tmp_path):
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(other)}))
     with pytest.raises(UserError, match=r"model.name: expected an adapter that fits its base '.*other'"):
         load_policy(ModelConfig(str(adapter)))
+
+
+def test_adapters_are_evaluated_beside_their_base(config):
+    run = make_trainer(lora(config)).train()
+    policy, tokenizer = load_policy(ModelConfig(str(run.folder / "agent_1")), merge=False)
+    assert isinstance(policy, peft.PeftModel)
+    base, _ = load_policy(config.model)
+    answers = respond(policy.eval(), base, tokenizer, sentences(6), SamplingConfig(4, 4))
+    assert len(answers.completions) == 6 and min(answers.kl) > 0
+    merged, _ = load_policy(ModelConfig(str(run.folder / "agent_1")))
+    again = respond(merged, base, tokenizer, sentences(6), SamplingConfig(4, 4))
+    assert again.completions == answers.completions and again.kl == pytest.approx(answers.kl, rel=1e-3)
 
 
 def test_target_modules_that_match_nothing(config):
