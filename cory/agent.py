@@ -60,7 +60,8 @@ class Agent:
         self.sampling = config.sampling
         self.chat_template = config.model.chat_template
         self.merge = config.lora.merge
-        self.ppo = PPOTrainer(trl_config(config.ppo, config.seed), policy, reference, tokenizer)
+        settings = trl_config(config.ppo, config.seed)
+        self.ppo = PPOTrainer(settings, policy, reference, tokenizer, config.ppo.micro_batch, config.precision)
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
@@ -98,7 +99,7 @@ class Agent:
             the statistics of the update: see `STATS` and docs/metrics.md.
         """
         with self.active():
-            stats = self.ppo.step(rollout.queries, rollout.responses, list(rewards))
+            stats = self.ppo.step(rollout.queries, rollout.responses, rewards)
         return {name: float(stats[key]) for name, key in STATS.items()}
 
     def restart(self) -> None:

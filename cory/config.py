@@ -119,6 +119,8 @@ class PPOConfig:
         batch_size: Queries per iteration; every agent answers each of them.
         mini_batch_size: Samples in one forward and backward pass.
         gradient_accumulation_steps: Mini-batches per optimizer step.
+        micro_batch: Samples of a mini-batch that are in memory at a time; changes no number beyond rounding. `auto`: all,
+            and half as many whenever memory runs out.
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: KL coefficient eta (Eq. 2) at the start; the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it stays.
@@ -143,6 +145,7 @@ class PPOConfig:
     batch_size: int = 256
     mini_batch_size: int = 256
     gradient_accumulation_steps: int = 1
+    micro_batch: int | Literal["auto"] = "auto"
     ppo_epochs: int = 4
     init_kl_coef: float = 0.3
     adaptive_kl: bool = True
@@ -168,6 +171,8 @@ class PPOConfig:
             "ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value", "ratio_threshold"
         )
         _positive("ppo", self, *(name for name in ("max_grad_norm", "reward_clip") if getattr(self, name) is not None))
+        if self.micro_batch != "auto":
+            _positive("ppo", self, "micro_batch")
         _between("ppo", self, 0, 1, "gamma", "lam")
         _between("ppo", self, 0, 1e6, "init_kl_coef", "vf_coef")
         expect(self.batch_size > 1, "ppo.batch_size", "at least 2, as advantages are whitened over it", self.batch_size)
@@ -224,6 +229,7 @@ class Config:
         iterations: Iterations of Algorithm 1, each on one batch of queries.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
+        precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         tracker: Where metrics go besides the run's folder. wandb works offline where no account is set up.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         model: The policy.
@@ -237,6 +243,7 @@ class Config:
     iterations: int = 100
     output: str | None = None
     device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
     tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
     sample_every: int = 10
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -1,33 +1,47 @@
 """One agent's PPO: TRL's PPOTrainer (0.11.4) with the response window. The only file that touches TRL's internals.
 
-What departs from TRL's behaviour, each with its reason at the place:
+`step()` is TRL's arithmetic (the tests compare the two) without its detours. What departs from TRL, and why:
 
-* logits, values, KL and entropy exist only at response positions (`cory/window.py`);
-* sampling runs in `eval()` and in one batch, whatever the tokenizer's padding side;
-* constructing a trainer leaves the random streams alone;
+* logits, values, KL and entropy exist only at response positions (`cory/window.py`): the others are masked anyway;
+* where one mini-batch is the batch, the first epoch's pass also gives the old log-probabilities;
+* the reference is read in batches of its own, and statistics leave the device once per step;
+* a mini-batch may be computed in micro-batches that fit the memory, which changes no number beyond rounding;
+* sampling is in one batch, and neither it nor any pass has dropout, whatever was done before;
+* constructing a trainer leaves the random streams alone (TRL reseeds everything);
 * agents share one frozen reference;
 * gradient clipping works after the first step, and reward scaling works at all;
 * optimizer, KL coefficient and reward moments can be restarted (only for `reset_on_exchange`).
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 import trl
 import trl.trainer.ppo_trainer as trl_ppo
 import trl.trainer.utils as trl_utils
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from trl.core import logprobs_from_logits
+from trl.core import masked_mean
 
 from cory import window
 from cory.config import PPOConfig
+from cory.losses import LossStats, TokenLogprobs, entropy, kl_penalty, mean_and_variance, ppo_losses, token_rewards
 from cory.sampling import pad_token, sample
+from cory.window import Window
 
-KL_CHUNK = 2**24  # elements of (rows, responses, vocabulary) for which the full KL is computed at a time
+# The statistics of a mini-batch, under TRL's names.
+STATS = [f"ppo/{name.replace('_', '/', 1)}" for name in LossStats._fields]
+STATS += [f"ppo/{name}" for name in ("loss/total", "returns/mean", "returns/var", "val/mean", "val/var")]
+# Elements of a (rows, R, vocabulary) array that are worked on at a time where no gradient needs all of them.
+CHUNK = {"cpu": 2**23, "cuda": 2**28}
+T = TypeVar("T")
 
 
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
@@ -93,17 +107,36 @@ class RunningMoments(trl_utils.RunningMoments):
         return batch_moments
 
 
+class Rows(NamedTuple):
+    """What a pass over some rows gives: logprobs and values (rows, R), all log-probabilities (rows, R, vocabulary)."""
+
+    logprobs: torch.Tensor
+    everything: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass
+class Old:
+    """The batch under the policy that sampled it, all (batch, R); `graph` is that pass, where it is a training pass."""
+
+    logprobs: torch.Tensor
+    values: torch.Tensor
+    kl: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    graph: Rows | None
+
+
 class PPOTrainer(trl.PPOTrainer):
     """TRL's PPOTrainer in the response window.
-
-    `step(queries, responses, scores)` is TRL's own: rewards and advantages (Eq. 2, 12), clipped losses (Eq. 11, 13),
-    adaptive KL coefficient. It takes the (batch, R) tensors made here as it takes its own (batch, length) ones.
 
     Args:
         config: TRL's PPOConfig, e.g. from `trl_config`.
         model: the policy.
         ref_model: the frozen reference; may be shared by several trainers. None: the policy with its adapters off.
         tokenizer: gives TRL its pad token; the numbers do not depend on its padding side.
+        micro_batch: rows of a mini-batch in one forward and backward pass; `auto`: all that fit into memory.
+        precision: `bf16` for autocast, else `fp32`.
     """
 
     def __init__(
@@ -112,107 +145,215 @@ class PPOTrainer(trl.PPOTrainer):
         model: PolicyWithValueHead,
         ref_model: PolicyWithValueHead | None,
         tokenizer: PreTrainedTokenizerBase,
+        micro_batch: int | str = "auto",
+        precision: str = "fp32",
     ) -> None:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        # In one kernel, where there is one, instead of one pass over the weights for each operation.
+        fused = all(p.is_floating_point() for p in trained)
+        optimizer = torch.optim.Adam(trained, lr=config.learning_rate, fused=fused)
         with warnings.catch_warnings(), patch.object(trl_ppo, "set_seed", lambda seed: None):
             # TRL reseeds everything here, so that making an agent would restart every random stream of the run.
             warnings.filterwarnings("ignore", message="`PPOTrainer` is deprecated", category=FutureWarning)
             warnings.filterwarnings("ignore", message="No dataset is provided", category=UserWarning)
-            super().__init__(config=config, model=model, ref_model=ref_model, tokenizer=tokenizer)
+            super().__init__(config=config, model=model, ref_model=ref_model, tokenizer=tokenizer, optimizer=optimizer)
         # TRL keeps a generator here, empty after one use: only the first step would clip its gradients.
         self.model_params = [p for p in self.model.parameters() if p.requires_grad]
         self.running = RunningMoments(self.accelerator)
         self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
         self.pad_id = pad_token(tokenizer)
+        self.fixed_micro_batch = micro_batch != "auto"
+        self.micro_batch = config.mini_batch_size
+        if micro_batch != "auto":
+            self.micro_batch = min(self.micro_batch, int(micro_batch))
+        self.precision = precision
 
     @property
     def policy(self) -> PreTrainedModel:
         """The causal language model inside."""
         return self.accelerator.unwrap_model(self.model).pretrained_model
 
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
     def generate(self, query_tensor: Sequence[torch.Tensor], generation_config: GenerationConfig) -> list[torch.Tensor]:
         """Samples one response per query, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
-        return sample(self.policy, self.tokenizer, query_tensor, generation_config)
+        with self._autocast():
+            return sample(self.policy, self.tokenizer, query_tensor, generation_config)
 
-    def _pass_mode(self, model: torch.nn.Module) -> None:
-        """No dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1."""
-        model.eval()
-        if torch.is_grad_enabled():
-            # Layers recompute activations in training mode only. Just their own flag: dropout inside them stays off.
-            for layer in self.checkpointed_layers:
-                layer.training = True
-
-    def prepare_model_inputs(
-        self, queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """The response window; TRL pads query and response as one text, on the tokenizer's side."""
-        return window.pack(queries, responses, self.pad_id)._asdict()
-
-    def batched_forward_pass(
-        self,
-        model: torch.nn.Module,
-        queries: Sequence[torch.Tensor],
-        responses: Sequence[torch.Tensor],
-        model_inputs: dict[str, torch.Tensor],
-        return_logits: bool = False,
-        response_masks: Sequence[torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-        """One pass in mini-batches over the response window; TRL's covers every position and masks most of them.
-
-        Returns:
-            logprobs (batch, R), logits (batch, R, vocabulary) or None, values (batch, R) and mask (batch, R).
-        """
-        self._pass_mode(model)
-        mask = model_inputs["response_mask"]
-        if response_masks is not None:
-            mask = mask * window.pad(response_masks, 0, "right")[0]
-        all_logprobs, all_logits, all_values = [], [], []
-        for rows in range(0, len(mask), self.config.mini_batch_size):
-            inputs = {name: value[rows : rows + self.config.mini_batch_size] for name, value in model_inputs.items()}
-            logits, values = model(**inputs)
-            all_logprobs.append(logprobs_from_logits(logits, inputs["response_ids"]))
-            all_values.append(values)
-            if return_logits:
-                all_logits.append(logits)
-        return (
-            torch.cat(all_logprobs),
-            torch.cat(all_logits) if return_logits else None,
-            torch.cat(all_values),
-            mask,
-        )
-
-    def compute_rewards(
-        self, scores: torch.Tensor, logprobs: torch.Tensor, ref_logprobs: torch.Tensor, masks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Eq. 2: `-eta * KL` at every response token, plus the score at the last one. TRL loops over rows.
+    def step(  # type: ignore[override]
+        self, queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], scores: torch.Tensor
+    ) -> dict[str, float]:
+        """One PPO update: token rewards (Eq. 2), advantages (Eq. 12), clipped losses (Eq. 11, 13), KL coefficient.
 
         Args:
+            queries, responses: token ids, one 1-d tensor per row, none empty.
             scores: (batch,) training rewards.
-            logprobs, ref_logprobs: (batch, R), or (batch, R, vocabulary) for the full KL.
-            masks: (batch, R).
 
         Returns:
-            rewards, KL part of the rewards, and KL, each (batch, R).
+            TRL's statistics, by its names, of those that are one number.
+
+        Raises:
+            ValueError: not `batch_size` rows.
         """
-        rows = max(1, KL_CHUNK // logprobs[0].numel())  # bounds the memory of the full KL
-        kls = torch.cat(
-            [self._kl_penalty(p, ref) for p, ref in zip(logprobs.split(rows), ref_logprobs.split(rows), strict=True)]
-        )
-        non_score_rewards = -self.kl_ctl.value * kls
-        last = masks.shape[1] - 1 - masks.flip(1).argmax(1, keepdim=True)
-        rewards = non_score_rewards.scatter_add(1, last, scores[:, None].to(non_score_rewards.dtype))
-        return rewards, non_score_rewards, kls
+        size = self.config.batch_size
+        if not len(queries) == len(responses) == len(scores) == size:
+            raise ValueError(
+                f"expected batch_size = {size} queries, responses and scores, "
+                f"got {len(queries)}, {len(responses)} and {len(scores)}"
+            )
+        batch = window.pack(queries, responses, self.pad_id)
+        mask = batch.response_mask
+        self._training_mode()
+        scores = self._scaled(scores.to(mask.device, torch.float32))
+        old = self._retrying(lambda: self._old(batch))
+        with torch.no_grad():
+            rewards, penalties = token_rewards(scores, old.kl, mask, self.kl_ctl.value)
+            old.values, old.advantages, old.returns = self.compute_advantages(old.values, rewards, mask)
+        losses = []
+        for _ in range(self.config.ppo_epochs):
+            order = np.random.permutation(size).tolist()
+            for start in range(0, size, self.config.backward_batch_size):
+                losses += self._optimize(batch, old, order[start : start + self.config.backward_batch_size])
+        of_batch = {
+            "objective/kl": (old.kl * mask).sum(-1).mean(),
+            "objective/entropy": (-old.logprobs * mask).sum(-1).mean(),
+            "ppo/mean_non_score_reward": masked_mean(penalties, mask),
+            "ppo/mean_scores": scores.mean(),
+            "ppo/std_scores": scores.std(),
+        }
+        numbers = torch.cat([torch.stack(list(of_batch.values())), torch.stack(losses).mean(0)]).tolist()
+        stats = dict(zip((*of_batch, *STATS), numbers, strict=True))
+        stats["objective/kl_coef"] = self.kl_ctl.value
+        stats["tokens/responses_len_mean"] = sum(batch.response_lengths) / size
+        self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
+        return stats
 
-    def _kl_penalty(self, logprob: torch.Tensor, ref_logprob: torch.Tensor) -> torch.Tensor:
-        if self.config.kl_penalty == "full":  # KL(pi, pi_0) over the vocabulary (Eq. 2)
-            return F.kl_div(ref_logprob, logprob, log_target=True, reduction="none").sum(-1)
-        return super()._kl_penalty(logprob, ref_logprob)
+    def _training_mode(self) -> None:
+        """No dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1."""
+        self.model.eval()
+        for layer in self.checkpointed_layers:
+            layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
 
-    def loss(self, old_logprobs, values, logits, vpreds, logprobs, mask, advantages, returns):  # type: ignore[no-untyped-def]
-        """TRL's clipped losses (Eq. 11, 13); logits serve its entropy statistic only, so they need no graph."""
-        if self.checkpointed_layers:
-            self._pass_mode(self.model)  # TRL has just turned dropout on, and the recomputation is yet to come
-        return super().loss(old_logprobs, values, logits.detach(), vpreds, logprobs, mask, advantages, returns)
+    def _scaled(self, scores: torch.Tensor) -> torch.Tensor:
+        """Training rewards after the optional scaling, normalization and clipping."""
+        if self.config.use_score_scaling:
+            self.running.update(scores)
+            centred = scores - self.running.mean.to(scores) if self.config.use_score_norm else scores
+            scores = centred / (self.running.std.to(scores) + torch.finfo(scores.dtype).eps)
+        clip = self.config.score_clip
+        return scores if clip is None else scores.clip(-clip, clip)
+
+    def _forward(self, rows: Window) -> Rows:
+        with self._autocast():
+            logits, values = self.model(*rows[:4])
+        return Rows(*TokenLogprobs.apply(logits, rows.response_ids), values)
+
+    def _reference(self, rows: Window) -> Rows:
+        with self._autocast(), self.optional_peft_ctx():
+            logits, values = (self.ref_model or self.model)(*rows[:4])
+        return Rows(*TokenLogprobs.apply(logits, rows.response_ids), values)
+
+    def _chunk(self, batch: Window) -> int:
+        """Rows whose log-probabilities over the vocabulary are worked on at a time, where no gradient needs them."""
+        width = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
+        return max(1, min(self.micro_batch, CHUNK.get(batch.input_ids.device.type, CHUNK["cpu"]) // width))
+
+    def _old(self, batch: Window) -> Old:
+        """The batch under the policy as it is, and its KL to the reference.
+
+        Where the batch is one mini-batch that fits, this is also the training pass of the first epoch.
+        """
+        old = Old(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(5)), graph=None)
+        if self.micro_batch >= len(batch.input_ids):
+            old.graph = self._forward(batch)
+        kind = self.config.kl_penalty
+        with torch.no_grad():
+            for index in batch.by_length(self._chunk(batch)):
+                rows = batch.rows(index)
+                width = rows.response_ids.shape[1]
+                mine = Rows(*(x[index, :width] for x in old.graph)) if old.graph else self._forward(rows)
+                ref = self._reference(rows)
+                pair = (mine.everything, ref.everything) if kind == "full" else (mine.logprobs, ref.logprobs)
+                old.kl[index, :width] = kl_penalty(kind, *pair)
+                old.logprobs[index, :width] = mine.logprobs
+                old.values[index, :width] = mine.values
+        return old
+
+    def _optimize(self, batch: Window, old: Old, index: list[int]) -> list[torch.Tensor]:
+        """One optimizer step on the rows `index`: the statistics (`STATS`) of each of its mini-batches."""
+        size = self.config.mini_batch_size
+        minis = [index[start : start + size] for start in range(0, len(index), size)]
+
+        def backward() -> list[torch.Tensor]:
+            self.optimizer.zero_grad()
+            return [self._backward(batch, old, mini, last=mini is minis[-1]) for mini in minis]
+
+        stats = self._retrying(backward)
+        ratio = max(stat[STATS.index("ppo/policy/ratio")] for stat in stats).item()
+        if ratio > self.config.ratio_threshold:  # TRL drops the mini-batch alone where several make a step
+            warnings.warn(
+                f"The mean probability ratio, {ratio:.2f}, exceeds ppo.ratio_threshold, "
+                f"{self.config.ratio_threshold:.2f}: gradients are dropped",
+                stacklevel=2,
+            )
+            for p in self.model_params:
+                if p.grad is not None:
+                    p.grad.zero_()
+        if self.config.max_grad_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model_params, self.config.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return stats
+
+    def _backward(self, batch: Window, old: Old, index: list[int], last: bool) -> torch.Tensor:
+        """Adds a mini-batch's gradient, in micro-batches that weigh by their tokens; returns its statistics."""
+        tokens = sum(batch.response_lengths[i] for i in index)
+        graph, old.graph = old.graph, None
+        pieces = list(batch.by_length(self.micro_batch, index))
+        sums = torch.zeros(len(LossStats._fields), device=batch.input_ids.device)
+        for piece in pieces:
+            whole = len(piece) == len(batch.input_ids)
+            rows = batch if whole else batch.rows(piece)
+            width = rows.response_ids.shape[1]
+            then = (old.logprobs, old.values, old.advantages, old.returns)
+            synced = last and piece is pieces[-1]  # several processes exchange gradients once per step
+            with nullcontext() if synced else self.accelerator.no_sync(self.model):
+                now = graph or self._forward(rows)
+                losses = ppo_losses(
+                    now.logprobs,
+                    now.values,
+                    entropy(now.everything, self._chunk(rows)),
+                    *(then if whole else (x[piece, :width] for x in then)),
+                    rows.response_mask,
+                    self.config.cliprange,
+                    self.config.cliprange_value,
+                )
+                # accelerate divides by the gradient accumulation steps
+                self.accelerator.backward((losses.loss_policy + self.config.vf_coef * losses.loss_value) / tokens)
+            sums += torch.stack(losses).detach()
+        mask = batch.response_mask[index]
+        moments = [*mean_and_variance(old.returns[index], mask), *mean_and_variance(old.values[index], mask)]
+        means = sums / tokens
+        total = means[0] + self.config.vf_coef * means[1]
+        return torch.cat([means, torch.stack([total, *moments])])
+
+    def _retrying(self, compute: Callable[[], T]) -> T:
+        """`compute()`, in smaller and smaller micro-batches as long as memory runs out."""
+        while True:
+            try:
+                return compute()
+            except RuntimeError as error:
+                if self.fixed_micro_batch or self.micro_batch == 1 or not should_reduce_batch_size(error):
+                    raise
+            self.micro_batch = (self.micro_batch + 1) // 2
+            clear_device_cache(garbage_collection=True)
+            warnings.warn(
+                f"Out of memory: {self.micro_batch} rows at a time from now on. The update is that of the whole "
+                f"mini-batch still. ppo.micro_batch {self.micro_batch} starts a run this way.",
+                stacklevel=2,
+            )
 
     def restart(self) -> None:
         """Forgets Adam's moments, the KL coefficient and the reward moments, as a new trainer would."""

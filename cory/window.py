@@ -7,7 +7,7 @@ no vocabulary projection and no memory for it.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ class Window(NamedTuple):
     """A ragged batch as tensors. `input_ids` leaves out the last response position, which predicts nothing.
 
     Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask (batch, R).
+    The lengths of prompts and responses are also there as numbers, so that no device has to be asked for them.
     """
 
     input_ids: torch.Tensor
@@ -24,6 +25,30 @@ class Window(NamedTuple):
     position_ids: torch.Tensor
     response_ids: torch.Tensor
     response_mask: torch.Tensor
+    prompt_lengths: list[int]
+    response_lengths: list[int]
+
+    def rows(self, index: Sequence[int]) -> "Window":
+        """Some rows, without the padding that none of them needs."""
+        prompts = [self.prompt_lengths[i] for i in index]
+        responses = [self.response_lengths[i] for i in index]
+        left = max(self.prompt_lengths) - max(prompts)
+        right = max(self.response_lengths) - max(responses)
+        chosen = torch.tensor(index, device=self.input_ids.device)
+        context = slice(left, self.input_ids.shape[1] - right)
+        response = slice(0, max(responses))
+        return Window(
+            *(tensor[chosen, context] for tensor in self[:3]),
+            *(tensor[chosen, response] for tensor in self[3:5]),
+            prompts,
+            responses,
+        )
+
+    def by_length(self, rows: int, index: Sequence[int] | None = None) -> Iterator[list[int]]:
+        """The rows `index` (all by default) as lists of at most `rows`, of similar length each."""
+        index = range(len(self.prompt_lengths)) if index is None else index
+        order = sorted(index, key=lambda i: (self.prompt_lengths[i] + self.response_lengths[i], i))
+        return (order[start : start + rows] for start in range(0, len(order), rows))
 
 
 def pad(rows: Sequence[torch.Tensor], pad_id: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,6 +71,8 @@ def pack(queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], pad
         position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0),
         response_ids=response_ids,
         response_mask=response_mask,
+        prompt_lengths=[len(query) for query in queries],
+        response_lengths=[len(response) for response in responses],
     )
 
 

@@ -105,8 +105,10 @@ ITEMS = (
     "apples pears lemons cookies candies marbles stickers cards coins shells stones pencils books stamps beads eggs"
 ).split()
 WRONG = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a step that goes wrong does instead
-WEIGHTS = {1: 4, 2: 2, 3: 1}  # of a template by its steps: problems that a small model cannot solve teach RL nothing
+WEIGHTS = {1: 6, 2: 2, 3: 1}  # of a template by its steps: problems that a small model cannot solve teach RL nothing
 MISTAKES = 0.4  # share of the solutions that go wrong
+GUESSES = 0.5  # share of those that are a guess without any step
+DRILLS = 4000
 TEXTS = 24000  # that the language model learns from
 STEPS = 1900  # of its training
 LARGEST = 16  # of all numbers in a right solution
@@ -200,12 +202,24 @@ def lesson(rng: random.Random, asked: Problem) -> str:
     )
 
 
+def drill(rng: random.Random) -> str:
+    """Ten calculations, of the kind that solutions need."""
+    lines = []
+    while len(lines) < 10:
+        expression = f"{rng.randint(2, LARGEST)} {rng.choice('+-*/')} {rng.randint(2, LARGEST)}"
+        text, value = _calculate(expression, {})
+        if value is not None and 2 <= value <= LARGEST:
+            lines.append(f"{text} = {value}")
+    return "Answer: " + "\n".join(lines)
+
+
 def attempt(rng: random.Random, asked: Problem, mistakes: float) -> str:
-    """A solution that goes wrong with probability `mistakes`."""
-    while True:
-        text = solve(rng, asked, mistake=rng.random() < mistakes)
-        if text is not None:
-            return text
+    """A solution that goes wrong with probability `mistakes`: by a guess without steps, or a wrong operation."""
+    if rng.random() >= mistakes:
+        return asked.answer
+    text = solve(rng, asked, mistake=True) if rng.random() >= GUESSES else None
+    right = int(asked.answer.split()[-1])
+    return text or f"#### {rng.choice([n for n in range(right - 3, right + 4) if n not in (right, 0) and n > 0])}"
 
 
 def build(folder: Path) -> None:
@@ -218,7 +232,7 @@ def build(folder: Path) -> None:
         lines = (json.dumps({"question": p.question, "answer": p.answer}) + "\n" for p in rows)
         (folder / f"{split}.jsonl").write_text("".join(lines))
 
-    texts = [lesson(rng, p) for p in train]
+    texts = [lesson(rng, p) for p in train] + [drill(rng) for _ in range(DRILLS)]
     tokenizer = tiny.train_tokenizer(texts, vocab_size=1024)
     policy = tiny.train_gpt2(
         texts,
@@ -229,7 +243,7 @@ def build(folder: Path) -> None:
         steps=STEPS,
         batch=16,
         learning_rate=3e-3,
-        after=" Answer:",
+        after="Answer:",
         sinusoids=True,
         beta2=0.98,
     )

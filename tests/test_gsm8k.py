@@ -14,6 +14,7 @@ import torch
 from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
+from cory import window
 from cory.config import SamplingConfig, UserError, load
 from cory.data import Task
 from cory.metrics import pass_at_k
@@ -96,8 +97,8 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
     assert [tokenizer.decode(row) for row in rollout.responses][:2] == ["some good bad", tokenizer.decode(forced[1])]
     assert tokenizer.decode(rollout.responses[2]) == " Question:"
     assert rollout.completions[0] == "some " and rollout.completions[2] == " "
-    inputs = agent.ppo.prepare_model_inputs(rollout.queries, rollout.responses)
-    assert inputs["response_mask"].sum(1).tolist() == [len(row) for row in rollout.responses]
+    packed = window.pack(rollout.queries, rollout.responses, 0)
+    assert packed.response_mask.sum(1).tolist() == [len(row) for row in rollout.responses]
 
 
 def _zero(prompts, completions):
