@@ -108,6 +108,7 @@ def train_gpt2(
             n_embd=width,
             n_layer=layers,
             n_head=4,
+            activation_function="gelu_pytorch_tanh",  # GPT-2's own function, in one kernel
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
@@ -131,8 +132,8 @@ def train_gpt2(
     def loss(index: torch.Tensor) -> torch.Tensor:
         ids, mask = _pad([rows[i] for i in index], tokenizer.pad_token_id)
         learnt = mask.bool() & (torch.arange(ids.shape[1]) >= torch.tensor([given[i] for i in index])[:, None])
-        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].masked_fill(~learnt[:, 1:], -100).flatten())
+        hidden = model.transformer(input_ids=ids, attention_mask=mask).last_hidden_state[:, :-1]
+        return F.cross_entropy(model.lm_head(hidden[learnt[:, 1:]]), ids[:, 1:][learnt[:, 1:]])
 
     _fit(model, loss, batches, steps, learning_rate, beta2)
     return model.eval()
@@ -202,7 +203,7 @@ def _fit(
 ) -> None:
     """AdamW under a one-cycle schedule over batches in random order."""
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, beta2), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, beta2), weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
     order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[:steps]
     for index in order.tolist():

@@ -110,7 +110,7 @@ MISTAKES = 0.4  # share of the solutions that go wrong
 GUESSES = 0.5  # share of those that are a guess without any step
 DRILLS = 4000
 TEXTS = 24000  # that the language model learns from
-STEPS = 1900  # of its training
+STEPS = 2800  # of its training
 LARGEST = 16  # of all numbers in a right solution
 
 

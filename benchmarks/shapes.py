@@ -1,0 +1,133 @@
+"""Models and tasks of stated sizes for benchmarks: random weights, one word a token, so that lengths are exact."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+
+@dataclass
+class Shape:
+    """Sizes of one CORY iteration. Queries and the observer's prompts without the response have a range of tokens."""
+
+    layers: int
+    width: int
+    vocabulary: int
+    batch: int
+    query: tuple[int, int]
+    observer: int  # tokens that the observer's prompt adds to query and response
+    response: int
+    reward_layers: int
+    reward_width: int
+    agents: int = 2
+    kl_penalty: str = "full"
+    epochs: int = 4
+    heads: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.heads = max(1, self.width // 64)
+
+
+SHAPES = {
+    # GPT-2-small; an observer's prompts have 28 to 44 tokens.
+    "gpt2_small": Shape(12, 768, 50257, 16, (4, 20), 12, 12, 6, 768),
+    # The small pair on which the authors' code was timed at 42 s an iteration.
+    "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
+    # The embedded IMDB default.
+    "imdb_tiny": Shape(2, 128, 1024, 64, (2, 8), 10, 10, 1, 64, kl_penalty="kl"),
+}
+
+
+def word_tokenizer(size: int) -> Any:
+    """A tokenizer of `size` words w0, w1, ..., each one token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {f"w{i}": i for i in range(size - 2)} | {"<end>": size - 2, "<pad>": size - 1}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>")
+
+
+def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
+    """Saves a random GPT-2, without an end token, and a random DistilBERT classifier; returns their folders."""
+    import torch
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    tokenizer = word_tokenizer(shape.vocabulary)
+    policy = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=shape.vocabulary,
+            n_embd=shape.width,
+            n_layer=shape.layers,
+            n_head=shape.heads,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=shape.vocabulary - 1,
+        )
+    )
+    reward = DistilBertForSequenceClassification(
+        DistilBertConfig(
+            vocab_size=shape.vocabulary,
+            dim=shape.reward_width,
+            hidden_dim=4 * shape.reward_width,
+            n_layers=shape.reward_layers,
+            n_heads=max(1, shape.reward_width // 64),
+            pad_token_id=shape.vocabulary - 1,
+            id2label={0: "NEGATIVE", 1: "POSITIVE"},
+            label2id={"NEGATIVE": 0, "POSITIVE": 1},
+        )
+    )
+    for name, model in (("policy", policy), ("reward_model", reward)):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return str(folder / "policy"), str(folder / "reward_model")
+
+
+def make_config(shape: Shape, policy: str, device: str = "auto", precision: str = "fp32", **ppo: Any) -> Any:
+    """The run's settings; the response length is fixed."""
+    from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
+
+    return Config(
+        device=device,
+        precision=precision,  # type: ignore[arg-type]
+        sample_every=0,
+        model=ModelConfig(policy),
+        cory=CoryConfig(num_agents=shape.agents),
+        ppo=PPOConfig(
+            batch_size=shape.batch,
+            mini_batch_size=shape.batch,
+            ppo_epochs=shape.epochs,
+            kl_penalty=shape.kl_penalty,  # type: ignore[arg-type]
+            **ppo,
+        ),
+        sampling=SamplingConfig(shape.response, shape.response),
+    )
+
+
+def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) -> Any:
+    """Random queries, scored by the classifier."""
+    import numpy as np
+
+    from cory.data import Task
+    from cory.prompts import RolePrompts
+    from imdb_train.task import PositiveLogit
+
+    rng = np.random.default_rng(0)
+    low, high = shape.query
+    queries = [
+        " ".join(f"w{i}" for i in rng.integers(0, shape.vocabulary - 2, n))
+        for n in rng.integers(low, high + 1, max(rows, shape.batch))
+    ]
+    extra = " ".join(["w1"] * shape.observer)
+    reward = PositiveLogit(reward_model, 2 * shape.batch, device)
+
+    def scored(prompts: list[str], completions: list[str]) -> list[float]:
+        return reward([prompt + " " for prompt in prompts], completions)
+
+    return Task.from_prompts(queries, scored, RolePrompts("{prompt}", f"{extra} {{prompt}} {{response}}"))
