@@ -343,7 +343,12 @@ def unavoidable_memory(bench: Bench) -> dict[str, float]:
 def measured_apart(options: argparse.Namespace, shape: Shape, name: str, what: str) -> dict[str, float]:
     """`peak_memory` in a process of its own."""
     command = [sys.executable, __file__, "--way", name, "--what", what, "--device", options.device]
-    command += ["--precision", options.precision, "--sizes", json.dumps({k: v for k, v in asdict(shape).items() if k != "heads"})]
+    command += [
+        "--precision",
+        options.precision,
+        "--sizes",
+        json.dumps({k: v for k, v in asdict(shape).items() if k != "heads"}),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")

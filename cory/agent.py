@@ -1,9 +1,10 @@
 """An agent: one LLM with its PPOTrainer. It keeps its weights and optimizer for the whole run, in whatever role."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -22,6 +23,9 @@ STATS = {
     "policy_loss": "ppo/loss/policy",
     "value_loss": "ppo/loss/value",
     "clip_fraction": "ppo/policy/clipfrac",
+    "gradient_norm": "gradient_norm",
+    "skipped_steps": "skipped_steps",
+    "dropped_steps": "dropped_steps",
     "response_tokens": "tokens/responses_len_mean",
 }
 
@@ -61,7 +65,15 @@ class Agent:
         self.chat_template = config.model.chat_template
         self.merge = config.lora.merge
         settings = trl_config(config.ppo, config.seed)
-        self.ppo = PPOTrainer(settings, policy, reference, tokenizer, config.ppo.micro_batch, config.precision)
+        self.ppo = PPOTrainer(
+            settings,
+            policy,
+            reference,
+            tokenizer,
+            micro_batch=config.ppo.micro_batch,
+            precision=config.precision,
+            on_nonfinite=config.guards.on_nonfinite,
+        )
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
@@ -101,6 +113,14 @@ class Agent:
         with self.active():
             stats = self.ppo.step(rollout.queries, rollout.responses, rewards)
         return {name: float(stats[key]) for name, key in STATS.items()}
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """All that training has changed, for a checkpoint: tensors, and numbers as json."""
+        return self.ppo.state()
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Takes up what `state` gave. Raises ValueError where it is of another model."""
+        self.ppo.load_state(tensors, numbers)
 
     def restart(self) -> None:
         """Forgets optimizer state, KL coefficient and reward moments (only for `reset_on_exchange`)."""

@@ -221,6 +221,44 @@ class SamplingConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """What survives an interruption (docs/reliability.md).
+
+    Args:
+        save_every: Iterations between checkpoints; one is also made at the end and at a signal. 0: only those.
+        keep: Newest checkpoints that stay.
+        best: Metric by which the best checkpoint stays as well, mean over the agents, larger is better; null for none.
+    """
+
+    save_every: int = 10
+    keep: int = 2
+    best: str | None = None
+
+    def __post_init__(self) -> None:
+        expect(self.save_every >= 0, "checkpoint.save_every", "0 (at the end only) or more iterations", self.save_every)
+        expect(self.keep >= 1, "checkpoint.keep", "at least 1", self.keep)
+
+
+@dataclass
+class GuardsConfig:
+    """What is watched while a run trains.
+
+    Args:
+        on_nonfinite: A loss or gradient that is not finite never reaches the weights. `stop`: the run ends, its last
+            good state saved; `skip`: that optimizer step is left out.
+        kl_bound: KL, in nats per response, above which an iteration is flagged.
+        stop_at_kl: KL above which the run ends early, its agents saved; null for never.
+    """
+
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    kl_bound: float = 50.0
+    stop_at_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive("guards", self, "kl_bound", *(["stop_at_kl"] if self.stop_at_kl is not None else []))
+
+
+@dataclass
 class Config:
     """One run.
 
@@ -230,6 +268,8 @@ class Config:
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
+        resume: Continue a run: `auto` (the newest with these settings, from the start where there is none), or the
+            folder of a run or of one of its checkpoints. null: a new run.
         tracker: Where metrics go besides the run's folder. wandb works offline where no account is set up.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         model: The policy.
@@ -237,11 +277,14 @@ class Config:
         cory: The method.
         ppo: Each agent's PPO.
         sampling: How responses are sampled.
+        checkpoint: What survives an interruption.
+        guards: What is watched.
     """
 
     seed: int = 0
     iterations: int = 100
     output: str | None = None
+    resume: str | None = None
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
@@ -251,6 +294,8 @@ class Config:
     cory: CoryConfig = field(default_factory=CoryConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guards: GuardsConfig = field(default_factory=GuardsConfig)
 
     def __post_init__(self) -> None:
         expect(0 <= self.seed < 2**32, "seed", "a whole number from 0 to 2**32 - 1", self.seed)

@@ -13,11 +13,13 @@
 * optimizer, KL coefficient and reward moments can be restarted (only for `reset_on_exchange`).
 """
 
+import math
+import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -27,11 +29,13 @@ import trl.trainer.ppo_trainer as trl_ppo
 import trl.trainer.utils as trl_utils
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from peft import PeftModel
+from torch.nn.utils import get_total_norm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from trl.core import masked_mean
 
 from cory import window
 from cory.config import PPOConfig
+from cory.guards import NotFinite
 from cory.losses import LossStats, TokenLogprobs, entropy, kl_penalty, mean_and_variance, ppo_losses, token_rewards
 from cory.sampling import pad_token, sample
 from cory.window import Window
@@ -137,6 +141,8 @@ class PPOTrainer(trl.PPOTrainer):
         tokenizer: gives TRL its pad token; the numbers do not depend on its padding side.
         micro_batch: rows of a mini-batch in one forward and backward pass; `auto`: all that fit into memory.
         precision: `bf16` for autocast, else `fp32`.
+        on_nonfinite: `stop` raises NotFinite where a loss or gradient is not finite, `skip` leaves that optimizer step
+            out. The weights are not touched by either.
     """
 
     def __init__(
@@ -147,6 +153,7 @@ class PPOTrainer(trl.PPOTrainer):
         tokenizer: PreTrainedTokenizerBase,
         micro_batch: int | str = "auto",
         precision: str = "fp32",
+        on_nonfinite: str = "stop",
     ) -> None:
         trained = [p for p in model.parameters() if p.requires_grad]
         # In one kernel, where there is one, instead of one pass over the weights for each operation.
@@ -166,7 +173,9 @@ class PPOTrainer(trl.PPOTrainer):
         self.micro_batch = config.mini_batch_size
         if micro_batch != "auto":
             self.micro_batch = min(self.micro_batch, int(micro_batch))
-        self.precision = precision
+        self.precision, self.on_nonfinite = precision, on_nonfinite
+        self.skipped_steps = self.dropped_steps = 0  # optimizer steps of the last update: left out, without a gradient
+        self.gradient_norms: list[float] = []  # of the others
 
     @property
     def policy(self) -> PreTrainedModel:
@@ -196,6 +205,7 @@ class PPOTrainer(trl.PPOTrainer):
 
         Raises:
             ValueError: not `batch_size` rows.
+            NotFinite: see `on_nonfinite`.
         """
         size = self.config.batch_size
         if not len(queries) == len(responses) == len(scores) == size:
@@ -211,7 +221,8 @@ class PPOTrainer(trl.PPOTrainer):
         with torch.no_grad():
             rewards, penalties = token_rewards(scores, old.kl, mask, self.kl_ctl.value)
             old.values, old.advantages, old.returns = self.compute_advantages(old.values, rewards, mask)
-        losses = []
+        losses: list[torch.Tensor] = []
+        self.skipped_steps, self.dropped_steps, self.gradient_norms = 0, 0, []
         for _ in range(self.config.ppo_epochs):
             order = np.random.permutation(size).tolist()
             for start in range(0, size, self.config.backward_batch_size):
@@ -223,11 +234,15 @@ class PPOTrainer(trl.PPOTrainer):
             "ppo/mean_scores": scores.mean(),
             "ppo/std_scores": scores.std(),
         }
+        losses = losses or [torch.full((len(STATS),), math.nan, device=mask.device)]  # every step was skipped
         numbers = torch.cat([torch.stack(list(of_batch.values())), torch.stack(losses).mean(0)]).tolist()
         stats = dict(zip((*of_batch, *STATS), numbers, strict=True))
         stats["objective/kl_coef"] = self.kl_ctl.value
         stats["tokens/responses_len_mean"] = sum(batch.response_lengths) / size
-        self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
+        stats["gradient_norm"] = statistics.fmean(self.gradient_norms) if self.gradient_norms else math.nan
+        stats["skipped_steps"], stats["dropped_steps"] = self.skipped_steps, self.dropped_steps
+        if math.isfinite(stats["objective/kl"]):
+            self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
         return stats
 
     def _training_mode(self) -> None:
@@ -291,16 +306,22 @@ class PPOTrainer(trl.PPOTrainer):
             return [self._backward(batch, old, mini, last=mini is minis[-1]) for mini in minis]
 
         stats = self._retrying(backward)
-        ratio = max(stat[STATS.index("ppo/policy/ratio")] for stat in stats).item()
+        gradients = [p.grad for p in self.model_params if p.grad is not None]
+        norm = get_total_norm(gradients)
+        ratios = [stat[STATS.index("ppo/policy/ratio")] for stat in stats]
+        checked = torch.stack([norm, max(ratios), sum(stat.sum() for stat in stats)])  # type: ignore[arg-type]
+        gradient_norm, ratio, total = checked.tolist()  # the step's only wait for the device
+        if not math.isfinite(gradient_norm + total):
+            self.optimizer.zero_grad()
+            if self.on_nonfinite == "skip":
+                self.skipped_steps += 1
+                return []
+            what = "the gradient" if math.isfinite(total) else "the loss"
+            raise NotFinite(what, self._rows_not_finite(batch, old, index))
+        self.gradient_norms.append(gradient_norm)
         if ratio > self.config.ratio_threshold:  # TRL drops the mini-batch alone where several make a step
-            warnings.warn(
-                f"The mean probability ratio, {ratio:.2f}, exceeds ppo.ratio_threshold, "
-                f"{self.config.ratio_threshold:.2f}: gradients are dropped",
-                stacklevel=2,
-            )
-            for p in self.model_params:
-                if p.grad is not None:
-                    p.grad.zero_()
+            self.dropped_steps += 1
+            torch._foreach_zero_(gradients)
         if self.config.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model_params, self.config.max_grad_norm)
         self.optimizer.step()
@@ -339,6 +360,17 @@ class PPOTrainer(trl.PPOTrainer):
         total = means[0] + self.config.vf_coef * means[1]
         return torch.cat([means, torch.stack([total, *moments])])
 
+    @torch.no_grad()
+    def _rows_not_finite(self, batch: Window, old: Old, index: list[int]) -> list[int]:
+        """Which rows have a number that is not finite: of the policy that sampled, or of the one being trained."""
+        then = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(-1)
+        bad = set((~then).nonzero().flatten().tolist())
+        for piece in batch.by_length(self.micro_batch, index):
+            now = self._forward(batch.rows(piece))
+            fine = (now.logprobs.isfinite() & now.values.isfinite()).all(-1).tolist()
+            bad |= {row for row, good in zip(piece, fine, strict=True) if not good}
+        return sorted(bad)
+
     def _retrying(self, compute: Callable[[], T]) -> T:
         """`compute()`, in smaller and smaller micro-batches as long as memory runs out."""
         while True:
@@ -354,6 +386,54 @@ class PPOTrainer(trl.PPOTrainer):
                 f"mini-batch still. ppo.micro_batch {self.micro_batch} starts a run this way.",
                 stacklevel=2,
             )
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """All that training has changed: trained weights and Adam's moments, and numbers."""
+        tensors = {}
+        for name, parameter in self._trained().items():
+            tensors[f"weights/{name}"] = parameter.detach()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam/{name}/{key}"] = value
+        moments = {key: float(getattr(self.running, key)) for key in ("mean", "std", "var", "count")}
+        numbers = {"kl_coef": self.kl_ctl.value, "moments": moments, "micro_batch": self.micro_batch}
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}, numbers
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Takes up what `state` gave.
+
+        Raises:
+            ValueError: a tensor is missing, left over, or of another shape or type than the weights here.
+        """
+        trained = self._trained()
+        unknown = [name for name in tensors if name.split("/")[1] not in trained]
+        if unknown:
+            raise ValueError(f"unknown tensor {unknown[0]}")
+        adam: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        for name, parameter in trained.items():
+            saved = tensors.get(f"weights/{name}")
+            if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
+                came = None if saved is None else (tuple(saved.shape), saved.dtype)
+                raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
+            prefix = f"adam/{name}/"
+            keys = [key.removeprefix(prefix) for key in tensors if key.startswith(prefix)]
+            adam[parameter] = {key: tensors[prefix + key].to(parameter.device) for key in keys}
+        self.optimizer.state.clear()
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(tensors[f"weights/{name}"])
+                if adam[parameter]:
+                    self.optimizer.state[parameter] = adam[parameter]
+        self.kl_ctl.value = float(numbers["kl_coef"])
+        self.micro_batch = int(numbers["micro_batch"])
+        self.running = RunningMoments(self.accelerator)
+        if numbers["moments"]["count"] >= 1:  # else no reward has been seen
+            for key, value in numbers["moments"].items():
+                setattr(self.running, key, torch.tensor(value) if key in ("mean", "std") else value)
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        """The trained parameters by name, in the optimizer's order."""
+        names = {parameter: name for name, parameter in self.accelerator.unwrap_model(self.model).named_parameters()}
+        return {names[parameter]: parameter for parameter in self.model_params}
 
     def restart(self) -> None:
         """Forgets Adam's moments, the KL coefficient and the reward moments, as a new trainer would."""

@@ -203,7 +203,9 @@ def _fit(
 ) -> None:
     """AdamW under a one-cycle schedule over batches in random order."""
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, beta2), weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=(0.9, beta2), weight_decay=0.01, fused=True
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
     order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[:steps]
     for index in order.tolist():

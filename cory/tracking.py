@@ -7,7 +7,8 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -21,10 +22,12 @@ from tqdm import tqdm
 
 from cory.agent import Agent
 from cory.config import Config, UserError
+from cory.guards import MEANING
 from cory.plots import plot_curves
 
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets")
 CURVES = ("task_reward", "kl", "combined_reward")
+FILES = ("metrics", "samples", "timings")
 WINDOW = 10  # iterations averaged into "start" and "end"
 
 
@@ -52,6 +55,63 @@ def new_folder(output: str | None, name: str) -> Path:
     raise AssertionError
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file so that at any moment it is there whole, old or new."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+class LineFile:
+    """A json-lines file that grows, and never holds part of a line.
+
+    Args:
+        path: of the file; made where it is missing.
+        length: bytes of it that stay.
+    """
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        self.file = open(path, "ab", buffering=0)
+        self.file.truncate(length)
+        self.path, self.length = path, length
+        self.waiting = b""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its lines."""
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Appends lines. Where the disk is full they wait, after a warning, for the next call."""
+        self.waiting += "".join(json.dumps(row) + "\n" for row in rows).encode()
+        try:
+            self._write()
+        except OSError as error:
+            warnings.warn(f"{self.path} could not be written ({error}); its lines are kept for later.", stacklevel=3)
+
+    def _write(self) -> None:
+        try:
+            rest = memoryview(self.waiting)
+            while rest:
+                rest = rest[self.file.write(rest) :]
+        except OSError:
+            self.file.truncate(self.length)
+            raise
+        self.length += len(self.waiting)
+        self.waiting = b""
+
+    def flushed(self) -> int:
+        """Its length, flushed to the disk. Raises OSError where it cannot be."""
+        self._write()
+        os.fsync(self.file.fileno())
+        return self.length
+
+    def close(self) -> None:
+        """Writes what waits, where that is possible, and closes the file."""
+        with suppress(OSError):
+            self._write()
+        self.file.close()
+
+
 class Run:
     """Records one run; a context manager that closes files and trackers however the run ends.
 
@@ -59,23 +119,34 @@ class Run:
         config: the run's settings.
         name: of the run.
         agents: the agents' names.
+        folder: of a run to continue; null makes a new one.
+        lengths: of its files at the checkpoint, in bytes, by name; they are cut back to it.
     """
 
-    def __init__(self, config: Config, name: str, agents: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        agents: Sequence[str],
+        folder: Path | None = None,
+        lengths: Mapping[str, int] | None = None,
+    ) -> None:
         self.config = config
         self.agents = list(agents)
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
-        self.folder = new_folder(config.output, name)
-        (self.folder / "config.yaml").write_text(
-            yaml.safe_dump({**asdict(config), "versions": versions()}, sort_keys=False), encoding="utf-8"
-        )
-        self.files = {
-            name: open(self.folder / f"{name}.jsonl", "w", encoding="utf-8")
-            for name in ("metrics", "samples", "timings")
-        }
+        self.said: set[str] = set()
+        self.folder = new_folder(config.output, name) if folder is None else folder
+        settings = yaml.safe_dump({**asdict(config), "versions": versions()}, sort_keys=False)
+        replace_text(self.folder / "config.yaml", settings)
+        self.files = {name: LineFile(self.folder / f"{name}.jsonl", (lengths or {}).get(name, 0)) for name in FILES}
+        if lengths is not None:
+            self.history = self.files["metrics"].rows()
+            self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
         self.tracker = start_tracker(config, self.folder)
-        self.bar = tqdm(total=config.iterations, unit="it", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        done = len(self.seconds)
+        shown = sys.stderr.isatty()
+        self.bar = tqdm(total=config.iterations, initial=done, unit="it", disable=not shown, dynamic_ncols=True)
 
     def __enter__(self) -> "Run":
         return self
@@ -87,14 +158,24 @@ class Run:
         if self.tracker is not None:
             self.tracker.finish()
 
-    def _write(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
-        self.files[name].write("".join(json.dumps(row) + "\n" for row in rows))
-        self.files[name].flush()
+    def lengths(self) -> dict[str, int]:
+        """Bytes of the run's files, all of them flushed to the disk.
+
+        Raises:
+            OSError: they are not.
+        """
+        return {name: file.flushed() for name, file in self.files.items()}
 
     def log(self, k: int, records: list[dict[str, Any]]) -> None:
         """Takes the records of iteration `k`, one per agent, to metrics.jsonl and the tracker."""
         self.history += records
-        self._write("metrics", records)
+        self.files["metrics"].add(records)
+        for record in records:
+            for flag in record["flags"]:
+                if flag not in self.said:
+                    self.said.add(flag)
+                    text = MEANING[flag].format(**record)
+                    print(f"\nIteration {k + 1}, {record['agent']} as {record['role']}: {text}", file=sys.stderr)
         if self.tracker is not None:
             values = {
                 f"{r['agent']}/{key}": value for r in records for key, value in r.items() if isinstance(value, float)
@@ -104,7 +185,7 @@ class Run:
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
         """Takes sample texts of iteration `k` to samples.jsonl."""
-        self._write("samples", samples)
+        self.files["samples"].add(samples)
 
     def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
         """Takes the seconds by phase to timings.jsonl and the tracker, and shows progress.
@@ -119,7 +200,7 @@ class Run:
             "peak_memory_mb": round(peak_memory_mb(), 1),
         }
         self.seconds.append(seconds["total"])
-        self._write("timings", [row])
+        self.files["timings"].add([row])
         if self.tracker is not None:
             self.tracker.log({f"time/{key}": value for key, value in row.items() if key != "iteration"}, step=k)
         text = " | ".join(f"{r['agent']} {r['role']} reward {r['task_reward']:+.2f} KL {r['kl']:.2f}" for r in records)

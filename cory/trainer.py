@@ -1,6 +1,7 @@
 """CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
 
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -10,10 +11,13 @@ import numpy as np
 import torch
 from accelerate import PartialState
 
+from cory import checkpoint
 from cory.agent import Agent, Rollout
+from cory.checkpoint import Saver
 from cory.config import Config, UserError
 from cory.data import Task
-from cory.metrics import combined_reward
+from cory.guards import Interrupted, NotFinite, Signals, flags
+from cory.metrics import combined_reward, distinct
 from cory.prompts import fit_responses
 from cory.rewards import collective, score
 from cory.roles import RoleSchedule
@@ -62,35 +66,69 @@ class CoryTrainer:
         self.name = name
         self.schedule = RoleSchedule(len(agents), config.cory.exchange_period)
         self.seconds: dict[str, float] = {}
+        self.touched = False  # whether the current iteration has changed any weights
         self._check_prompt_lengths()
 
     def train(self) -> Run:
-        """Runs all iterations, then saves curves, summary and agents in the run's folder.
+        """Runs all iterations that are left, then saves curves, summary and agents in the run's folder.
 
         Returns:
             the run: its folder (`.folder`) and what was measured (`.history`).
+
+        Raises:
+            UserError: `config.resume` names no run that can be continued; a reward is not finite.
+            NotFinite: an update is not finite (`guards.on_nonfinite`).
+            Interrupted: after SIGTERM or SIGINT; the state is saved.
         """
-        with Run(self.config, self.name, [agent.name for agent in self.agents]) as run:
-            before = self._solo_samples()
-            for k in range(self.config.iterations):
+        names = [agent.name for agent in self.agents]
+        resumed = checkpoint.find(self.config, self.name, names)
+        if resumed and resumed.checkpoint:
+            checkpoint.load(resumed.checkpoint, resumed.state, self.agents)
+        state = resumed.state if resumed else {"iteration": 0}
+        place = (resumed.run, state["lengths"]) if resumed else ()
+        with Run(self.config, self.name, names, *place) as run, Signals() as signals:
+            before = state.get("before") or self._solo_samples()
+            saver = Saver(run, self.agents, before, state)
+            for k in range(state["iteration"], self.config.iterations):
                 started = time.perf_counter()
                 self.seconds = {}
-                records, samples = self.iteration(k)
+                try:
+                    records, samples = self.iteration(k, run.history)
+                except Exception as error:
+                    # As long as no agent has been updated, this is the state before iteration k.
+                    where = saver.give_up(k, untouched=not self.touched)
+                    if isinstance(error, (NotFinite, UserError)):
+                        raise UserError(f"iteration {k + 1}: {error}\n{where}.") from None
+                    print(f"\nIteration {k + 1} failed. {where}.", file=sys.stderr)
+                    raise
                 with self._timed("log"):
                     if self.config.sample_every and k % self.config.sample_every == 0:
                         run.add_samples(k, samples)
                     run.log(k, records)
                 run.log_timings(k, records, {**self.seconds, "total": time.perf_counter() - started})
+                stop = self._stop(records)
+                saver.after(k, records, last=stop or k + 1 == self.config.iterations or signals.received is not None)
+                if signals.received is not None:
+                    print(f"Continue with: --resume {run.folder}", file=sys.stderr)
+                    raise Interrupted(128 + signals.received)
+                if stop:
+                    break
             run.finish(before, self._solo_samples(), self.agents)
         return run
 
-    def iteration(self, k: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def iteration(
+        self, k: int, history: Sequence[dict[str, Any]] = ()
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Algorithm 1, lines 3 to 17, for iteration `k`.
+
+        Args:
+            history: the records so far; those of the first iteration are what collapse is judged by.
 
         Returns:
             one record per agent (see docs/metrics.md) and a few sample texts per role.
         """
         config = self.config
+        self.touched = False
         seed_everything(config.seed, k, PartialState().process_index)
         if config.cory.reset_on_exchange and self.schedule.exchanges_before(k):
             for agent in self.agents:
@@ -110,23 +148,26 @@ class CoryTrainer:
         records, samples = [], []
         with self._timed("learn"):
             for role, agent in enumerate(chain):
-                stats = agent.learn(rollouts[role], rewards[role])
+                stats = self._learn(agent, role, rollouts[role], rewards[role])
                 task_reward = task_rewards[role].mean().item()
-                records.append(
-                    {
-                        "iteration": k,
-                        "agent": agent.name,
-                        "role": role_name(role),
-                        "task_reward": task_reward,
-                        "kl": stats["kl"],
-                        "combined_reward": combined_reward(task_reward, stats["kl"], config.ppo.init_kl_coef),
-                        **{name: value for name, value in stats.items() if name != "kl"},
-                        **{
-                            name: statistics.fmean(map(measure, rollouts[role].completions))
-                            for name, measure in self.task.metrics.items()
-                        },
-                    }
-                )
+                completions = rollouts[role].completions
+                record = {
+                    "iteration": k,
+                    "agent": agent.name,
+                    "role": role_name(role),
+                    "task_reward": task_reward,
+                    "kl": stats["kl"],
+                    "combined_reward": combined_reward(task_reward, stats["kl"], config.ppo.init_kl_coef),
+                    **{name: value for name, value in stats.items() if name != "kl"},
+                    "distinct_2": distinct(completions, 2),
+                    **{
+                        name: statistics.fmean(map(measure, completions)) for name, measure in self.task.metrics.items()
+                    },
+                }
+                start = next((r for r in history[: len(chain)] if r["role"] == role_name(role)), record)
+                bound = config.guards.kl_bound
+                record["flags"] = flags(record, start, task_rewards[role], completions, bound)
+                records.append(record)
                 samples += [
                     {
                         "iteration": k,
@@ -140,6 +181,28 @@ class CoryTrainer:
                 ]
         names = [agent.name for agent in self.agents]
         return sorted(records, key=lambda record: names.index(record["agent"])), samples
+
+    def _learn(self, agent: Agent, role: int, rollout: Rollout, rewards: torch.Tensor) -> dict[str, float]:
+        try:
+            stats = agent.learn(rollout, rewards)
+        except NotFinite as error:
+            row = error.rows[0] if error.rows else None
+            text = (
+                "" if row is None else f", the first of them {rollout.prompts[row]!r} -> {rollout.completions[row]!r}"
+            )
+            self.touched |= agent.ppo.gradient_norms != []  # an optimizer step of this update was taken
+            raise NotFinite(f"{agent.name} as {role_name(role)}: {error.what}", error.rows, text) from None
+        self.touched = True
+        return stats
+
+    def _stop(self, records: Sequence[dict[str, Any]]) -> bool:
+        """Whether the KL has gone too far; says so."""
+        bound = self.config.guards.stop_at_kl
+        worst = max(record["kl"] for record in records)
+        if bound is None or not worst > bound:
+            return False
+        print(f"\nKL {worst:.1f} is above guards.stop_at_kl = {bound:g}: the run ends here.", file=sys.stderr)
+        return True
 
     def _render(self, role: int, batch: dict[str, list[Any]], responses: list[str] | None) -> list[str]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]

@@ -3,9 +3,10 @@
     python gsm8k_train/tiny.py        # builds what is missing, prints where it is and how good it is
 
 Problems have GSM8K's form, one to three steps and small numbers; answers leave out its <<calculator>> annotations. The
-language model learns from solutions of which two in five take a wrong operation at one step, so that it knows more
-than it shows, as a pre-trained LLM does: RL can raise how often it takes the right one. In the observer's prompt form a
-right reference is mostly followed and a wrong one mostly mended, so that a reference is worth reading.
+language model learns from solutions of which two in five go wrong, by a guess without steps or a wrong operation at one
+step, so that it knows more than it shows, as a pre-trained LLM does: RL can raise how often it works a problem out. In
+the observer's prompt form a right reference is mostly followed and a wrong one mostly mended, so that a reference is
+worth reading. Drills teach the calculations themselves.
 """
 
 import json
@@ -108,9 +109,9 @@ WRONG = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a step that goes wrong 
 WEIGHTS = {1: 6, 2: 2, 3: 1}  # of a template by its steps: problems that a small model cannot solve teach RL nothing
 MISTAKES = 0.4  # share of the solutions that go wrong
 GUESSES = 0.5  # share of those that are a guess without any step
-DRILLS = 4000
+DRILLS = 4000  # texts of ten calculations each
 TEXTS = 24000  # that the language model learns from
-STEPS = 2800  # of its training
+STEPS = 2600  # of its training
 LARGEST = 16  # of all numbers in a right solution
 
 

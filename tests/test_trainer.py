@@ -156,7 +156,8 @@ def test_run_folder(config):
     assert [(m["iteration"], m["agent"]) for m in metrics] == [(k, f"agent_{i}") for k in range(4) for i in (1, 2)]
     expected = {
         "iteration", "agent", "role", "task_reward", "kl", "combined_reward", "kl_coef", "entropy", "response_tokens",
-        "policy_loss", "value_loss", "clip_fraction",
+        "policy_loss", "value_loss", "clip_fraction", "gradient_norm", "skipped_steps", "dropped_steps", "distinct_2",
+        "flags",
     }  # fmt: skip
     assert set(metrics[0]) == expected
     documented = (Path(__file__).parent.parent / "docs/metrics.md").read_text()
