@@ -175,19 +175,18 @@ class Bench:
         def iteration(k: int) -> Seconds:
             clock = Clock()
             queries = tokenizer(self.task.batch(k, shape.batch, 0)["prompt"])["input_ids"]
-            prompts = [torch.tensor(ids, device=self.device) for ids in queries]
+            originals = prompts = [torch.tensor(ids, device=self.device) for ids in queries]
             extra = torch.ones(shape.observer, dtype=torch.long, device=self.device)
-            rollouts, texts = [], []
+            rollouts: list[tuple[list[Any], list[Any]]] = []
             for role, (model, _) in enumerate(agents):
                 if role:
-                    prompts = [torch.cat([extra, p, r]) for p, r in zip(prompts[-shape.batch :], out, strict=True)]
+                    answered = zip(originals, rollouts[-1][1], strict=True)
+                    prompts = [torch.cat([extra, query, response]) for query, response in answered]
                 with clock("generate"), torch.no_grad(), autocast():
                     ids, mask = window.pad(prompts, 0, "left")
                     out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
                     out = out[:, ids.shape[1] :]
                 rollouts.append((prompts, list(out)))
-                texts += [torch.cat(pair) for pair in zip(prompts, out, strict=True)]
-            originals = [torch.tensor(ids, device=self.device) for ids in queries]
             with clock("reward"), torch.no_grad():
                 ids, mask = window.pad(
                     [torch.cat(pair) for _, rows in rollouts for pair in zip(originals, rows, strict=True)], 0, "right"

@@ -5,8 +5,8 @@
         agent_1.safetensors, ...     trained weights, value head, Adam's moments
         manifest.json                size and SHA-256 of every file
 
-Random streams need no file, as each iteration's derive from (seed, iteration, process). A checkpoint is written beside its
-final place, flushed to the disk and renamed, so it is there completely or not at all; nothing in it is ever executed.
+Random streams need no file, as each iteration's derive from (seed, iteration, process). A checkpoint is written beside
+its final place, flushed to the disk and renamed, so it is there completely or not at all; nothing in it is executed.
 """
 
 import hashlib

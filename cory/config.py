@@ -119,8 +119,8 @@ class PPOConfig:
         batch_size: Queries per iteration; every agent answers each of them.
         mini_batch_size: Samples in one forward and backward pass.
         gradient_accumulation_steps: Mini-batches per optimizer step.
-        micro_batch: Samples of a mini-batch that are in memory at a time; changes no number beyond rounding. `auto`: all,
-            and half as many whenever memory runs out.
+        micro_batch: Samples of a mini-batch that are in memory at a time; changes no number beyond rounding. `auto`:
+            all, and half as many whenever memory runs out.
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: KL coefficient eta (Eq. 2) at the start; the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it stays.

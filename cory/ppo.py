@@ -118,6 +118,10 @@ class Rows(NamedTuple):
     everything: torch.Tensor
     values: torch.Tensor
 
+    def rows(self, index: Sequence[int], width: int) -> "Rows":
+        """Some of the rows, cut to a response width."""
+        return Rows(*(x[index, :width] for x in self))
+
 
 @dataclass
 class Old:
@@ -191,7 +195,7 @@ class PPOTrainer(trl.PPOTrainer):
         with self._autocast():
             return sample(self.policy, self.tokenizer, query_tensor, generation_config)
 
-    def step(  # type: ignore[override]
+    def step(
         self, queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], scores: torch.Tensor
     ) -> dict[str, float]:
         """One PPO update: token rewards (Eq. 2), advantages (Eq. 12), clipped losses (Eq. 11, 13), KL coefficient.
@@ -261,14 +265,17 @@ class PPOTrainer(trl.PPOTrainer):
         return scores if clip is None else scores.clip(-clip, clip)
 
     def _forward(self, rows: Window) -> Rows:
-        with self._autocast():
-            logits, values = self.model(*rows[:4])
-        return Rows(*TokenLogprobs.apply(logits, rows.response_ids), values)
+        return self._pass(self.model, rows)
 
     def _reference(self, rows: Window) -> Rows:
-        with self._autocast(), self.optional_peft_ctx():
-            logits, values = (self.ref_model or self.model)(*rows[:4])
-        return Rows(*TokenLogprobs.apply(logits, rows.response_ids), values)
+        with self.optional_peft_ctx():
+            return self._pass(self.ref_model or self.model, rows)
+
+    def _pass(self, model: torch.nn.Module, rows: Window) -> Rows:
+        with self._autocast():
+            logits, values = model(*rows[:4])
+        logprobs, everything = TokenLogprobs.apply(logits, rows.response_ids)
+        return Rows(logprobs, everything, values)
 
     def _chunk(self, batch: Window) -> int:
         """Rows whose log-probabilities over the vocabulary are worked on at a time, where no gradient needs them."""
@@ -280,7 +287,11 @@ class PPOTrainer(trl.PPOTrainer):
 
         Where the batch is one mini-batch that fits, this is also the training pass of the first epoch.
         """
-        old = Old(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(5)), graph=None)
+
+        def empty() -> torch.Tensor:
+            return torch.zeros_like(batch.response_mask, dtype=torch.float32)
+
+        old = Old(empty(), empty(), empty(), empty(), empty(), None)
         if self.micro_batch >= len(batch.input_ids):
             old.graph = self._forward(batch)
         kind = self.config.kl_penalty
@@ -288,7 +299,7 @@ class PPOTrainer(trl.PPOTrainer):
             for index in batch.by_length(self._chunk(batch)):
                 rows = batch.rows(index)
                 width = rows.response_ids.shape[1]
-                mine = Rows(*(x[index, :width] for x in old.graph)) if old.graph else self._forward(rows)
+                mine = old.graph.rows(index, width) if old.graph else self._forward(rows)
                 ref = self._reference(rows)
                 pair = (mine.everything, ref.everything) if kind == "full" else (mine.logprobs, ref.logprobs)
                 old.kl[index, :width] = kl_penalty(kind, *pair)
@@ -309,7 +320,7 @@ class PPOTrainer(trl.PPOTrainer):
         gradients = [p.grad for p in self.model_params if p.grad is not None]
         norm = get_total_norm(gradients)
         ratios = [stat[STATS.index("ppo/policy/ratio")] for stat in stats]
-        checked = torch.stack([norm, max(ratios), sum(stat.sum() for stat in stats)])  # type: ignore[arg-type]
+        checked = torch.stack([norm, torch.stack(ratios).max(), torch.stack(stats).sum()])
         gradient_norm, ratio, total = checked.tolist()  # the step's only wait for the device
         if not math.isfinite(gradient_norm + total):
             self.optimizer.zero_grad()
@@ -338,7 +349,9 @@ class PPOTrainer(trl.PPOTrainer):
             whole = len(piece) == len(batch.input_ids)
             rows = batch if whole else batch.rows(piece)
             width = rows.response_ids.shape[1]
-            then = (old.logprobs, old.values, old.advantages, old.returns)
+            then = [old.logprobs, old.values, old.advantages, old.returns]
+            if not whole:
+                then = [x[piece, :width] for x in then]
             synced = last and piece is pieces[-1]  # several processes exchange gradients once per step
             with nullcontext() if synced else self.accelerator.no_sync(self.model):
                 now = graph or self._forward(rows)
@@ -346,10 +359,13 @@ class PPOTrainer(trl.PPOTrainer):
                     now.logprobs,
                     now.values,
                     entropy(now.everything, self._chunk(rows)),
-                    *(then if whole else (x[piece, :width] for x in then)),
-                    rows.response_mask,
-                    self.config.cliprange,
-                    self.config.cliprange_value,
+                    old_logprobs=then[0],
+                    old_values=then[1],
+                    advantages=then[2],
+                    returns=then[3],
+                    mask=rows.response_mask,
+                    cliprange=self.config.cliprange,
+                    cliprange_value=self.config.cliprange_value,
                 )
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward((losses.loss_policy + self.config.vf_coef * losses.loss_value) / tokens)

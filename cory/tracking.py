@@ -35,8 +35,15 @@ def new_folder(output: str | None, name: str) -> Path:
     """A folder for results, made: `output`, else the first free one of runs/NAME, runs/NAME-2, ...
 
     Raises:
-        UserError: `output` already holds something.
+        UserError: `output` already holds something, or cannot be written.
     """
+    try:
+        return _new_folder(output, name)
+    except OSError as error:
+        raise UserError(f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})") from None
+
+
+def _new_folder(output: str | None, name: str) -> Path:
     if output is not None:
         folder = Path(output)
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):

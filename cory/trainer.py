@@ -84,7 +84,7 @@ class CoryTrainer:
         resumed = checkpoint.find(self.config, self.name, names)
         if resumed and resumed.checkpoint:
             checkpoint.load(resumed.checkpoint, resumed.state, self.agents)
-        state = resumed.state if resumed else {"iteration": 0}
+        state: dict[str, Any] = resumed.state if resumed else {"iteration": 0}
         place = (resumed.run, state["lengths"]) if resumed else ()
         with Run(self.config, self.name, names, *place) as run, Signals() as signals:
             before = state.get("before") or self._solo_samples()
@@ -151,7 +151,7 @@ class CoryTrainer:
                 stats = self._learn(agent, role, rollouts[role], rewards[role])
                 task_reward = task_rewards[role].mean().item()
                 completions = rollouts[role].completions
-                record = {
+                record: dict[str, Any] = {
                     "iteration": k,
                     "agent": agent.name,
                     "role": role_name(role),

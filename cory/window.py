@@ -38,8 +38,11 @@ class Window(NamedTuple):
         context = slice(left, self.input_ids.shape[1] - right)
         response = slice(0, max(responses))
         return Window(
-            *(tensor[chosen, context] for tensor in self[:3]),
-            *(tensor[chosen, response] for tensor in self[3:5]),
+            self.input_ids[chosen, context],
+            self.attention_mask[chosen, context],
+            self.position_ids[chosen, context],
+            self.response_ids[chosen, response],
+            self.response_mask[chosen, response],
             prompts,
             responses,
         )
