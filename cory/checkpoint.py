@@ -222,7 +222,9 @@ class Saver:
             self.save(k + 1)
 
     def save(self, iteration: int) -> Path | None:
-        """Saves the state before `iteration`."""
+        """Saves the state before `iteration`, in the main process: the agents are the same in all."""
+        if not self.run.writes:
+            return None
         folder = self.run.folder / "checkpoints"
         spare = None if self.best is None else _place(folder, self.best["iteration"])
         try:

@@ -116,11 +116,11 @@ class PPOConfig:
 
     Args:
         learning_rate: Adam's learning rate.
-        batch_size: Queries per iteration; every agent answers each of them.
-        mini_batch_size: Samples in one forward and backward pass.
+        batch_size: Queries per iteration, over all processes; every agent answers each of them.
+        mini_batch_size: Samples in one forward and backward pass, over all processes.
         gradient_accumulation_steps: Mini-batches per optimizer step.
         micro_batch: Samples of a mini-batch that are in memory at a time; changes no number beyond rounding. `auto`:
-            all, and half as many whenever memory runs out.
+            all, and half as many whenever memory runs out (one process only).
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: KL coefficient eta (Eq. 2) at the start; the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it stays.

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from cory import processes
+
 
 class TokenLogprobs(torch.autograd.Function):
     """Log-softmax and the log-probabilities of the chosen tokens, with one array of the vocabulary's size for both.
@@ -69,10 +71,17 @@ def token_rewards(
 
 
 def mean_and_variance(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the (batch, R) values that the mask keeps; the variance is the unbiased one."""
-    count = mask.sum()
-    mean = (x * mask).sum() / count
-    return mean, ((x - mean).square() * mask).sum() / (count - 1)
+    """Of the (batch, R) values that the mask keeps, in all processes; the variance is the unbiased one."""
+    total, count = processes.total(torch.stack([(x * mask).sum(), mask.sum()]))
+    mean = total / count
+    return mean, processes.total(((x - mean).square() * mask).sum()) / (count - 1)
+
+
+def whiten(x: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
+    """(batch, R) values with the variance 1, and the mean 0 if `shift_mean`, of those that the mask keeps."""
+    mean, variance = mean_and_variance(x, mask)
+    whitened = (x - mean) * torch.rsqrt(variance + 1e-8)
+    return whitened if shift_mean else whitened + mean
 
 
 class LossStats(NamedTuple):

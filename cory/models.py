@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.activations import GELUTanh, NewGELUActivation
 
+from cory import processes
 from cory.adapters import add_adapter
 from cory.agent import Agent
 from cory.config import Config, ModelConfig, UserError
@@ -45,7 +46,8 @@ def choose_device(name: str) -> torch.device:
         raise UserError(
             f"device: expected one that this machine has, got {name!r}, and it has {torch.cuda.device_count()} GPUs"
         )
-    state = PartialState(cpu=wanted is not None and wanted.type == "cpu")
+    alone = wanted is None and not torch.accelerator.is_available()
+    state = processes.start(cpu=alone or (wanted is not None and wanted.type == "cpu"))
     if wanted is not None and wanted.type != state.device.type:
         raise UserError(f"device: expected {state.device}, which this process uses already, got {name!r}")
     if wanted is not None and wanted.index is not None:
@@ -221,6 +223,11 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
         UserError: the device or the model cannot be had.
     """
     choose_device(config.device)
+    if config.ppo.mini_batch_size % processes.count():
+        raise UserError(
+            f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes.count()}, "
+            f"got {config.ppo.mini_batch_size}"
+        )
     num_agents = config.cory.num_agents if num_agents is None else num_agents
     pi_0, tokenizer = load_policy(config.model)
     if config.model.gradient_checkpointing:

@@ -31,12 +31,20 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from peft import PeftModel
 from torch.nn.utils import get_total_norm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from trl.core import masked_mean
 
-from cory import window
+from cory import processes, window
 from cory.config import PPOConfig
 from cory.guards import NotFinite
-from cory.losses import LossStats, TokenLogprobs, entropy, kl_penalty, mean_and_variance, ppo_losses, token_rewards
+from cory.losses import (
+    LossStats,
+    TokenLogprobs,
+    entropy,
+    kl_penalty,
+    mean_and_variance,
+    ppo_losses,
+    token_rewards,
+    whiten,
+)
 from cory.sampling import pad_token, sample
 from cory.window import Window
 
@@ -71,14 +79,14 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
 
 
 def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
-    """The settings under TRL's names."""
+    """The settings under TRL's names; batches are one process's share."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`PPOConfig` is deprecated", category=FutureWarning)
         return trl.PPOConfig(
             seed=seed,
             learning_rate=ppo.learning_rate,
-            batch_size=ppo.batch_size,
-            mini_batch_size=ppo.mini_batch_size,
+            batch_size=ppo.batch_size // processes.count(),
+            mini_batch_size=ppo.mini_batch_size // processes.count(),
             gradient_accumulation_steps=ppo.gradient_accumulation_steps,
             ppo_epochs=ppo.ppo_epochs,
             init_kl_coef=ppo.init_kl_coef,
@@ -163,11 +171,17 @@ class PPOTrainer(trl.PPOTrainer):
         # In one kernel, where there is one, instead of one pass over the weights for each operation.
         fused = all(p.is_floating_point() for p in trained)
         optimizer = torch.optim.Adam(trained, lr=config.learning_rate, fused=fused)
-        with warnings.catch_warnings(), patch.object(trl_ppo, "set_seed", lambda seed: None):
+        with (
+            warnings.catch_warnings(),
             # TRL reseeds everything here, so that making an agent would restart every random stream of the run.
+            patch.object(trl_ppo, "set_seed", lambda seed: None),
+            # It would also wrap the reference to exchange gradients that it has not.
+            patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
+        ):
             warnings.filterwarnings("ignore", message="`PPOTrainer` is deprecated", category=FutureWarning)
             warnings.filterwarnings("ignore", message="No dataset is provided", category=UserWarning)
-            super().__init__(config=config, model=model, ref_model=ref_model, tokenizer=tokenizer, optimizer=optimizer)
+            super().__init__(config=config, model=model, ref_model=None, tokenizer=tokenizer, optimizer=optimizer)
+        self.ref_model = None if ref_model is None else ref_model.to(self.accelerator.device)
         # TRL keeps a generator here, empty after one use: only the first step would clip its gradients.
         self.model_params = [p for p in self.model.parameters() if p.requires_grad]
         self.running = RunningMoments(self.accelerator)
@@ -231,23 +245,59 @@ class PPOTrainer(trl.PPOTrainer):
             order = np.random.permutation(size).tolist()
             for start in range(0, size, self.config.backward_batch_size):
                 losses += self._optimize(batch, old, order[start : start + self.config.backward_batch_size])
-        of_batch = {
-            "objective/kl": (old.kl * mask).sum(-1).mean(),
-            "objective/entropy": (-old.logprobs * mask).sum(-1).mean(),
-            "ppo/mean_non_score_reward": masked_mean(penalties, mask),
-            "ppo/mean_scores": scores.mean(),
-            "ppo/std_scores": scores.std(),
+        # Sums over the batch first: they are over the processes, too.
+        everyone = torch.stack(
+            [
+                (old.kl * mask).sum(),
+                (-old.logprobs * mask).sum(),
+                (penalties * mask).sum(),
+                mask.sum(),
+                scores.sum(),
+            ]
+        )
+        kl, entropies, penalty, tokens, score, *means = torch.cat(
+            [
+                processes.total(everyone),
+                # every step was skipped where there are none
+                torch.stack(losses).mean(0) if losses else torch.full((len(STATS),), math.nan, device=mask.device),
+            ]
+        ).tolist()
+        rows = size * processes.count()
+        stats = dict(zip(STATS, means, strict=True))
+        stats |= {
+            "objective/kl": kl / rows,
+            "objective/entropy": entropies / rows,
+            "objective/kl_coef": self.kl_ctl.value,
+            "ppo/mean_non_score_reward": penalty / tokens,
+            "ppo/mean_scores": score / rows,
+            "tokens/responses_len_mean": tokens / rows,
         }
-        losses = losses or [torch.full((len(STATS),), math.nan, device=mask.device)]  # every step was skipped
-        numbers = torch.cat([torch.stack(list(of_batch.values())), torch.stack(losses).mean(0)]).tolist()
-        stats = dict(zip((*of_batch, *STATS), numbers, strict=True))
-        stats["objective/kl_coef"] = self.kl_ctl.value
-        stats["tokens/responses_len_mean"] = sum(batch.response_lengths) / size
         stats["gradient_norm"] = statistics.fmean(self.gradient_norms) if self.gradient_norms else math.nan
         stats["skipped_steps"], stats["dropped_steps"] = self.skipped_steps, self.dropped_steps
         if math.isfinite(stats["objective/kl"]):
-            self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
+            self.kl_ctl.update(stats["objective/kl"], rows)
         return stats
+
+    def compute_advantages(
+        self, values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """GAE (Eq. 12), whitened over the response tokens of all processes; TRL whitens each process's by themselves.
+
+        Args:
+            values, rewards, mask: (batch, R).
+
+        Returns:
+            masked values, advantages and returns, each (batch, R).
+        """
+        values, rewards = values * mask, rewards * mask
+        if self.config.whiten_rewards:
+            rewards = whiten(rewards, mask, shift_mean=False)
+        following, advantages, last = torch.zeros_like(values[:, 0]), torch.zeros_like(values), 0.0
+        for t in reversed(range(values.shape[1])):
+            delta = rewards[:, t] + self.config.gamma * following - values[:, t]
+            last = delta + self.config.gamma * self.config.lam * last
+            advantages[:, t], following = last, values[:, t]
+        return values, whiten(advantages, mask), advantages + values
 
     def _training_mode(self) -> None:
         """No dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1."""
@@ -320,6 +370,7 @@ class PPOTrainer(trl.PPOTrainer):
         gradients = [p.grad for p in self.model_params if p.grad is not None]
         norm = get_total_norm(gradients)
         ratios = [stat[STATS.index("ppo/policy/ratio")] for stat in stats]
+        # Statistics and gradients are those of all processes, so that all of them decide the same.
         checked = torch.stack([norm, torch.stack(ratios).max(), torch.stack(stats).sum()])
         gradient_norm, ratio, total = checked.tolist()  # the step's only wait for the device
         if not math.isfinite(gradient_norm + total):
@@ -341,7 +392,8 @@ class PPOTrainer(trl.PPOTrainer):
 
     def _backward(self, batch: Window, old: Old, index: list[int], last: bool) -> torch.Tensor:
         """Adds a mini-batch's gradient, in micro-batches that weigh by their tokens; returns its statistics."""
-        tokens = sum(batch.response_lengths[i] for i in index)
+        # Of all processes: whose gradients are averaged, so that each one's sum is over the mean of their tokens.
+        tokens = processes.total(batch.response_mask[index].sum()) / processes.count()
         graph, old.graph = old.graph, None
         pieces = list(batch.by_length(self.micro_batch, index))
         sums = torch.zeros(len(LossStats._fields), device=batch.input_ids.device)
@@ -372,7 +424,7 @@ class PPOTrainer(trl.PPOTrainer):
             sums += torch.stack(losses).detach()
         mask = batch.response_mask[index]
         moments = [*mean_and_variance(old.returns[index], mask), *mean_and_variance(old.values[index], mask)]
-        means = sums / tokens
+        means = processes.total(sums) / processes.count() / tokens
         total = means[0] + self.config.vf_coef * means[1]
         return torch.cat([means, torch.stack([total, *moments])])
 
@@ -393,7 +445,8 @@ class PPOTrainer(trl.PPOTrainer):
             try:
                 return compute()
             except RuntimeError as error:
-                if self.fixed_micro_batch or self.micro_batch == 1 or not should_reduce_batch_size(error):
+                fixed = self.fixed_micro_batch or processes.count() > 1  # other processes would wait in vain
+                if fixed or self.micro_batch == 1 or not should_reduce_batch_size(error):
                     raise
             self.micro_batch = (self.micro_batch + 1) // 2
             clear_device_cache(garbage_collection=True)

@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 import yaml
+from accelerate import PartialState
 from tqdm import tqdm
 
+from cory import processes
 from cory.agent import Agent
 from cory.config import Config, UserError
 from cory.guards import MEANING
@@ -122,6 +124,8 @@ class LineFile:
 class Run:
     """Records one run; a context manager that closes files and trackers however the run ends.
 
+    Of several processes the main one writes and prints; the others only keep the history.
+
     Args:
         config: the run's settings.
         name: of the run.
@@ -143,17 +147,26 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
-        self.folder = new_folder(config.output, name) if folder is None else folder
-        settings = yaml.safe_dump({**asdict(config), "versions": versions()}, sort_keys=False)
-        replace_text(self.folder / "config.yaml", settings)
-        self.files = {name: LineFile(self.folder / f"{name}.jsonl", (lengths or {}).get(name, 0)) for name in FILES}
-        if lengths is not None:
-            self.history = self.files["metrics"].rows()
-            self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
-        self.tracker = start_tracker(config, self.folder)
-        done = len(self.seconds)
-        shown = sys.stderr.isatty()
-        self.bar = tqdm(total=config.iterations, initial=done, unit="it", disable=not shown, dynamic_ncols=True)
+        self.writes = PartialState().is_main_process
+        self.folder = folder or processes.from_main(new_folder(config.output, name) if self.writes else None)
+        self.files: dict[str, LineFile] = {}
+        self.tracker = None
+        if self.writes:
+            settings = yaml.safe_dump({**asdict(config), "versions": versions()}, sort_keys=False)
+            replace_text(self.folder / "config.yaml", settings)
+            self.files = {file: LineFile(self.folder / f"{file}.jsonl", (lengths or {}).get(file, 0)) for file in FILES}
+            if lengths is not None:
+                self.history = self.files["metrics"].rows()
+                self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
+            self.tracker = start_tracker(config, self.folder)
+        self.history, self.seconds = processes.from_main((self.history, self.seconds))
+        self.bar = tqdm(
+            total=config.iterations,
+            initial=len(self.seconds),
+            unit="it",
+            disable=not (self.writes and sys.stderr.isatty()),
+            dynamic_ncols=True,
+        )
 
     def __enter__(self) -> "Run":
         return self
@@ -164,6 +177,12 @@ class Run:
             file.close()
         if self.tracker is not None:
             self.tracker.finish()
+
+    def say(self, text: str) -> None:
+        """A line for the user, once whatever the number of processes."""
+        if self.writes:
+            self.bar.clear()
+            print(f"\n{text}", file=sys.stderr, flush=True)
 
     def lengths(self) -> dict[str, int]:
         """Bytes of the run's files, all of them flushed to the disk.
@@ -176,13 +195,15 @@ class Run:
     def log(self, k: int, records: list[dict[str, Any]]) -> None:
         """Takes the records of iteration `k`, one per agent, to metrics.jsonl and the tracker."""
         self.history += records
+        if not self.writes:
+            return
         self.files["metrics"].add(records)
         for record in records:
             for flag in record["flags"]:
                 if flag not in self.said:
                     self.said.add(flag)
                     text = MEANING[flag].format(**record)
-                    print(f"\nIteration {k + 1}, {record['agent']} as {record['role']}: {text}", file=sys.stderr)
+                    self.say(f"Iteration {k + 1}, {record['agent']} as {record['role']}: {text}")
         if self.tracker is not None:
             values = {
                 f"{r['agent']}/{key}": value for r in records for key, value in r.items() if isinstance(value, float)
@@ -192,7 +213,8 @@ class Run:
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
         """Takes sample texts of iteration `k` to samples.jsonl."""
-        self.files["samples"].add(samples)
+        if self.writes:
+            self.files["samples"].add(samples)
 
     def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
         """Takes the seconds by phase to timings.jsonl and the tracker, and shows progress.
@@ -207,6 +229,8 @@ class Run:
             "peak_memory_mb": round(peak_memory_mb(), 1),
         }
         self.seconds.append(seconds["total"])
+        if not self.writes:
+            return
         self.files["timings"].add([row])
         if self.tracker is not None:
             self.tracker.log({f"time/{key}": value for key, value in row.items() if key != "iteration"}, step=k)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 
-from cory import checkpoint
+from cory import checkpoint, processes
 from cory.agent import Agent, Rollout
 from cory.checkpoint import Saver
 from cory.config import Config, UserError
@@ -56,10 +56,6 @@ class CoryTrainer:
             raise UserError(
                 f"dataset: expected at least ppo.batch_size = {config.ppo.batch_size} rows, got {len(task.dataset)}"
             )
-        if PartialState().num_processes > 1:
-            raise UserError(
-                f"expected one process, got {PartialState().num_processes}: training is single-process so far"
-            )
         self.config = config
         self.agents = list(agents)
         self.task = task
@@ -81,7 +77,8 @@ class CoryTrainer:
             Interrupted: after SIGTERM or SIGINT; the state is saved.
         """
         names = [agent.name for agent in self.agents]
-        resumed = checkpoint.find(self.config, self.name, names)
+        main = PartialState().is_main_process
+        resumed = processes.from_main(checkpoint.find(self.config, self.name, names) if main else None)
         if resumed and resumed.checkpoint:
             checkpoint.load(resumed.checkpoint, resumed.state, self.agents)
         state: dict[str, Any] = resumed.state if resumed else {"iteration": 0}
@@ -106,14 +103,20 @@ class CoryTrainer:
                         run.add_samples(k, samples)
                     run.log(k, records)
                 run.log_timings(k, records, {**self.seconds, "total": time.perf_counter() - started})
-                stop = self._stop(records)
-                saver.after(k, records, last=stop or k + 1 == self.config.iterations or signals.received is not None)
-                if signals.received is not None:
-                    print(f"Continue with: --resume {run.folder}", file=sys.stderr)
-                    raise Interrupted(128 + signals.received)
+                stop = self._too_far(records)
+                if stop:
+                    run.say(f"KL is above guards.stop_at_kl = {self.config.guards.stop_at_kl:g}: the run ends here.")
+                received = int(processes.largest(signals.received or 0))
+                saver.after(k, records, last=bool(stop or received or k + 1 == self.config.iterations))
+                if received:
+                    run.say(f"Continue with: --resume {run.folder}")
+                    raise Interrupted(128 + received)
                 if stop:
                     break
-            run.finish(before, self._solo_samples(), self.agents)
+            after = self._solo_samples()
+            if main:
+                run.finish(before, after, self.agents)
+            PartialState().wait_for_everyone()
         return run
 
     def iteration(
@@ -135,7 +138,10 @@ class CoryTrainer:
                 agent.restart()
         chain = [self.agents[index] for index in self.schedule.order(k)]  # Eq. 5
         batch = self.task.batch(k, config.ppo.batch_size, config.seed)
-        length = int(np.random.randint(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1))
+        mine = processes.share(config.ppo.batch_size)
+        batch = {name: values[mine] for name, values in batch.items()}
+        shortest, longest = config.sampling.min_new_tokens, config.sampling.max_new_tokens
+        length = int(np.random.default_rng([config.seed, k]).integers(shortest, longest + 1))  # in all processes
 
         rollouts: list[Rollout] = []
         with self._timed("generate"):
@@ -149,8 +155,9 @@ class CoryTrainer:
         with self._timed("learn"):
             for role, agent in enumerate(chain):
                 stats = self._learn(agent, role, rollouts[role], rewards[role])
-                task_reward = task_rewards[role].mean().item()
-                completions = rollouts[role].completions
+                completions = processes.joined(rollouts[role].completions)
+                role_rewards = torch.tensor(processes.joined(task_rewards[role].tolist()))
+                task_reward = role_rewards.mean().item()
                 record: dict[str, Any] = {
                     "iteration": k,
                     "agent": agent.name,
@@ -166,7 +173,7 @@ class CoryTrainer:
                 }
                 start = next((r for r in history[: len(chain)] if r["role"] == role_name(role)), record)
                 bound = config.guards.kl_bound
-                record["flags"] = flags(record, start, task_rewards[role], completions, bound)
+                record["flags"] = flags(record, start, role_rewards, completions, bound)
                 records.append(record)
                 samples += [
                     {
@@ -195,14 +202,10 @@ class CoryTrainer:
         self.touched = True
         return stats
 
-    def _stop(self, records: Sequence[dict[str, Any]]) -> bool:
-        """Whether the KL has gone too far; says so."""
+    def _too_far(self, records: Sequence[dict[str, Any]]) -> bool:
+        """Whether an agent's KL is above `guards.stop_at_kl`."""
         bound = self.config.guards.stop_at_kl
-        worst = max(record["kl"] for record in records)
-        if bound is None or not worst > bound:
-            return False
-        print(f"\nKL {worst:.1f} is above guards.stop_at_kl = {bound:g}: the run ends here.", file=sys.stderr)
-        return True
+        return bound is not None and any(record["kl"] > bound for record in records)
 
     def _render(self, role: int, batch: dict[str, list[Any]], responses: list[str] | None) -> list[str]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]

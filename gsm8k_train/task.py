@@ -6,6 +6,7 @@ import datasets
 
 from cory.config import Config, LoraConfig, PPOConfig, SamplingConfig, UserError
 from cory.data import Task, load_dataset
+from cory.processes import first
 from cory.prompts import RolePrompts
 from gsm8k_train.answers import correct, extract, gold
 
@@ -99,7 +100,7 @@ def make_task(config: Gsm8kConfig) -> Task:
 
 def resolve_tiny(config: Gsm8kConfig) -> None:
     """Replaces every `tiny` in a run's settings, and says what runs and how to run the paper's setting."""
-    if "tiny" in (config.model.name, config.task.dataset):
+    if "tiny" in (config.model.name, config.task.dataset) and first():
         method = "cory" if config.cory.num_agents > 1 else "ppo"
         print("Embedded default: a small GPT-2 on generated word problems, built on first use (one to two minutes).")
         print(

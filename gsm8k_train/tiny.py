@@ -111,7 +111,7 @@ MISTAKES = 0.4  # share of the solutions that go wrong
 GUESSES = 0.5  # share of those that are a guess without any step
 DRILLS = 4000  # texts of ten calculations each
 TEXTS = 24000  # that the language model learns from
-STEPS = 2600  # of its training
+STEPS = 4200  # of its training
 LARGEST = 16  # of all numbers in a right solution
 
 
@@ -242,7 +242,7 @@ def build(folder: Path) -> None:
         layers=3,
         positions=256,
         steps=STEPS,
-        batch=16,
+        batch=8,
         learning_rate=3e-3,
         after="Answer:",
         sinusoids=True,

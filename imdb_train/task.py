@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory.config import Config, UserError, expect
 from cory.data import Task, load_dataset
 from cory.models import load_classifier, load_tokenizer
+from cory.processes import first
 from cory.prompts import RolePrompts
 from cory.window import pad
 
@@ -133,7 +134,7 @@ def make_task(config: ImdbConfig, device: torch.device) -> Task:
 
 def resolve_tiny(config: ImdbConfig) -> None:
     """Replaces every `tiny` in a run's settings, and says what runs and how to run the paper's setting."""
-    if "tiny" in (config.model.name, config.task.dataset, config.task.reward_model):
+    if "tiny" in (config.model.name, config.task.dataset, config.task.reward_model) and first():
         method = "cory" if config.cory.num_agents > 1 else "ppo"
         print(
             "Embedded default: a small GPT-2 and DistilBERT on generated reviews, built on first use (about a minute)."

@@ -1,0 +1,61 @@
+"""Several processes, one per GPU (or CPU share): what they tell each other. With one process, nothing."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+
+TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others, before it takes them for dead
+
+
+def start(cpu: bool) -> PartialState:
+    """The processes' common state. The first caller decides whether they are on the CPU: it must be before any other
+    use of accelerate, where each process would take itself for the only one."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not PartialState._shared_state
+    return PartialState(cpu=cpu, timeout=TIME_LIMIT) if several else PartialState(cpu=cpu)
+
+
+def first() -> bool:
+    """Whether this is the process that speaks for all; known before anything is started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def count() -> int:
+    """How many processes train together."""
+    return PartialState().num_processes
+
+
+def total(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor over the processes."""
+    if count() > 1:
+        tensor = tensor.clone()
+        torch.distributed.all_reduce(tensor)
+    return tensor
+
+
+def largest(value: float) -> float:
+    """The largest of a number over the processes."""
+    if count() == 1:
+        return value
+    tensor = torch.tensor(value, device=PartialState().device)
+    torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+    return tensor.item()
+
+
+def joined(rows: list[Any]) -> list[Any]:
+    """The lists of all processes, one after the other."""
+    return gather_object(rows) if count() > 1 else rows
+
+
+def from_main(value: Any) -> Any:
+    """The main process's value."""
+    return broadcast_object_list([value])[0] if count() > 1 else value
+
+
+def share(rows: int) -> slice:
+    """This process's part of `rows`, which their number divides."""
+    part = rows // count()
+    return slice(PartialState().process_index * part, (PartialState().process_index + 1) * part)
