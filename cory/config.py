@@ -8,10 +8,10 @@ Defaults are the paper's Table 1 where it states a value. A task adds its own bl
 import difflib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -341,7 +341,21 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
 
 
 def _parse(parser: ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    return vars(parser.instantiate(parser.parse_args(list(argv))))
+    try:
+        parsed = parser.parse_args(list(argv))
+    except (OSError, UnicodeError, RecursionError) as error:
+        raise UserError(f"expected a readable YAML file ({error})") from None
+    for key in keys_that_take_no_null(parser, parsed):
+        raise UserError(f"{key}: expected a value, got null")
+    return vars(parser.instantiate(parsed))
+
+
+def keys_that_take_no_null(parser: ArgumentParser, parsed: Any) -> Iterator[str]:
+    """The keys that are null though their type has no null; the parser lets those pass."""
+    for action in parser._actions:
+        hint = getattr(action, "_typehint", None)
+        if hint is not None and type(None) not in get_args(hint) and parsed.get(action.dest, 0) is None:
+            yield action.dest
 
 
 def _blame(parser: ArgumentParser, file: str, error: ArgumentError) -> str:

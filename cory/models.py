@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from accelerate import PartialState
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from peft import PeftConfig, PeftModel
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,6 +31,9 @@ from cory.config import Config, ModelConfig, UserError
 from cory.ppo import PolicyWithValueHead
 from cory.sampling import seed_everything
 
+# What libraries raise over a model folder that is none, is damaged, or holds a pickle in place of weights.
+LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
 HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
 
 
@@ -118,7 +123,7 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
     try:
         tokenizer = load_tokenizer(model.name, where, model.trust_remote_code)
         policy = AutoModelForCausalLM.from_pretrained(model.name, **options, **where)
-    except (OSError, ValueError) as error:
+    except LOADING as error:
         reason = _first_line(error)
         raise UserError(f"model.name: expected a causal language model, got {model.name!r} ({reason})") from None
     for module in policy.modules():
@@ -148,7 +153,7 @@ def _load_adapter(
     try:
         policy = PeftModel.from_pretrained(base, model.name)
         return policy.merge_and_unload() if merge else policy, tokenizer
-    except (RuntimeError, ValueError) as error:
+    except LOADING as error:
         raise UserError(
             f"model.name: expected an adapter that fits its base {base_name!r}, got {model.name!r} "
             f"({_first_line(error)})"
@@ -193,7 +198,9 @@ def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, 
                 f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
             )
         model = AutoModelForSequenceClassification.from_pretrained(name, dtype="float32", **where)
-    except (OSError, ValueError) as error:
+    except UserError:
+        raise
+    except LOADING as error:
         raise UserError(f"{what}: expected a sequence classifier, got {name!r} ({_first_line(error)})") from None
     check_vocabulary(model, tokenizer, what, name)
     return model.eval().requires_grad_(False), tokenizer, int(index[0])
@@ -228,6 +235,11 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
             f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes.count()}, "
             f"got {config.ppo.mini_batch_size}"
         )
+    if PartialState().distributed_type.value in ("DEEPSPEED", "FSDP"):
+        raise UserError(
+            "accelerate: expected plain data parallelism (configs/accelerate/), "
+            f"got {PartialState().distributed_type.value}: two agents in one process cannot share its engine. LoRA and gradient checkpointing save memory instead."
+        )
     num_agents = config.cory.num_agents if num_agents is None else num_agents
     pi_0, tokenizer = load_policy(config.model)
     if config.model.gradient_checkpointing:
@@ -258,4 +270,4 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    return str(error).strip().split("\n")[0] or type(error).__name__

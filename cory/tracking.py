@@ -86,8 +86,14 @@ class LineFile:
         self.waiting = b""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Its lines."""
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        """Its lines. Raises a UserError where one is no json object."""
+        try:
+            rows = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise UserError(f"{self.path}: expected lines of json ({error})") from None
+        if not all(isinstance(row, dict) for row in rows):
+            raise UserError(f"{self.path}: expected lines of json objects")
+        return rows
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends lines. Where the disk is full they wait, after a warning, for the next call."""

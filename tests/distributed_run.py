@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -30,8 +32,11 @@ def run() -> None:
 
     def reward(prompts, completions):
         calls[0] += 1
-        if fault == "raises" and rank == 1 and calls[0] == 5:
-            raise ZeroDivisionError("the reward of rank 1 fails")
+        if rank == 1 and calls[0] == 5:
+            if fault == "raises":
+                raise ZeroDivisionError("the reward of rank 1 fails")
+            if fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
         return count_good(prompts, completions)
 
     trainer = make_trainer(config, reward)

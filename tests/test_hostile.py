@@ -1,0 +1,158 @@
+"""Files from elsewhere: no code runs from them, and none of them yields a raw traceback."""
+
+import hashlib
+import json
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_resume import make_trainer
+
+from cory import checkpoint
+from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig, UserError, load
+from cory.data import load_dataset
+from cory.models import load_classifier, load_policy, make_agents
+
+ROOT = Path(__file__).resolve().parent.parent
+FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+
+
+class Bomb:
+    """A pickle that writes a file when it is read."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (Path.write_text, (self.marker, "executed"))
+
+
+@pytest.fixture
+def bomb(tmp_path):
+    """The bytes of the pickle; the test fails if anything has read them as one."""
+    marker = tmp_path / "marker"
+    content = pickle.dumps(Bomb(marker))
+    pickle.loads(content)
+    assert marker.exists()  # it works
+    marker.unlink()
+    yield content
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_model_weights(bomb, policy_folder, classifier_folder, tmp_path, name):
+    for folder, read in (
+        (policy_folder, lambda path: load_policy(ModelConfig(name=path))),
+        (classifier_folder, lambda path: load_classifier(path, "POSITIVE", "task.reward_model")),
+    ):
+        copy = shutil.copytree(folder, tmp_path / folder.name)
+        (copy / "model.safetensors").unlink()
+        (copy / name).write_bytes(bomb)
+        with pytest.raises(UserError):
+            read(str(copy))
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.safetensors"])
+def test_adapter_weights(bomb, config, tmp_path, name):
+    agent = make_agents(replace(config, lora=LoraConfig(rank=2)))[0]
+    agent.save(tmp_path / "adapter")
+    (tmp_path / "adapter/adapter_model.safetensors").unlink()
+    (tmp_path / "adapter" / name).write_bytes(bomb)
+    with pytest.raises(UserError):
+        load_policy(ModelConfig(name=str(tmp_path / "adapter")))
+
+
+def test_code_beside_a_model_does_not_run(policy_folder, tmp_path):
+    copy = shutil.copytree(policy_folder, tmp_path / "model")
+    settings = json.loads((copy / "config.json").read_text())
+    settings |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (copy / "config.json").write_text(json.dumps(settings))
+    (copy / "code.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').write('executed')")
+    with pytest.raises(UserError):
+        load_policy(ModelConfig(name=str(copy)))
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.csv", "train.pkl"])
+def test_dataset(bomb, tmp_path, name):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / name).write_bytes(bomb)
+    for place in (folder, folder / name):
+        with pytest.raises(UserError):
+            load_dataset(str(place), "train", ["text"])
+
+
+@pytest.mark.parametrize("name", ["agent_1.safetensors", "state.json", "manifest.json"])
+def test_checkpoint(bomb, config, name):
+    run = make_trainer(replace(config, iterations=2, checkpoint=CheckpointConfig(save_every=1))).train()
+    path = run.folder / "checkpoints/iter-000002"
+    (path / name).write_bytes(bomb)
+    if name != "manifest.json":  # whoever crafts the file crafts its checksum, too
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["files"][name] = {"bytes": len(bomb), "sha256": hashlib.sha256(bomb).hexdigest()}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="resume: expected"):
+        make_trainer(replace(config, resume=str(path), iterations=3)).train()
+
+
+def test_run_folder(bomb, config, tmp_path):
+    run = make_trainer(replace(config, iterations=1)).train()
+    lengths = checkpoint.newest(run.folder, ["agent_1", "agent_2"])[1]["lengths"]
+    (run.folder / "metrics.jsonl").write_bytes((bomb * 99)[: lengths["metrics"]])
+    with pytest.raises(UserError, match=r"metrics.jsonl: expected lines of json"):
+        make_trainer(replace(config, resume=str(run.folder), iterations=2)).train()
+    tag = "!!python/object/apply:pathlib.Path.write_text [!!python/object/apply:pathlib.Path [{}], executed]"
+    (run.folder / "config.yaml").write_text(tag.format(tmp_path / "marker"))
+    with pytest.raises(UserError):
+        make_trainer(replace(config, resume="auto", iterations=2)).train()
+    (tmp_path / "config.yaml").write_text("seed: " + tag.format(tmp_path / "marker"))
+    with pytest.raises(UserError):
+        load(Config, tmp_path / "config.yaml", [])
+
+
+TEXT = (ROOT / "configs/imdb/cory_tiny.yaml").read_text().split("task:")[0]
+
+
+@FUZZ
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))))
+def test_fuzzed_configuration(tmp_path_factory, content):
+    file = tmp_path_factory.mktemp("fuzz") / "config.yaml"
+    file.write_bytes(content)
+    try:
+        load(Config, file, [])
+    except UserError as error:
+        assert str(error)
+
+
+@FUZZ
+@given(st.data())
+def test_fuzzed_line_of_a_configuration(tmp_path_factory, data):
+    lines = TEXT.splitlines()
+    at = data.draw(st.integers(0, len(lines) - 1))
+    key = lines[at].split(":")[0]
+    value = data.draw(
+        st.one_of(st.text(max_size=20), st.sampled_from(["-1", "1e999", "nan", "[]", "{}", "null", "2**9"]))
+    )
+    lines[at] = data.draw(st.sampled_from([f"{key}: {value}", value, f"{lines[at]}{value}"]))
+    file = tmp_path_factory.mktemp("fuzz") / "config.yaml"
+    file.write_text("\n".join(lines), encoding="utf-8", errors="replace")
+    try:
+        load(Config, file, [])
+    except UserError as error:
+        assert str(error)
+
+
+@settings(FUZZ, max_examples=25)
+@given(st.binary(max_size=300), st.sampled_from(["jsonl", "csv", "parquet"]))
+def test_fuzzed_dataset(tmp_path_factory, content, kind):
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / f"train.{kind}").write_bytes(content)
+    try:
+        load_dataset(str(folder), "train", ["text"])
+    except UserError as error:
+        assert str(error)
