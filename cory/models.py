@@ -235,10 +235,11 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
             f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes.count()}, "
             f"got {config.ppo.mini_batch_size}"
         )
-    if PartialState().distributed_type.value in ("DEEPSPEED", "FSDP"):
+    kind = PartialState().distributed_type.value
+    if kind in ("DEEPSPEED", "FSDP"):
         raise UserError(
-            "accelerate: expected plain data parallelism (configs/accelerate/), "
-            f"got {PartialState().distributed_type.value}: two agents in one process cannot share its engine. LoRA and gradient checkpointing save memory instead."
+            f"accelerate: expected plain data parallelism (configs/accelerate/), got {kind}: two agents in one process "
+            "cannot share its engine. LoRA and gradient checkpointing save memory instead."
         )
     num_agents = config.cory.num_agents if num_agents is None else num_agents
     pi_0, tokenizer = load_policy(config.model)
