@@ -2,7 +2,8 @@
 
     python benchmarks/iteration.py --shape gpt2_small                # all shapes: benchmarks/shapes.py
     python benchmarks/iteration.py --shape gpt2_small --what update  # one agent's PPO update on the observer's prompts
-    python benchmarks/iteration.py --shape small_pair --what memory  # peak memory, one process a way
+    python benchmarks/iteration.py --shape small_pair --what memory  # two agents' peak against what cannot be avoided
+    python benchmarks/iteration.py --shape small_pair --what scaling # over batch, lengths, width and number of agents
 
 ours: `CoryTrainer`. stock: trl.PPOTrainer 0.11.4 for each agent, with the same settings, its own `generate` in batches
 of 4 (its default) or all at once, roles exchanged by pointer. floor: plain torch and transformers, one `generate` per
@@ -25,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,12 @@ def peak_memory(bench: Bench, name: str, what: str) -> dict[str, float]:
     start = 0.0 if gpu else resident("VmRSS")
     way = bench.update(name) if what == "update" else bench.way(name)
     way(0)
+    if what == "point":
+        seconds = statistics.median(sum(way(k).values()) for k in range(1, 4))
+        weights = sum(p.nbytes for p in way.agents[0].ppo.model.parameters()) / 2**20  # type: ignore[attr-defined]
+        result = {"seconds": seconds, "weights": weights}
+    else:
+        result = {}
     gc.collect()
     if gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -287,9 +294,9 @@ def peak_memory(bench: Bench, name: str, what: str) -> dict[str, float]:
     else:
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
-    way(1)
+    way(4)
     peak = torch.cuda.max_memory_allocated() / 2**20 if gpu else resident("VmHWM")
-    return {"peak": peak - start, "extra": peak - before}
+    return {"peak": peak - start, "extra": peak - before, **result}
 
 
 def resident(field: str) -> float:
@@ -354,6 +361,63 @@ def measured_apart(options: argparse.Namespace, shape: Shape, name: str, what: s
     return json.loads(done.stdout.splitlines()[-1])
 
 
+SCALES = {
+    "batch": [16, 32, 64, 128],
+    "response": [8, 16, 32, 64],
+    "observer": [14, 32, 64, 128],
+    "width": [128, 256, 512, 768],
+    "agents": [1, 2, 3, 4],
+}
+SCALE_TITLES = {
+    "batch": "queries per iteration",
+    "response": "tokens per response",
+    "observer": "tokens that the observer's prompt adds",
+    "width": "model width",
+    "agents": "agents",
+}
+
+
+def scaling(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, Any]]:
+    """Seconds and memory of our iteration as one size changes, each in a process of its own."""
+    points: dict[str, list[dict[str, float]]] = {}
+    rows = []
+    for key, values in SCALES.items():
+        points[key] = []
+        for value in values:
+            measured = measured_apart(options, replace(shape, **{key: value}), "ours", "point")
+            points[key].append({"value": value, **measured})
+            cells = [f"{measured['seconds']:.2f}", f"{measured['peak']:.0f}"]
+            rows.append([SCALE_TITLES[key], str(value), *cells])
+    agents = points["agents"]
+    each = (agents[-1]["peak"] - agents[0]["peak"]) / (agents[-1]["value"] - agents[0]["value"])
+    owned = 3 * agents[0]["weights"]
+    text = table(rows, ["over", "", "s per iteration", "peak MiB"])
+    text += (
+        f"\n\nAn agent more: {each:.0f} MiB. Its weights and Adam's two moments are {owned:.0f} MiB of them; "
+        f"{each - owned:.0f} MiB are beyond."
+    )
+    return text, {"points": points, "shape": asdict(shape), "hardware": hardware()}
+
+
+def plot_scaling(points: dict[str, list[dict[str, float]]], path: Path) -> None:
+    """Seconds and memory against each size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(points), figsize=(3 * len(points), 5), layout="constrained", sharey="row")
+    for column, (key, rows) in enumerate(points.items()):
+        x = [row["value"] for row in rows]
+        for axis, name, colour in zip(axes[:, column], ("seconds", "peak"), ("#c1440e", "#1f6fb4"), strict=True):
+            axis.plot(x, [row[name] for row in rows], "o-", color=colour)
+            axis.set(xlabel=SCALE_TITLES[key], xlim=(0, None), ylim=(0, None), xticks=x)
+            axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("seconds per iteration")
+    axes[1, 0].set_ylabel("peak memory, MiB")
+    figure.savefig(path, dpi=120)
+
+
 def table(rows: list[list[str]], header: list[str]) -> str:
     """Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
@@ -413,7 +477,7 @@ def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="small_pair")
-    parser.add_argument("--what", choices=["iteration", "update", "memory"], default="iteration")
+    parser.add_argument("--what", choices=["iteration", "update", "memory", "scaling", "point"], default="iteration")
     parser.add_argument("--ways", default="ours,floor,stock,stock_all", help="which, separated by commas")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
@@ -439,6 +503,8 @@ def main() -> None:
             [*(f"{key} MiB" for key in sums), "measured peak MiB", "measured / sum"],
         )
         numbers: dict[str, Any] = {"unavoidable": sums, "peak": peak, "shape": asdict(shape)}
+    elif options.what == "scaling":
+        text, numbers = scaling(options, shape)
     else:
         text, numbers = report(options, shape)
     print(f"{options.what}, {options.shape}, {options.precision}, {hardware()}\n\n{text}")
@@ -446,6 +512,8 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         name = f"{options.what}_{options.shape}_{options.precision}"
         (options.out / f"{name}.md").write_text(text + "\n")
+        if options.what == "scaling":
+            plot_scaling(numbers["points"], options.out / f"{name}.png")
         (options.out / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 
