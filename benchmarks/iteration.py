@@ -97,6 +97,7 @@ class Bench:
         """A stock trl.PPOTrainer for each agent, in the authors' loop."""
         import torch
         import trl
+        from transformers import AutoModelForCausalLM
 
         from cory.ppo import trl_config
 
@@ -105,10 +106,13 @@ class Bench:
             wrapped.is_peft_model = False
             return wrapped.to(self.device)
 
-        reference = with_value_head(self.load()[0]).requires_grad_(False)
+        def load() -> Any:
+            return AutoModelForCausalLM.from_pretrained(self.policy)  # as a user of TRL loads it
+
+        reference, tokenizer = with_value_head(load()).requires_grad_(False), self.load()[1]
         trainers = []
         for _ in range(self.shape.agents):
-            model, tokenizer = self.load()
+            model = load()
             settings = trl_config(self.config.ppo, 0)
             if self.precision == "bf16":
                 settings.accelerator_kwargs = {"mixed_precision": "bf16"}

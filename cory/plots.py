@@ -71,11 +71,12 @@ def plot_pass_at_k(rows: Sequence[dict[str, Any]], ks: Sequence[int], path: Path
     Args:
         rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
     """
-    figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
+    many = len(rows) > len(COLOURS) + 1
+    figure, axis = plt.subplots(figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained")
     for number, row in enumerate(rows):
         values, errors = ([row[f"pass@{k}{suffix}"] for k in ks] for suffix in ("", "_ci"))
         style = "-" if " after " not in row["name"] else "--"
-        colour = _cycle(number + 1)[-1]
+        colour = plt.get_cmap("tab20")(number % 20) if many else _cycle(number + 1)[-1]
         axis.errorbar(
             ks, values, errors, label=row["name"], ls=style, marker="o", ms=3, lw=1.4, capsize=2, color=colour
         )
@@ -83,7 +84,8 @@ def plot_pass_at_k(rows: Sequence[dict[str, Any]], ks: Sequence[int], path: Path
     axis.set_xscale("log", base=2)
     axis.set_xticks(ks, [str(k) for k in ks])
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8)
+    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
+    axis.legend(frameon=False, fontsize=8, **beside)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
