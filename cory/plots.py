@@ -84,7 +84,7 @@ def plot_pass_at_k(rows: Sequence[dict[str, Any]], ks: Sequence[int], path: Path
     axis.set_xscale("log", base=2)
     axis.set_xticks(ks, [str(k) for k in ks])
     axis.spines[["top", "right"]].set_visible(False)
-    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
     axis.legend(frameon=False, fontsize=8, **beside)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -53,6 +53,8 @@ STATS = [f"ppo/{name.replace('_', '/', 1)}" for name in LossStats._fields]
 STATS += [f"ppo/{name}" for name in ("loss/total", "returns/mean", "returns/var", "val/mean", "val/var")]
 # Elements of a (rows, R, vocabulary) array that are worked on at a time where no gradient needs all of them.
 CHUNK = {"cpu": 2**21, "cuda": 2**28}
+# What starting one more pass costs, in padded tokens.
+PASS_COST = {"cpu": 64, "cuda": 8192}
 T = TypeVar("T")
 
 
@@ -133,14 +135,14 @@ class Rows(NamedTuple):
 
 @dataclass
 class Old:
-    """The batch under the policy that sampled it, all (batch, R); `graph` is that pass, where it is a training pass."""
+    """The batch under the policy that sampled it, all (batch, R); `graphs`: its passes, where they serve training."""
 
     logprobs: torch.Tensor
     values: torch.Tensor
     kl: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
-    graph: Rows | None
+    graphs: list[Rows]
 
 
 class PPOTrainer(trl.PPOTrainer):
@@ -187,6 +189,7 @@ class PPOTrainer(trl.PPOTrainer):
         self.running = RunningMoments(self.accelerator)
         self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
         self.pad_id = pad_token(tokenizer)
+        self.pass_cost = PASS_COST.get(self.accelerator.device.type, PASS_COST["cpu"])
         self.fixed_micro_batch = micro_batch != "auto"
         self.micro_batch = config.mini_batch_size
         if micro_batch != "auto":
@@ -332,29 +335,47 @@ class PPOTrainer(trl.PPOTrainer):
         width = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
         return max(1, min(self.micro_batch, CHUNK.get(batch.input_ids.device.type, CHUNK["cpu"]) // width))
 
+    def _pieces(self, batch: Window, index: Sequence[int]) -> list[tuple[list[int], Window]]:
+        """The rows `index` in micro-batches: of similar length each, as many as save more padding than they cost."""
+        costs = {}
+        for count in {1, 2, 4, 8, -(-len(index) // self.micro_batch)}:
+            size = -(-len(index) // count)
+            if size <= self.micro_batch and (count == 1 or processes.count() == 1 or len(index) > self.micro_batch):
+                pieces = list(batch.by_length(size, index))
+                costs[sum(batch.padded_tokens(piece) + self.pass_cost for piece in pieces), count] = pieces
+        pieces = costs[min(costs)]
+        if len(pieces) == 1 and len(index) == len(batch.input_ids):
+            return [(list(range(len(index))), batch)]
+        return [(piece, batch.rows(piece)) for piece in pieces]
+
     def _old(self, batch: Window) -> Old:
         """The batch under the policy as it is, and its KL to the reference.
 
-        Where the batch is one mini-batch that fits, this is also the training pass of the first epoch.
+        Where the batch is one mini-batch that fits, these are also the training passes of the first epoch.
         """
 
         def empty() -> torch.Tensor:
             return torch.zeros_like(batch.response_mask, dtype=torch.float32)
 
-        old = Old(empty(), empty(), empty(), empty(), empty(), None)
-        if self.micro_batch >= len(batch.input_ids):
-            old.graph = self._forward(batch)
-        kind = self.config.kl_penalty
-        with torch.no_grad():
-            for index in batch.by_length(self._chunk(batch)):
-                rows = batch.rows(index)
-                width = rows.response_ids.shape[1]
-                mine = old.graph.rows(index, width) if old.graph else self._forward(rows)
-                ref = self._reference(rows)
-                pair = (mine.everything, ref.everything) if kind == "full" else (mine.logprobs, ref.logprobs)
-                old.kl[index, :width] = kl_penalty(kind, *pair)
-                old.logprobs[index, :width] = mine.logprobs
-                old.values[index, :width] = mine.values
+        old = Old(empty(), empty(), empty(), empty(), empty(), [])
+        everyone = range(len(batch.input_ids))
+        kind, chunk = self.config.kl_penalty, self._chunk(batch)
+        whole = self.micro_batch >= len(everyone)
+        pieces = self._pieces(batch, everyone) if whole else [(i, batch.rows(i)) for i in batch.by_length(chunk)]
+        for piece, rows in pieces:
+            with torch.set_grad_enabled(whole):
+                now = self._forward(rows)
+            if whole:
+                old.graphs.append(now)
+            with torch.no_grad():
+                for part in rows.by_length(chunk):
+                    some = rows.rows(part)
+                    index, width = [piece[i] for i in part], some.response_ids.shape[1]
+                    mine, ref = now.rows(part, width), self._reference(some)
+                    pair = (mine.everything, ref.everything) if kind == "full" else (mine.logprobs, ref.logprobs)
+                    old.kl[index, :width] = kl_penalty(kind, *pair)
+                    old.logprobs[index, :width] = mine.logprobs
+                    old.values[index, :width] = mine.values
         return old
 
     def _optimize(self, batch: Window, old: Old, index: list[int]) -> list[torch.Tensor]:
@@ -394,19 +415,17 @@ class PPOTrainer(trl.PPOTrainer):
         """Adds a mini-batch's gradient, in micro-batches that weigh by their tokens; returns its statistics."""
         # Of all processes: whose gradients are averaged, so that each one's sum is over the mean of their tokens.
         tokens = processes.total(batch.response_mask[index].sum()) / processes.count()
-        graph, old.graph = old.graph, None
-        pieces = list(batch.by_length(self.micro_batch, index))
+        graphs, old.graphs = old.graphs, []
+        pieces = self._pieces(batch, index)
         sums = torch.zeros(len(LossStats._fields), device=batch.input_ids.device)
-        for piece in pieces:
-            whole = len(piece) == len(batch.input_ids)
-            rows = batch if whole else batch.rows(piece)
+        for number, (piece, rows) in enumerate(pieces):
             width = rows.response_ids.shape[1]
             then = [old.logprobs, old.values, old.advantages, old.returns]
-            if not whole:
+            if rows is not batch:
                 then = [x[piece, :width] for x in then]
-            synced = last and piece is pieces[-1]  # several processes exchange gradients once per step
+            synced = last and number + 1 == len(pieces)  # several processes exchange gradients once per step
             with nullcontext() if synced else self.accelerator.no_sync(self.model):
-                now = graph or self._forward(rows)
+                now = graphs.pop(0) if graphs else self._forward(rows)
                 losses = ppo_losses(
                     now.logprobs,
                     now.values,
@@ -421,6 +440,7 @@ class PPOTrainer(trl.PPOTrainer):
                 )
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward((losses.loss_policy + self.config.vf_coef * losses.loss_value) / tokens)
+            del now
             sums += torch.stack(losses).detach()
         mask = batch.response_mask[index]
         moments = [*mean_and_variance(old.returns[index], mask), *mean_and_variance(old.values[index], mask)]

@@ -47,6 +47,11 @@ class Window(NamedTuple):
             responses,
         )
 
+    def padded_tokens(self, index: Sequence[int]) -> int:
+        """Positions that a pass over these rows computes."""
+        longest = max(self.prompt_lengths[i] for i in index) + max(self.response_lengths[i] for i in index) - 1
+        return len(index) * longest
+
     def by_length(self, rows: int, index: Sequence[int] | None = None) -> Iterator[list[int]]:
         """The rows `index` (all by default) as lists of at most `rows`, of similar length each."""
         index = range(len(self.prompt_lengths)) if index is None else index
