@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import resource
+import secrets
 import statistics
 import subprocess
 import sys
@@ -301,7 +302,7 @@ def start_tracker(config: Config, folder: Path) -> Any:
         os.environ["WANDB_MODE"] = "offline"
         print(f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later.")
     options: dict[str, Any] = {
-        "wandb": {"dir": str(folder), "name": folder.name},
+        "wandb": {"dir": str(folder), "name": folder.name, **_wandb_run(config, folder)},
         "tensorboard": {"logging_dir": str(folder)},
     }
     try:
@@ -312,6 +313,17 @@ def start_tracker(config: Config, folder: Path) -> Any:
         tracker.start()
     tracker.store_init_configuration(_flat(asdict(config)))
     return tracker
+
+
+def _wandb_run(config: Config, folder: Path) -> dict[str, str]:
+    """The run that wandb goes on with where this one is resumed: its id lies in the run's folder."""
+    if config.tracker != "wandb":
+        return {}
+    file = folder / "wandb_id"
+    known = file.exists() and file.read_text(encoding="utf-8").strip().isalnum()
+    if not known:
+        replace_text(file, secrets.token_hex(4))
+    return {"id": file.read_text(encoding="utf-8").strip(), **({"resume": "allow"} if known else {})}
 
 
 def _wandb_login() -> bool:
