@@ -243,3 +243,9 @@ def test_trackers_work_without_an_account(config, tracker, monkeypatch, capsys):
     pattern = {"wandb": "wandb/offline-run-*/*.wandb", "tensorboard": "**/events.out.tfevents*"}[tracker]
     files = list(run.folder.glob(pattern))
     assert files and files[0].stat().st_size > 100
+    known = run.folder / "wandb_id"
+    before = known.read_text() if known.exists() else None
+    again = make_trainer(replace(config, iterations=3, resume="auto")).train()  # the tracker goes on with its run
+    assert len(again.history) == 6
+    assert (known.read_text() if known.exists() else None) == before
+    assert (before is None) == (tracker != "wandb")
