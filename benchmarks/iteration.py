@@ -99,7 +99,7 @@ class Bench:
         import trl
         from transformers import AutoModelForCausalLM
 
-        from cory.ppo import trl_config
+        from cory.trl_parts import trl_config
 
         def with_value_head(model: Any) -> Any:
             wrapped = trl.AutoModelForCausalLMWithValueHead(model)
@@ -319,7 +319,7 @@ def unavoidable_memory(bench: Bench) -> dict[str, float]:
     import torch
 
     from cory import window
-    from cory.ppo import PolicyWithValueHead
+    from cory.trl_parts import PolicyWithValueHead
 
     shape = bench.shape
     model = PolicyWithValueHead(bench.load()[0])

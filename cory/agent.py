@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from cory.adapters import save_policy
 from cory.config import Config
-from cory.ppo import PolicyWithValueHead, PPOTrainer, trl_config
+from cory.ppo import PPOTrainer
 from cory.sampling import check_lengths, context_length, encode, generation_config, plain_text
+from cory.trl_parts import PolicyWithValueHead, RunningMoments, trl_config
 
 # What an agent reports of an update, under the names of docs/metrics.md, and TRL's name for it.
 STATS = {
@@ -115,12 +116,53 @@ class Agent:
         return {name: float(stats[key]) for name, key in STATS.items()}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """All that training has changed, for a checkpoint: tensors, and numbers as json."""
-        return self.ppo.state()
+        """All that training has changed, for a checkpoint: weights and Adam's moments, and numbers as json."""
+        ppo, tensors = self.ppo, {}
+        for name, parameter in self._trained().items():
+            tensors[f"weights/{name}"] = parameter.detach()
+            for key, value in ppo.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam/{name}/{key}"] = value
+        moments = {key: float(getattr(ppo.running, key)) for key in ("mean", "std", "var", "count")}
+        numbers = {"kl_coef": ppo.kl_ctl.value, "moments": moments, "micro_batch": ppo.micro_batch}
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}, numbers
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Takes up what `state` gave. Raises ValueError where it is of another model."""
-        self.ppo.load_state(tensors, numbers)
+        """Takes up what `state` gave.
+
+        Raises:
+            ValueError: a tensor is missing, left over, or of another shape or type than the weights here.
+        """
+        ppo, trained = self.ppo, self._trained()
+        unknown = [name for name in tensors if name.split("/")[1] not in trained]
+        if unknown:
+            raise ValueError(f"unknown tensor {unknown[0]}")
+        adam: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        for name, parameter in trained.items():
+            saved = tensors.get(f"weights/{name}")
+            if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
+                came = None if saved is None else (tuple(saved.shape), saved.dtype)
+                raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
+            prefix = f"adam/{name}/"
+            keys = [key.removeprefix(prefix) for key in tensors if key.startswith(prefix)]
+            adam[parameter] = {key: tensors[prefix + key].to(parameter.device) for key in keys}
+        ppo.optimizer.state.clear()
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(tensors[f"weights/{name}"])
+                if adam[parameter]:
+                    ppo.optimizer.state[parameter] = adam[parameter]
+        ppo.kl_ctl.value = float(numbers["kl_coef"])
+        ppo.micro_batch = int(numbers["micro_batch"])
+        ppo.running = RunningMoments(ppo.accelerator)
+        if numbers["moments"]["count"] >= 1:  # else no reward has been seen
+            for key, value in numbers["moments"].items():
+                setattr(ppo.running, key, torch.tensor(value) if key in ("mean", "std") else value)
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        """The trained parameters by name, in the optimizer's order."""
+        ppo = self.ppo
+        names = {parameter: name for name, parameter in ppo.accelerator.unwrap_model(ppo.model).named_parameters()}
+        return {names[parameter]: parameter for parameter in ppo.model_params}
 
     def restart(self) -> None:
         """Forgets optimizer state, KL coefficient and reward moments (only for `reset_on_exchange`)."""

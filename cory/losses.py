@@ -84,6 +84,28 @@ def whiten(x: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torc
     return whitened if shift_mean else whitened + mean
 
 
+def advantages(
+    values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float, whiten_rewards: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """GAE (Eq. 12), whitened over the response tokens of all processes; TRL whitens each process's by themselves.
+
+    Args:
+        values, rewards, mask: (batch, R).
+
+    Returns:
+        masked values, advantages and returns, each (batch, R).
+    """
+    values, rewards = values * mask, rewards * mask
+    if whiten_rewards:
+        rewards = whiten(rewards, mask, shift_mean=False)
+    following, result, last = torch.zeros_like(values[:, 0]), torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * following - values[:, t]
+        last = delta + gamma * lam * last
+        result[:, t], following = last, values[:, t]
+    return values, whiten(result, mask), result + values
+
+
 class LossStats(NamedTuple):
     """Sums over response tokens, each a tensor without dimensions, under TRL's names (`ppo/` before, `/` for `_`)."""
 

@@ -28,8 +28,8 @@ from cory import processes
 from cory.adapters import add_adapter
 from cory.agent import Agent
 from cory.config import Config, ModelConfig, UserError
-from cory.ppo import PolicyWithValueHead
 from cory.sampling import seed_everything
+from cory.trl_parts import PolicyWithValueHead
 
 # What libraries raise over a model folder that is none, is damaged, or holds a pickle in place of weights.
 LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)

@@ -1,51 +1,45 @@
-"""One agent's PPO: TRL's PPOTrainer (0.11.4) with the response window. The only file that touches TRL's internals.
+"""One agent's PPO: TRL's PPOTrainer (0.11.4) with the response window. It and trl_parts.py alone touch TRL's internals.
 
 `step()` is TRL's arithmetic (the tests compare the two) without its detours. What departs from TRL, and why:
 
 * logits, values, KL and entropy exist only at response positions (`cory/window.py`): the others are masked anyway;
 * where one mini-batch is the batch, the first epoch's pass also gives the old log-probabilities;
-* the reference is read in batches of its own, and statistics leave the device once per step;
-* a mini-batch may be computed in micro-batches that fit the memory, which changes no number beyond rounding;
-* sampling is in one batch, and neither it nor any pass has dropout, whatever was done before;
-* constructing a trainer leaves the random streams alone (TRL reseeds everything);
-* agents share one frozen reference;
-* gradient clipping works after the first step, and reward scaling works at all;
-* optimizer, KL coefficient and reward moments can be restarted (only for `reset_on_exchange`).
+* the reference is read in batches of its own, statistics leave the device once, micro-batches fit the memory;
+* no dropout in sampling or any pass; constructing a trainer leaves the random streams alone (TRL reseeds everything);
+* agents share one frozen reference; gradient clipping works after the first step, and reward scaling works at all.
 """
 
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
 import numpy as np
 import torch
 import trl
 import trl.trainer.ppo_trainer as trl_ppo
-import trl.trainer.utils as trl_utils
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from peft import PeftModel
 from torch.nn.utils import get_total_norm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from cory import processes, window
-from cory.config import PPOConfig
 from cory.guards import NotFinite
 from cory.losses import (
     LossStats,
     TokenLogprobs,
+    advantages,
     entropy,
     kl_penalty,
     mean_and_variance,
     ppo_losses,
     token_rewards,
-    whiten,
 )
 from cory.sampling import pad_token, sample
+from cory.trl_parts import PolicyWithValueHead, RunningMoments
 from cory.window import Window
 
 # The statistics of a mini-batch, under TRL's names.
@@ -56,69 +50,6 @@ CHUNK = {"cpu": 2**21, "cuda": 2**28}
 # What starting one more pass costs, in padded tokens.
 PASS_COST = {"cpu": 64, "cuda": 8192}
 T = TypeVar("T")
-
-
-class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
-    """TRL's policy with a value head on the last hidden layer (Eq. 10), evaluated in the response window."""
-
-    def __init__(self, pretrained_model: PreTrainedModel | PeftModel) -> None:
-        super().__init__(pretrained_model)
-        self.is_peft_model = isinstance(pretrained_model, PeftModel)  # TRL's own loading sets it, which we do without
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        response_ids: torch.Tensor,
-        **_: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (batch, R, vocabulary) and values (batch, R), float32; response_ids (batch, R) sets the window."""
-        logits, hidden = window.forward(
-            self.pretrained_model, input_ids, attention_mask, position_ids, response_ids.shape[1]
-        )
-        return logits.float(), self.v_head(hidden).squeeze(-1).float()
-
-
-def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
-    """The settings under TRL's names; batches are one process's share."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`PPOConfig` is deprecated", category=FutureWarning)
-        return trl.PPOConfig(
-            seed=seed,
-            learning_rate=ppo.learning_rate,
-            batch_size=ppo.batch_size // processes.count(),
-            mini_batch_size=ppo.mini_batch_size // processes.count(),
-            gradient_accumulation_steps=ppo.gradient_accumulation_steps,
-            ppo_epochs=ppo.ppo_epochs,
-            init_kl_coef=ppo.init_kl_coef,
-            adap_kl_ctrl=ppo.adaptive_kl,
-            target=ppo.kl_target,
-            horizon=ppo.kl_horizon,
-            kl_penalty=ppo.kl_penalty,
-            gamma=ppo.gamma,
-            lam=ppo.lam,
-            cliprange=ppo.cliprange,
-            cliprange_value=ppo.cliprange_value,
-            vf_coef=ppo.vf_coef,
-            max_grad_norm=ppo.max_grad_norm,
-            ratio_threshold=ppo.ratio_threshold,
-            use_score_scaling=ppo.reward_scaling,
-            use_score_norm=ppo.reward_normalization,
-            score_clip=ppo.reward_clip,
-            whiten_rewards=ppo.whiten_rewards,
-        )
-
-
-class RunningMoments(trl_utils.RunningMoments):
-    """Running moments of the training rewards, as tensors: TRL's step() cannot use its own floats."""
-
-    def update(self, xs: torch.Tensor) -> tuple[float, float]:
-        """Takes in (batch,) rewards; returns their mean and standard deviation."""
-        batch_moments = super().update(xs)
-        for name in ("mean", "std"):
-            setattr(self, name, torch.as_tensor(getattr(self, name)))
-        return batch_moments
 
 
 class Rows(NamedTuple):
@@ -284,23 +215,8 @@ class PPOTrainer(trl.PPOTrainer):
     def compute_advantages(
         self, values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """GAE (Eq. 12), whitened over the response tokens of all processes; TRL whitens each process's by themselves.
-
-        Args:
-            values, rewards, mask: (batch, R).
-
-        Returns:
-            masked values, advantages and returns, each (batch, R).
-        """
-        values, rewards = values * mask, rewards * mask
-        if self.config.whiten_rewards:
-            rewards = whiten(rewards, mask, shift_mean=False)
-        following, advantages, last = torch.zeros_like(values[:, 0]), torch.zeros_like(values), 0.0
-        for t in reversed(range(values.shape[1])):
-            delta = rewards[:, t] + self.config.gamma * following - values[:, t]
-            last = delta + self.config.gamma * self.config.lam * last
-            advantages[:, t], following = last, values[:, t]
-        return values, whiten(advantages, mask), advantages + values
+        """See `cory.losses.advantages`."""
+        return advantages(values, rewards, mask, self.config.gamma, self.config.lam, self.config.whiten_rewards)
 
     def _training_mode(self) -> None:
         """No dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1."""
@@ -475,54 +391,6 @@ class PPOTrainer(trl.PPOTrainer):
                 f"mini-batch still. ppo.micro_batch {self.micro_batch} starts a run this way.",
                 stacklevel=2,
             )
-
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """All that training has changed: trained weights and Adam's moments, and numbers."""
-        tensors = {}
-        for name, parameter in self._trained().items():
-            tensors[f"weights/{name}"] = parameter.detach()
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"adam/{name}/{key}"] = value
-        moments = {key: float(getattr(self.running, key)) for key in ("mean", "std", "var", "count")}
-        numbers = {"kl_coef": self.kl_ctl.value, "moments": moments, "micro_batch": self.micro_batch}
-        return {name: tensor.contiguous() for name, tensor in tensors.items()}, numbers
-
-    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Takes up what `state` gave.
-
-        Raises:
-            ValueError: a tensor is missing, left over, or of another shape or type than the weights here.
-        """
-        trained = self._trained()
-        unknown = [name for name in tensors if name.split("/")[1] not in trained]
-        if unknown:
-            raise ValueError(f"unknown tensor {unknown[0]}")
-        adam: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
-        for name, parameter in trained.items():
-            saved = tensors.get(f"weights/{name}")
-            if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
-                came = None if saved is None else (tuple(saved.shape), saved.dtype)
-                raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
-            prefix = f"adam/{name}/"
-            keys = [key.removeprefix(prefix) for key in tensors if key.startswith(prefix)]
-            adam[parameter] = {key: tensors[prefix + key].to(parameter.device) for key in keys}
-        self.optimizer.state.clear()
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(tensors[f"weights/{name}"])
-                if adam[parameter]:
-                    self.optimizer.state[parameter] = adam[parameter]
-        self.kl_ctl.value = float(numbers["kl_coef"])
-        self.micro_batch = int(numbers["micro_batch"])
-        self.running = RunningMoments(self.accelerator)
-        if numbers["moments"]["count"] >= 1:  # else no reward has been seen
-            for key, value in numbers["moments"].items():
-                setattr(self.running, key, torch.tensor(value) if key in ("mean", "std") else value)
-
-    def _trained(self) -> dict[str, torch.nn.Parameter]:
-        """The trained parameters by name, in the optimizer's order."""
-        names = {parameter: name for name, parameter in self.accelerator.unwrap_model(self.model).named_parameters()}
-        return {names[parameter]: parameter for parameter in self.model_params}
 
     def restart(self) -> None:
         """Forgets Adam's moments, the KL coefficient and the reward moments, as a new trainer would."""

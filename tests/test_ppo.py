@@ -12,8 +12,9 @@ from conftest import make_gpt2
 from cory import window
 from cory.config import PPOConfig, SamplingConfig
 from cory.losses import TokenLogprobs, entropy
-from cory.ppo import PolicyWithValueHead, PPOTrainer, trl_config
+from cory.ppo import PPOTrainer
 from cory.sampling import generation_config, seed_everything
+from cory.trl_parts import PolicyWithValueHead, trl_config
 
 LOSSES = [
     "ppo/loss/policy", "ppo/loss/value", "ppo/loss/total", "objective/kl", "objective/kl_coef", "ppo/policy/entropy",

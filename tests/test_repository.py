@@ -83,6 +83,6 @@ def test_nothing_names_a_machine(pattern):
             assert not re.search(r"(^|[^\w.])/(home|root|work|Users|tmp|mnt)/\w", line), f"{path.name}:{number}: {line}"
 
 
-def test_only_one_file_touches_trl():
+def test_only_two_files_touch_trl():
     using = [p.name for p in (ROOT / "cory").glob("*.py") if re.search(r"^\s*(import|from) trl", p.read_text(), re.M)]
-    assert using == ["ppo.py"]
+    assert sorted(using) == ["ppo.py", "trl_parts.py"]

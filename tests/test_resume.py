@@ -251,7 +251,7 @@ def test_full_disk_leaves_the_run_alive(one, tmp_path, monkeypatch, where):
 
         monkeypatch.setattr(checkpoint, "save_file", failing)
     else:
-        from cory import tracking
+        from cory import linefile
 
         class Disk:
             def __init__(self, file):
@@ -266,13 +266,13 @@ def test_full_disk_leaves_the_run_alive(one, tmp_path, monkeypatch, where):
             def __getattr__(self, name):
                 return getattr(self.file, name)
 
-        opened = tracking.LineFile.__init__
+        opened = linefile.LineFile.__init__
 
         def init(self, *args, **kwargs):
             opened(self, *args, **kwargs)
             self.file = Disk(self.file)
 
-        monkeypatch.setattr(tracking.LineFile, "__init__", init)
+        monkeypatch.setattr(linefile.LineFile, "__init__", init)
     with pytest.warns(UserWarning, match="No space left on device"):
         run = trainer.train()
     same(whole, run.folder)
