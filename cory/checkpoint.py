@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from cory.agent import Agent
 from cory.config import Config, UserError
-from cory.tracking import Run, versions
+from cory.tracking import FILES, Run, versions
 
 FORMAT = 1
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "versions"}  # may differ on resume
@@ -73,10 +73,13 @@ def save(
         for file in partial.iterdir():
             _flush(file)
         _flush(partial)
-        if target.exists():  # a damaged one, which was skipped
-            shutil.rmtree(target)
+        aside = folder / f".replaced-{target.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        if target.exists():  # a damaged one that was skipped, or the run has gone back before it
+            target.rename(aside)
         partial.rename(target)
         _flush(folder)
+        shutil.rmtree(aside, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         warnings.warn(
             f"The checkpoint before iteration {iteration} could not be written to {folder} ({error}). The run goes on; "
@@ -133,6 +136,8 @@ def read(path: Path, agents: Sequence[str]) -> dict[str, Any]:
         raise Damaged(f"manifest.json lists {found}, expected {sorted(expected)} in format {FORMAT}")
     for name, promised in files.items():
         file = path / name
+        if not isinstance(promised, dict):
+            raise Damaged(f"manifest.json has no size of {name}")
         if not file.is_file() or file.is_symlink():
             raise Damaged(f"{name} is missing")
         if file.stat().st_size != promised.get("bytes"):
@@ -140,8 +145,14 @@ def read(path: Path, agents: Sequence[str]) -> dict[str, Any]:
         if _digest(file) != promised.get("sha256"):
             raise Damaged(f"{name} differs from what was written (SHA-256)")
     state = _json(path / "state.json")
-    if not isinstance(state.get("iteration"), int) or not isinstance(state.get("config"), dict):
-        raise Damaged("state.json has no iteration or no settings")
+    kinds = {"iteration": int, "config": dict, "agents": dict, "lengths": dict, "before": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
+    if wrong or state["iteration"] < 0 or set(state["lengths"]) != set(FILES):
+        raise Damaged(f"state.json lacks {wrong or 'an iteration from 0 or the lengths of ' + ', '.join(FILES)}")
+    for name, length in state["lengths"].items():
+        file = path.parent.parent / f"{name}.jsonl"
+        if not isinstance(length, int) or length < 0 or not file.is_file() or file.stat().st_size < length:
+            raise Damaged(f"{file.name} of its run is missing or shorter than it was")
     return state
 
 
@@ -161,12 +172,7 @@ def newest(run: Path, agents: Sequence[str]) -> tuple[Path, dict[str, Any]] | No
     """The newest checkpoint of a run that is whole, and its state; says which others are skipped and why."""
     for path in _folders(run / "checkpoints"):
         try:
-            state = read(path, agents)
-            for name, length in state["lengths"].items():
-                file = run / f"{name}.jsonl"
-                if not file.is_file() or file.stat().st_size < length:
-                    raise Damaged(f"{file.name} beside it is shorter than it was")
-            return path, state
+            return path, read(path, agents)
         except Damaged as error:
             print(f"Skipping the checkpoint {path}: {error}.", flush=True)
     return None
@@ -181,7 +187,7 @@ def load(path: Path, state: Mapping[str, Any], agents: Sequence[Agent]) -> None:
     for agent in agents:
         try:
             agent.load_state(load_file(path / f"{agent.name}.safetensors"), state["agents"][agent.name])
-        except (KeyError, ValueError, SafetensorError) as error:
+        except (LookupError, TypeError, ValueError, SafetensorError) as error:
             raise UserError(f"resume: expected a checkpoint of these agents, got {str(path)!r} ({error})") from None
 
 

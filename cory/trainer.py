@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 
 from cory import checkpoint, processes
-from cory.agent import Agent, Rollout
+from cory.agent import STATS, Agent, Rollout
 from cory.checkpoint import Saver
 from cory.config import Config, UserError
 from cory.data import Task
@@ -25,6 +25,7 @@ from cory.sampling import check_lengths, context_length, seed_everything
 from cory.tracking import Run
 
 ROLE_NAMES = ("pioneer", "observer")
+MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
 NUM_SAMPLES = 4  # queries whose responses are shown before and after training, and in samples.jsonl
 SOLO_SAMPLES = 2**32 - 1  # in place of an iteration, the key of the random stream of those responses
 
@@ -56,6 +57,9 @@ class CoryTrainer:
             raise UserError(
                 f"dataset: expected at least ppo.batch_size = {config.ppo.batch_size} rows, got {len(task.dataset)}"
             )
+        best, known = config.checkpoint.best, [*STATS, *MEASURED, *task.metrics]
+        if best is not None and best not in known:
+            raise UserError(f"checkpoint.best: expected null or one of the metrics {sorted(known)}, got {best!r}")
         self.config = config
         self.agents = list(agents)
         self.task = task

@@ -1,6 +1,7 @@
 """A run is never lost: checkpoints, resume, signals, faults. docs/reliability.md has the table of faults."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -206,6 +207,43 @@ def test_damaged_checkpoint_that_is_named_is_an_error(one):
         make_trainer(replace(one, resume=str(path))).train()
 
 
+@pytest.mark.parametrize("change", ["short metrics", "no lengths", "no agents", "lengths elsewhere", "no size"])
+def test_named_checkpoint_whose_files_do_not_fit_is_an_error(one, change):
+    """Checksums can be right and the content wrong: nothing is cut, lengthened or raised raw."""
+    folder = make_trainer(replace(one, iterations=2)).train().folder
+    path = folder / "checkpoints/iter-000002"
+    state = json.loads((path / "state.json").read_text())
+    manifest = json.loads((path / "manifest.json").read_text())
+    if change == "short metrics":
+        os.truncate(folder / "metrics.jsonl", 10)
+    elif change == "no size":
+        manifest["files"]["state.json"] = 7
+    else:
+        state.pop("agents" if change == "no agents" else "lengths")
+        if change == "lengths elsewhere":
+            state["lengths"] = {"../../x": 0}
+        (path / "state.json").write_text(json.dumps(state))
+        content = (path / "state.json").read_bytes()
+        manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match="resume: expected a whole checkpoint"):
+        make_trainer(replace(one, resume=str(path))).train()
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_best_by_a_metric_that_is_none_is_refused_before_training(one):
+    with pytest.raises(UserError, match=r"checkpoint.best: expected null or one of the metrics .*'task_rewards'"):
+        make_trainer(replace(one, checkpoint=CheckpointConfig(best="task_rewards")))
+
+
+def test_a_checkpoint_that_is_written_again_leaves_nothing_behind(one):
+    folder = make_trainer(replace(one, iterations=2)).train().folder
+    make_trainer(replace(one, iterations=2, resume=str(folder / "checkpoints/iter-000001"))).train()
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["iter-000001", "iter-000002"]
+    assert checkpoint.read(folder / "checkpoints/iter-000002", AGENTS)["iteration"] == 2
+
+
 def test_checkpoint_of_another_model_is_an_error(one):
     folder = make_trainer(replace(one, iterations=1)).train().folder
     agents = make_agents(replace(one, lora=LoraConfig(rank=2)))
@@ -295,21 +333,22 @@ def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path,
 
 @pytest.mark.parametrize("kind", ["raises", "nan"])
 def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
+    one = replace(one, iterations=9)
     whole = make_trainer(one).train().folder
     count = [0]
 
     def failing(prompts, completions):
         count[0] += 1
-        if count[0] == 2 + 4:  # two for the samples before training: the fourth iteration
+        if count[0] == 2 + 7:  # two for the samples before training: the seventh iteration
             if kind == "raises":
                 raise ZeroDivisionError("the reward's own fault")
             return [float("nan")] * len(prompts)
         return count_good(prompts, completions)
 
     other = replace(one, output=str(tmp_path / "failed"), checkpoint=CheckpointConfig(save_every=0))
-    with pytest.raises(ZeroDivisionError if kind == "raises" else UserError, match=r"own fault|iteration 4.*finite"):
+    with pytest.raises(ZeroDivisionError if kind == "raises" else UserError, match=r"own fault|iteration 7.*finite"):
         make_trainer(other, failing).train()
-    assert (tmp_path / "failed/checkpoints/iter-000003/manifest.json").exists()
+    assert (tmp_path / "failed/checkpoints/iter-000006/manifest.json").exists()
     make_trainer(replace(other, resume="auto")).train()
     same(whole, tmp_path / "failed")
 
@@ -423,7 +462,8 @@ for attempt in range(20):
     metrics = {str(folder / "metrics.jsonl")!r}
     print(len(open(metrics).readlines()) if os.path.exists(metrics) else 0)
 """
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # Sums are rounded otherwise by another number of threads.
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", killer], check=True, timeout=240, env=env, capture_output=True, text=True
     )
