@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from cory.adapters import save_policy
 from cory.config import Config
 from cory.ppo import PPOTrainer
-from cory.sampling import check_lengths, context_length, encode, generation_config, plain_text
+from cory.sampling import check_lengths, context_length, encode, plain_text
 from cory.trl_parts import PolicyWithValueHead, RunningMoments, trl_config
 
 # What an agent reports of an update, under the names of docs/metrics.md, and TRL's name for it.
@@ -96,9 +96,8 @@ class Agent:
         queries = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         policy = self.ppo.policy
         check_lengths([len(query) for query in queries], max_new_tokens, context_length(policy), prompts)
-        settings = generation_config(policy, self.tokenizer, self.sampling, max_new_tokens)
         with self.active():
-            responses = self.ppo.generate(queries, settings)
+            responses = self.ppo.generate(queries, self.sampling, max_new_tokens)
         completions = [plain_text(self.tokenizer, response, self.sampling.stop) for response in responses]
         return Rollout(prompts, completions, queries, responses)
 

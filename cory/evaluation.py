@@ -15,7 +15,6 @@ from cory.sampling import (
     check_lengths,
     context_length,
     encode,
-    generation_config,
     pad_token,
     plain_text,
     sample,
@@ -65,7 +64,6 @@ def respond(
         )
     queries = [torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)]
     check_lengths([len(query) for query in queries], sampling.max_new_tokens, context_length(model), list(prompts))
-    settings = generation_config(model, tokenizer, sampling, sampling.max_new_tokens)
     model.eval()
     seed_everything(seed)
     result = Responses([""] * len(queries), [0.0] * len(queries), [0] * len(queries))
@@ -73,7 +71,7 @@ def respond(
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
-        responses = sample(model, tokenizer, chosen, settings)
+        responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens)
         packed = window.pack(chosen, responses, pad_token(tokenizer))
         logits, base_logits = (
             window.forward(m, *packed[:3], packed.response_ids.shape[1])[0].float() for m in (model, base)

@@ -24,9 +24,10 @@ import trl
 import trl.trainer.ppo_trainer as trl_ppo
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch.nn.utils import get_total_norm
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory import processes, window
+from cory.config import SamplingConfig
 from cory.guards import NotFinite
 from cory.losses import (
     LossStats,
@@ -137,11 +138,11 @@ class PPOTrainer(trl.PPOTrainer):
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
-    def generate(self, query_tensor: Sequence[torch.Tensor], generation_config: GenerationConfig) -> list[torch.Tensor]:
+    def generate(self, queries: Sequence[torch.Tensor], settings: SamplingConfig, longest: int) -> list[torch.Tensor]:
         """Samples one response per query, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
         with self._autocast():
-            return sample(self.policy, self.tokenizer, query_tensor, generation_config)
+            return sample(self.policy, self.tokenizer, queries, settings, longest)
 
     def step(
         self, queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], scores: torch.Tensor
@@ -149,8 +150,7 @@ class PPOTrainer(trl.PPOTrainer):
         """One PPO update: token rewards (Eq. 2), advantages (Eq. 12), clipped losses (Eq. 11, 13), KL coefficient.
 
         Args:
-            queries, responses: token ids, one 1-d tensor per row, none empty.
-            scores: (batch,) training rewards.
+            queries, responses: token ids, one 1-d tensor per row, none empty. scores: (batch,) training rewards.
 
         Returns:
             TRL's statistics, by its names, of those that are one number.

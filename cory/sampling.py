@@ -2,13 +2,21 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
+from transformers.generation.logits_process import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from cory.config import SamplingConfig, UserError
-from cory.window import pad
+from cory.window import accepts, pad
 
 
 def seed_everything(*key: int) -> None:
@@ -50,73 +58,126 @@ def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequ
         before = text
 
 
+class RoomyLayer(DynamicLayer):
+    """A layer's keys and values in arrays with room for the whole text: transformers' are copied for every token."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.kept: list[torch.Tensor] = []  # keys and values: (rows, heads, room, width)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes the keys and values of new positions, (rows, heads, positions, width); returns those of all."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.kept = [x.new_empty(*x.shape[:2], self.room, x.shape[-1]) for x in (key_states, value_states)]
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        for array, new in zip(self.kept, (key_states, value_states), strict=True):
+            array[:, :, start:end] = new
+        self.keys, self.values = (array[:, :, :end] for array in self.kept)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keeps some rows."""
+        length = self.get_seq_length()
+        self.kept = [array[indices] for array in self.kept]
+        self.keys, self.values = (array[:, :, :length] for array in self.kept)
+
+
+def empty_cache(model: PreTrainedModel, room: int) -> DynamicCache:
+    """The kind of cache that each of the model's layers needs; full attention with room for `room` positions."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def warpers(settings: SamplingConfig) -> LogitsProcessorList:
+    """What changes the distribution before a token is drawn, in transformers' order; nothing by default.
+
+    A model's own generation_config.json has no say: Llama-2-chat's temperature of 0.6 would make samples off-policy.
+    """
+    chosen = LogitsProcessorList()
+    if settings.repetition_penalty != 1.0:
+        chosen.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+    if settings.temperature != 1.0:
+        chosen.append(TemperatureLogitsWarper(settings.temperature))
+    if settings.top_k:
+        chosen.append(TopKLogitsWarper(settings.top_k))
+    if settings.top_p < 1.0:
+        chosen.append(TopPLogitsWarper(settings.top_p))
+    return chosen
+
+
+def draw(probabilities: torch.Tensor) -> torch.Tensor:
+    """One token per row of (rows, vocabulary) probabilities, as (rows, 1).
+
+    By the inverse of the distribution function, one random number a row: `torch.multinomial` draws one for every token
+    of the vocabulary. In float64, so that 50,000 sums lose nothing.
+    """
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=cumulative.device) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
+
+
 @torch.no_grad()
 def sample(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     queries: Sequence[torch.Tensor],
-    settings: GenerationConfig,
+    settings: SamplingConfig,
+    max_new_tokens: int,
 ) -> list[torch.Tensor]:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
+    Draws what `model.generate` would, with less work: rows that have ended leave the batch, and the cache is not copied
+    for every token.
+
     Args:
         queries: token ids, one 1-d tensor per query.
-        settings: from `generation_config`.
+        max_new_tokens: the most tokens of a response.
 
     Returns:
         response ids, one 1-d tensor per query on the model's device. Each ends with its first end token, or with the
         token that completes its first stop text, or at the most tokens allowed.
     """
-    ids, mask = pad([query.to(model.device) for query in queries], settings.pad_token_id, "left")
-    stop = settings.stop_strings or []
-    options = {"tokenizer": tokenizer} if stop else {}
-    output = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **options)
-    responses = output[:, ids.shape[1] :]
-    ends = torch.isin(responses, torch.tensor(settings.eos_token_id, dtype=torch.long, device=responses.device))
-    until_end = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], 1).cumsum(1) == 0
-    rows = [row[:length] for row, length in zip(responses, until_end.sum(1).tolist(), strict=True)]
-    return [row[: _length_to_stop(tokenizer, row.tolist(), stop)] for row in rows] if stop else rows
-
-
-def _length_to_stop(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop: Sequence[str]) -> int:
-    """Tokens up to and with the one that completes the first stop text; all, where there is none."""
-
-    def stopped(length: int) -> bool:
-        text = tokenizer.decode(ids[:length])
-        return any(end in text for end in stop)
-
-    if not stopped(len(ids)):
-        return len(ids)
-    low, high = 0, len(ids)  # a stop text that is there stays there as tokens are added: bisect
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if stopped(middle) else (middle, high)
-    return high
-
-
-def generation_config(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: SamplingConfig, max_new_tokens: int
-) -> GenerationConfig:
-    """How responses are sampled. States every setting that a model may bring a default of its own for.
-
-    (Llama-2-chat comes with temperature 0.6 and top-p 0.9: its samples would be off-policy.)
-    """
-    return GenerationConfig(
-        do_sample=True,
-        num_beams=1,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=0,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=0.0,
-        typical_p=1.0,
-        repetition_penalty=sampling.repetition_penalty,
-        no_repeat_ngram_size=0,
-        stop_strings=sampling.stop or None,
-        pad_token_id=pad_token(tokenizer),
-        eos_token_id=end_tokens(policy),
-    )
+    device = model.device
+    ids, mask = pad([query.to(device) for query in queries], pad_token(tokenizer), "left")
+    width = ids.shape[1]
+    # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
+    ids = torch.where(mask.bool(), ids, ids[:, -1:])
+    ends = torch.tensor(end_tokens(model), dtype=torch.long, device=device)
+    tail = 8 + max((len(text.encode()) for text in settings.stop), default=0)  # tokens that surely hold a stop text
+    warp, cache = warpers(settings), empty_cache(model, width + max_new_tokens)
+    options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
+    takes_positions = accepts(model, "position_ids")
+    new, position = ids, (mask.cumsum(1) - 1).clamp(min=0)
+    responses: dict[int, torch.Tensor] = {}
+    rows = list(range(len(queries)))  # those still in the batch
+    while True:
+        if takes_positions:
+            options["position_ids"] = position
+        logits = model(new, attention_mask=mask, past_key_values=cache, use_cache=True, **options).logits
+        new = draw(warp(ids, logits[:, -1].float()).softmax(-1))
+        ids, mask, position = torch.cat([ids, new], 1), torch.cat([mask, mask[:, -1:]], 1), position[:, -1:] + 1
+        ended = torch.isin(new[:, 0], ends).tolist()
+        if settings.stop:
+            texts = tokenizer.batch_decode(ids[:, max(width, ids.shape[1] - tail) :])
+            ended = [end or any(stop in text for stop in settings.stop) for end, text in zip(ended, texts, strict=True)]
+        last = ids.shape[1] == width + max_new_tokens
+        for index, row in enumerate(rows):
+            if (ended[index] or last) and row not in responses:
+                responses[row] = ids[index, width:].clone()
+        stay = [index for index, row in enumerate(rows) if row not in responses]
+        if not stay:
+            return [responses[row] for row in range(len(queries))]
+        if len(stay) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
+            kept = torch.tensor(stay, device=device)
+            rows = [rows[index] for index in stay]
+            ids, mask, position, new = (x[kept] for x in (ids, mask, position, new))
+            cache.batch_select_indices(kept)
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:

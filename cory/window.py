@@ -84,6 +84,12 @@ def pack(queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], pad
     )
 
 
+def accepts(model: torch.nn.Module, argument: str) -> bool:
+    """Whether a model's forward pass takes this argument."""
+    accepted = inspect.signature(model.forward).parameters
+    return argument in accepted or "kwargs" in accepted
+
+
 def forward(
     model: torch.nn.Module,
     input_ids: torch.Tensor,
@@ -99,14 +105,13 @@ def forward(
     seen: list[torch.Tensor] = []
     head = model.get_output_embeddings()  # type: ignore[operator]
     hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    accepted = inspect.signature(model.forward).parameters
     options = {"position_ids": position_ids, "logits_to_keep": width}
     try:
         output = model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             use_cache=False,
-            **{name: value for name, value in options.items() if name in accepted or "kwargs" in accepted},
+            **{name: value for name, value in options.items() if accepts(model, name)},
         )
     finally:
         hook.remove()

@@ -4,6 +4,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # else transformers asks the Hub about every local folder it does not find
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny; and a run's numbers depend on its threads
 
 import json
 from pathlib import Path

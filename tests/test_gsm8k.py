@@ -14,13 +14,13 @@ import torch
 from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
-from cory import window
+from cory import sampling, window
 from cory.config import SamplingConfig, UserError, load
 from cory.data import Task
 from cory.metrics import pass_at_k
 from cory.models import make_agents
 from cory.prompts import RolePrompts
-from cory.sampling import encode, generation_config, plain_text
+from cory.sampling import encode, plain_text
 from cory.trainer import CoryTrainer
 from gsm8k_train import evaluate, tiny
 from gsm8k_train.answers import correct, gold
@@ -86,19 +86,17 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
     trainer = CoryTrainer(config, make_agents(config), Task.from_prompts(["the film"] * 8, _zero, RolePrompts()))
     agent = trainer.agents[0]
     ramble = [tokenizer(text)["input_ids"] for text in ("some good bad film good bad", "a story", " Question: was")]
-    forced = torch.tensor([(ids * 20)[:20] for ids in ramble])
-
-    def generate(input_ids, attention_mask, generation_config, **options):
-        assert options["tokenizer"] is agent.tokenizer and generation_config.stop_strings == config.sampling.stop
-        return torch.cat([input_ids, forced[: len(input_ids)]], 1)
-
-    monkeypatch.setattr(agent.ppo.policy, "generate", generate)
-    rollout = agent.respond(["the film"] * 3, 20)
-    assert [tokenizer.decode(row) for row in rollout.responses][:2] == ["some good bad", tokenizer.decode(forced[1])]
-    assert tokenizer.decode(rollout.responses[2]) == " Question:"
-    assert rollout.completions[0] == "some " and rollout.completions[2] == " "
-    packed = window.pack(rollout.queries, rollout.responses, 0)
-    assert packed.response_mask.sum(1).tolist() == [len(row) for row in rollout.responses]
+    forced = [(ids * 20)[:20] for ids in ramble]
+    rollouts = []
+    for row in forced:
+        tokens = iter(row)
+        monkeypatch.setattr(sampling, "draw", lambda *args, tokens=tokens: torch.tensor([[next(tokens)]]))
+        rollouts.append(agent.respond(["the film"], 20))
+    texts = [tokenizer.decode(rollout.responses[0]) for rollout in rollouts]
+    assert texts == ["some good bad", tokenizer.decode(forced[1]), " Question:"]
+    assert [rollout.completions[0] for rollout in rollouts] == ["some ", texts[1], " "]
+    packed = window.pack([r.queries[0] for r in rollouts], [r.responses[0] for r in rollouts], 0)
+    assert packed.response_mask.sum(1).tolist() == [len(r.responses[0]) for r in rollouts]
 
 
 def _zero(prompts, completions):
@@ -135,8 +133,8 @@ def test_chat_template_puts_everything_into_one_turn(tokenizer):
 def test_greedy_is_the_likeliest_token(config, tokenizer):
     agent = make_agents(config, num_agents=1)[0]
     query = torch.tensor(tokenizer("the film")["input_ids"])
-    settings = generation_config(agent.ppo.policy, tokenizer, SamplingConfig(8, 8, top_k=1), 8)
-    drawn = [plain_text(tokenizer, agent.ppo.generate([query], settings)[0]) for _ in range(3)]
+    settings = SamplingConfig(8, 8, top_k=1)
+    drawn = [plain_text(tokenizer, agent.ppo.generate([query], settings, 8)[0]) for _ in range(3)]
     expected = agent.ppo.policy.generate(query[None], do_sample=False, max_new_tokens=8, pad_token_id=1)[
         0, len(query) :
     ]

@@ -13,7 +13,7 @@ from cory import window
 from cory.config import PPOConfig, SamplingConfig
 from cory.losses import TokenLogprobs, entropy
 from cory.ppo import PPOTrainer
-from cory.sampling import generation_config, seed_everything
+from cory.sampling import seed_everything
 from cory.trl_parts import PolicyWithValueHead, trl_config
 
 LOSSES = [
@@ -286,11 +286,10 @@ def test_sampling_has_no_dropout_after_a_step(tokenizer):
     trainer, _ = make_trainer("ours", tokenizer)
     steps(trainer, 1)
     trainer.model.train()  # what TRL leaves behind
-    config = generation_config(trainer.policy, tokenizer, SamplingConfig(), 6)
     drawn = []
     for _ in range(2):
         torch.manual_seed(0)
-        drawn.append(trainer.generate(ragged()[0], config))
+        drawn.append(trainer.generate(ragged()[0], SamplingConfig(), 6))
     assert not trainer.model.training
     assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
 
@@ -303,7 +302,7 @@ def test_responses_stop_at_their_first_end_token(tokenizer):
     trainer.policy.lm_head.register_forward_hook(lambda module, args, output: output + bias)
     trainer.policy.generation_config.eos_token_id = ends
     torch.manual_seed(0)
-    responses = trainer.generate(ragged()[0] * 4, generation_config(trainer.policy, tokenizer, SamplingConfig(), 12))
+    responses = trainer.generate(ragged()[0] * 4, SamplingConfig(), 12)
     lengths = [len(row) for row in responses]
     assert min(lengths) < 12 <= max(lengths) or len(set(lengths)) > 1
     for row in responses:
