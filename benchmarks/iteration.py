@@ -90,7 +90,7 @@ class Bench:
             trainer.iteration(k)
             return {phase: trainer.seconds[phase] for phase in PHASES}
 
-        iteration.agents = agents  # type: ignore[attr-defined]
+        iteration.agents, iteration.trainer = agents, trainer  # type: ignore[attr-defined]
         return iteration
 
     def stock(self, generate_batch: int) -> Callable[[int], Seconds]:
@@ -422,6 +422,14 @@ def plot_scaling(points: dict[str, list[dict[str, float]]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def exchange_seconds(trainer: Any, repeats: int = 1000) -> float:
+    """What an exchange of roles takes: the chain of agents in its next order."""
+    started = time.perf_counter()
+    for k in range(repeats):
+        [trainer.agents[index] for index in trainer.schedule.order(k * trainer.config.cory.exchange_period)]
+    return (time.perf_counter() - started) / repeats
+
+
 def table(rows: list[list[str]], header: list[str]) -> str:
     """Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
@@ -451,9 +459,12 @@ def measure_time(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(shape, Path(folder), options.device, options.precision)
         make = bench.update if options.what == "update" else bench.way
-        runs = interleaved({name: make(name) for name in names}, options.repeats)
-    result = {name: medians(run) for name, run in runs.items()}
-    return {"seconds": result, "runs": runs}
+        ways = {name: make(name) for name in names}
+        runs = interleaved(ways, options.repeats)
+    result: dict[str, Any] = {"seconds": {name: medians(run) for name, run in runs.items()}, "runs": runs}
+    if "ours" in names and options.what == "iteration":
+        result["exchange_seconds"] = exchange_seconds(ways["ours"].trainer)  # type: ignore[attr-defined]
+    return result
 
 
 def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, Any]]:
@@ -475,6 +486,8 @@ def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, An
         )
     text = table(rows, ["way", *(f"{phase} s" for phase in (*PHASES, "total")), "response tokens/s", "peak MiB",
                         "extra MiB", "time / ours", "time / floor", "extra / stock"])  # fmt: skip
+    if "exchange_seconds" in result:
+        text += f"\n\nRole exchange: {result['exchange_seconds'] * 1e6:.1f} microseconds."
     return text, {"shape": asdict(shape), "hardware": hardware(), **result, "memory": memory}
 
 

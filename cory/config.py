@@ -43,7 +43,8 @@ class ModelConfig:
     """The policy, which is also the reference.
 
     Args:
-        name: Hub id, local folder, or `tiny`: the small model of the embedded default, built on first use.
+        name: Hub id, local folder, or `tiny`: the small model of the embedded default, built on first use (on IMDB
+            also `tiny_large`, of twice the parameters).
         revision: Branch, tag or commit of a Hub model.
         dtype: Type of the weights: float32, bfloat16, or `auto` for the one they were saved in.
         trust_remote_code: Whether code that comes with the model may run. Off unless you have read it.
@@ -320,7 +321,7 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
         UserError: a file is missing or no YAML, a key is unknown (the nearest is named), a value has the wrong type or
             is out of range.
     """
-    parser = ArgumentParser(exit_on_error=False, **parser_args)
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, **parser_args)
     parser.add_argument("--config", action="config", help=f"YAML file of the run (default: {default.name})")
     parser.add_class_arguments(config_class)
     argv = list(sys.argv[1:] if argv is None else argv)

@@ -102,7 +102,7 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
     if not rows:
         return "None.\n"
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines = ["| " + " | ".join(map(_literal, rows[0])) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(_literal(value) for value in row.values()) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 

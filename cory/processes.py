@@ -1,6 +1,8 @@
 """Several processes, one per GPU (or CPU share): what they tell each other. With one process, nothing."""
 
+import ctypes
 import os
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +18,20 @@ def start(cpu: bool) -> PartialState:
     use of accelerate, where each process would take itself for the only one."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not PartialState._shared_state
     return PartialState(cpu=cpu, timeout=TIME_LIMIT) if several else PartialState(cpu=cpu)
+
+
+def settle() -> None:
+    """Tells the CPU's arithmetic and memory what training wants.
+
+    Numbers below 1e-38 count as 0: PyTorch's GELU takes six times as long where many are. And freed memory stays with
+    the process (glibc): else the pages of every array go back to the system and are asked for again.
+    """
+    torch.set_flush_denormal(True)
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: its largest value
+            mallopt(-1, 256 << 20)  # M_TRIM_THRESHOLD
 
 
 def first() -> bool:

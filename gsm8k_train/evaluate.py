@@ -91,7 +91,7 @@ class Evaluation:
 
 
 def read_command_line(argv: list[str] | None = None) -> Evaluation:
-    parser = ArgumentParser(exit_on_error=False, description=__doc__)
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, description=__doc__)
     parser.add_argument("models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)")
     parser.add_class_arguments(Evaluation, skip={"models"})
     try:

@@ -1,6 +1,6 @@
 """The embedded default's world: short word problems from a small grammar, and the model trained on them.
 
-    python gsm8k_train/tiny.py        # builds what is missing, prints where it is and how good it is
+    python gsm8k_train/tiny.py        # builds what is missing, prints where it is
 
 Problems have GSM8K's form, one to three steps and small numbers; answers leave out its <<calculator>> annotations. The
 language model learns from solutions of which two in five go wrong, by a guess without steps or a wrong operation at one
@@ -21,10 +21,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
 from cory import tiny
-from cory.config import ModelConfig, SamplingConfig
 from cory.console import main
-from cory.prompts import fill
-from gsm8k_train.task import EXAMPLE, OBSERVER, PIONEER, rule_reward
+from gsm8k_train.task import EXAMPLE
 
 # A question, then its steps. [a + b] is a calculation on the question's numbers a, b, c and earlier results x, y.
 TEMPLATES = (
@@ -257,48 +255,9 @@ def paths() -> Path:
     return tiny.cached("gsm8k", [Path(__file__), Path(tiny.__file__)], build)
 
 
-def model_config(folder: Path) -> ModelConfig:
-    """The policy in `folder`."""
-    return ModelConfig(name=str(folder / "policy"))
-
-
-def accuracy(prompts: list[str], answers: list[str]) -> tuple[float, float]:
-    """Share of the untrained model's responses that are right, and the half-width of its 95 % interval."""
-    from cory.evaluation import respond
-    from cory.metrics import mean_interval
-    from cory.models import load_policy
-
-    policy, tokenizer = load_policy(model_config(paths()))
-    responses = respond(policy, policy, tokenizer, prompts, SamplingConfig(max_new_tokens=48, stop=["Question:"]))
-    return mean_interval(rule_reward(prompts, responses.completions, answers))
-
-
-def knowledge_transfer(problems: int = 300) -> dict[str, tuple[float, float]]:
-    """What a reference is worth to the untrained observer.
-
-    Returns:
-        without a reference, after a wrong and after a right one: share of right answers to held-out problems and the
-        half-width of its 95 % interval.
-    """
-    rng = random.Random(1)
-    asked = [p for p in (problem(rng) for _ in range(20 * problems)) if p.held_out][:problems]
-    answers = [p.answer for p in asked]
-    result = {"no": accuracy([fill(PIONEER, {"prompt": p.question}) for p in asked], answers)}
-    for name, mistakes in (("wrong", 1.0), ("right", 0.0)):
-        references = [attempt(rng, p, mistakes) for p in asked]
-        prompts = [
-            fill(OBSERVER, {"prompt": p.question, "response": f" {text}"})
-            for p, text in zip(asked, references, strict=True)
-        ]
-        result[name] = accuracy(prompts, answers)
-    return result
-
-
 def report() -> None:
-    """Builds what is missing; prints where it is, and that the observer's prompt works before any training."""
+    """Builds what is missing, and prints where it is."""
     print(f"Small model and problems: {paths()}")
-    for name, (mean, half) in knowledge_transfer().items():
-        print(f"Untrained model, {name} reference: {100 * mean:.0f} +- {100 * half:.0f} % right")
 
 
 if __name__ == "__main__":

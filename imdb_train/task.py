@@ -134,7 +134,7 @@ def make_task(config: ImdbConfig, device: torch.device) -> Task:
 
 def resolve_tiny(config: ImdbConfig) -> None:
     """Replaces every `tiny` in a run's settings, and says what runs and how to run the paper's setting."""
-    if "tiny" in (config.model.name, config.task.dataset, config.task.reward_model) and first():
+    if {"tiny", "tiny_large"} & {config.model.name, config.task.dataset, config.task.reward_model} and first():
         method = "cory" if config.cory.num_agents > 1 else "ppo"
         print(
             "Embedded default: a small GPT-2 and DistilBERT on generated reviews, built on first use (about a minute)."
@@ -148,7 +148,7 @@ def resolve_tiny(config: ImdbConfig) -> None:
 
 def resolve_tiny_names(model: str, task: ImdbTaskConfig) -> tuple[str, ImdbTaskConfig]:
     """Model name and task with every `tiny` replaced by the folder of the embedded default, built on first use."""
-    if "tiny" not in (model, task.dataset, task.reward_model):
+    if not {"tiny", "tiny_large"} & {model, task.dataset, task.reward_model}:
         return model, task
     from imdb_train import tiny
 
@@ -158,4 +158,6 @@ def resolve_tiny_names(model: str, task: ImdbTaskConfig) -> tuple[str, ImdbTaskC
         dataset=str(folder) if task.dataset == "tiny" else task.dataset,
         reward_model=str(folder / "reward_model") if task.reward_model == "tiny" else task.reward_model,
     )
+    if model == "tiny_large":
+        return str(tiny.large() / "policy"), task
     return str(folder / "policy") if model == "tiny" else model, task

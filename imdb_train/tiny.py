@@ -1,6 +1,6 @@
 """The embedded default's world: short film reviews from a small grammar, and the models trained on them.
 
-    python imdb_train/tiny.py        # builds what is missing, prints where it is and how good it is
+    python imdb_train/tiny.py        # builds what is missing, prints where it is
 
 A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier learns the mood; the
 language model learns reviews and, in the observer's prompt form, rewriting examples in which a text goes on one mood
@@ -15,8 +15,9 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
+from transformers import PreTrainedTokenizerFast
+
 from cory import tiny
-from cory.config import ModelConfig, SamplingConfig
 from cory.console import main
 
 OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
@@ -66,10 +67,10 @@ JOINTS = (" and ", ", ", ". ", "; ")
 
 def _pick(rng: random.Random, slot: str, mood: int) -> str:
     options = MOODY[slot][mood] if slot in MOODY else SLOTS[slot]
-    return _fill(rng, rng.choice(options.split("|")), mood)
+    return fill(rng, rng.choice(options.split("|")), mood)
 
 
-def _fill(rng: random.Random, template: str, mood: int) -> str:
+def fill(rng: random.Random, template: str, mood: int) -> str:
     while "{" in template:
         start, end = template.index("{"), template.index("}")
         template = template[:start] + _pick(rng, template[start + 1 : end], mood) + template[end + 1 :]
@@ -79,9 +80,9 @@ def _fill(rng: random.Random, template: str, mood: int) -> str:
 def _phrases(rng: random.Random, mood: int, seed: int) -> list[str]:
     """One review as phrases. The skeleton (opening, number of clauses, joints) follows `seed`, the words `rng`."""
     skeleton = random.Random(seed)
-    phrases = [_fill(skeleton, skeleton.choice(OPENINGS), mood)] if skeleton.random() < 0.6 else []
-    phrases += [_fill(rng, "{frame}", mood) for _ in range(skeleton.randint(1, 3))]
-    return [phrase + skeleton.choice(JOINTS) for phrase in phrases] + [_fill(rng, "{verdict}", mood) + "."]
+    phrases = [fill(skeleton, skeleton.choice(OPENINGS), mood)] if skeleton.random() < 0.6 else []
+    phrases += [fill(rng, "{frame}", mood) for _ in range(skeleton.randint(1, 3))]
+    return [phrase + skeleton.choice(JOINTS) for phrase in phrases] + [fill(rng, "{verdict}", mood) + "."]
 
 
 def review(rng: random.Random) -> tuple[str, int]:
@@ -104,11 +105,15 @@ def rewriting(rng: random.Random) -> str:
     return OBSERVER.format(sentence=" ".join(quoted), rewrite="".join(better))
 
 
+def corpus(rng: random.Random) -> tuple[list[tuple[str, int]], list[str]]:
+    """All reviews with their moods, and the rewriting examples."""
+    return [review(rng) for _ in range(9000)], [rewriting(rng) for _ in range(9000)]
+
+
 def build(folder: Path) -> None:
     """Fills `folder` with policy/, reward_model/, train.jsonl and test.jsonl."""
     rng = random.Random(0)
-    reviews = [review(rng) for _ in range(9000)]
-    rewritings = [rewriting(rng) for _ in range(9000)]
+    reviews, rewritings = corpus(rng)
     texts = [text for text, _ in reviews]
     for split, rows in (("train", texts[:8000]), ("test", texts[8000:])):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
@@ -134,42 +139,24 @@ def paths() -> Path:
     return tiny.cached("imdb", [Path(__file__), Path(tiny.__file__)], build)
 
 
-def model_config(folder: Path) -> ModelConfig:
-    """The policy in `folder`."""
-    return ModelConfig(name=str(folder / "policy"))
+def build_large(folder: Path) -> None:
+    """Fills `folder` with policy/: twice the parameters, of the same tokenizer and texts."""
+    reviews, rewritings = corpus(random.Random(0))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(paths() / "policy")
+    texts = [text for text, _ in reviews[:8000]] + rewritings
+    policy = tiny.train_gpt2(texts, tokenizer, width=144, layers=4, positions=128, steps=320)
+    policy.save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
 
 
-def knowledge_transfer(queries: int = 300) -> dict[str, tuple[float, float]]:
-    """What a reference is worth to the untrained observer.
-
-    Returns:
-        for a negative, a neutral and a positive reference: mean task reward of the responses and the half-width of its
-        95 % interval.
-    """
-    from cory.evaluation import respond
-    from cory.metrics import mean_interval
-    from cory.models import load_policy
-    from imdb_train.task import PositiveLogit
-
-    folder = paths()
-    policy, tokenizer = load_policy(model_config(folder))
-    reward = PositiveLogit(str(folder / "reward_model"), 100, policy.device)
-    rng = random.Random(1)
-    starts = [_fill(rng, "{part} was", 0) for _ in range(queries)]
-    result = {}
-    for name, mood in (("negative", -2), ("neutral", 0), ("positive", 2)):
-        references = [_fill(rng, " {very} {adjective} and {verdict}", mood) for _ in starts]
-        prompts = [OBSERVER.format(sentence=s + r, rewrite=s) for s, r in zip(starts, references, strict=True)]
-        answers = respond(policy, policy, tokenizer, prompts, SamplingConfig())
-        result[name] = mean_interval(reward(prompts=starts, completions=answers.completions))
-    return result
+def large() -> Path:
+    """The folder of the larger policy (`model.name: tiny_large`), built on first use."""
+    return tiny.cached("imdb_large", [Path(__file__), Path(tiny.__file__)], build_large)
 
 
 def report() -> None:
-    """Builds what is missing; prints where it is, and that the observer's prompt works before any training."""
+    """Builds what is missing, and prints where it is."""
     print(f"Small models and reviews: {paths()}")
-    for name, (mean, half) in knowledge_transfer().items():
-        print(f"Untrained observer after a {name} reference: task reward {mean:+.2f} +- {half:.2f}")
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ def test_flags_override_the_file():
     [
         (["--ppo.batch_sise", "3"], r"unknown key 'ppo.batch_sise'.*Did you mean 'ppo.batch_size'\?"),
         (["--iteration_s", "3"], "Did you mean 'iterations'"),
+        (["--ppo.learning_rat", "3"], "Did you mean 'ppo.learning_rate'"),  # no abbreviations
         (["--ppo.batch_size", "many"], "ppo.batch_size.*many"),
         (["--ppo.batch_size", "0"], "ppo.batch_size: expected a number above 0, got 0"),
         (["--ppo.batch_size", "1", "--ppo.mini_batch_size", "1"], "ppo.batch_size: expected at least 2"),

@@ -9,12 +9,12 @@ import torch
 from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from cory.config import SamplingConfig, load
+from cory.config import ModelConfig, SamplingConfig, load
 from cory.evaluation import markdown_table, respond
 from cory.metrics import mean_interval
 from cory.models import load_policy
 from cory.prompts import fill
-from imdb_train import evaluate, tiny
+from imdb_train import evaluate, reference, tiny
 from imdb_train.task import OBSERVER, ImdbConfig, ImdbTaskConfig, PositiveLogit, queries, resolve_tiny
 
 
@@ -128,14 +128,14 @@ def test_sample_texts_cannot_act_as_markdown():
 
 def test_knowledge_transfer_is_real_in_the_embedded_model():
     """The untrained observer does better after a good reference than after a bad one."""
-    rewards = tiny.knowledge_transfer()
+    rewards = reference.worth()
     assert rewards["positive"][0] - rewards["negative"][0] > 1.0
     assert rewards["positive"][0] - rewards["positive"][1] > rewards["negative"][0] + rewards["negative"][1]
 
 
 def test_embedded_models_are_small_and_good():
     folder = tiny.paths()
-    policy, tokenizer = load_policy(tiny.model_config(folder))
+    policy, tokenizer = load_policy(ModelConfig(name=str(folder / "policy")))
     assert 0.4e6 < policy.num_parameters() < 1.1e6
     reward = PositiveLogit(str(folder / "reward_model"), 64, torch.device("cpu"))
     texts = [
