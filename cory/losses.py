@@ -21,6 +21,7 @@ class TokenLogprobs(torch.autograd.Function):
         everything = logits.log_softmax(-1)
         ctx.save_for_backward(everything, ids)
         ctx.mark_non_differentiable(everything)
+        ctx.set_materialize_grads(False)  # no array of zeros for it
         return everything.gather(-1, ids[..., None]).squeeze(-1), everything
 
     @staticmethod

@@ -22,12 +22,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.activations import GELUTanh, NewGELUActivation
 
 from cory import processes
 from cory.adapters import add_adapter
 from cory.agent import Agent
 from cory.config import Config, ModelConfig, UserError
+from cory.kernels import lean
 from cory.sampling import seed_everything
 from cory.trl_parts import PolicyWithValueHead
 
@@ -132,16 +132,8 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
             # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass; TRL trains in eval().
             module.support_avx512bf16_for_cpu = False
     check_vocabulary(policy, tokenizer, "model.name", model.name)
-    fuse_gelu(policy)
+    lean(policy)
     return policy, tokenizer
-
-
-def fuse_gelu(model: torch.nn.Module) -> None:
-    """Computes GPT-2's GELU in one kernel: transformers writes it as eight, half the time of a small model's update."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, NewGELUActivation):
-                setattr(module, name, GELUTanh())
 
 
 def _load_adapter(

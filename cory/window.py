@@ -103,8 +103,12 @@ def forward(
         logits (batch, width, vocabulary) and the hidden states (batch, width, hidden) that they are projected from.
     """
     seen: list[torch.Tensor] = []
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+
+    def before_head(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(args[0].contiguous())  # a slice would be projected row by row where no gradient is needed
+        return (seen[-1], *args[1:])
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
     options = {"position_ids": position_ids, "logits_to_keep": width}
     try:
         output = model(
@@ -115,5 +119,6 @@ def forward(
         )
     finally:
         hook.remove()
-    # A model that does not take logits_to_keep projects every position: the slice makes both kinds equal.
-    return output.logits[:, -width:], seen[-1][:, -width:]
+    # A model that does not take logits_to_keep projects every position. (A slice of everything is not free either.)
+    logits, hidden = (x if x.shape[1] == width else x[:, -width:] for x in (output.logits, seen[-1]))
+    return logits, hidden
