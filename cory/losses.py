@@ -25,8 +25,10 @@ class TokenLogprobs(torch.autograd.Function):
         return everything.gather(-1, ids[..., None]).squeeze(-1), everything
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         """`d log p(chosen) / d logits = onehot(chosen) - p`."""
+        if grads[0] is None:
+            return None, None
         everything, ids = ctx.saved_tensors
         grad = grads[0][..., None]
         return everything.exp().mul_(-grad).scatter_add_(-1, ids[..., None], grad), None
