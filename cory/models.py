@@ -57,7 +57,8 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"device: expected {state.device}, which this process uses already, got {name!r}")
     if wanted is not None and wanted.index is not None:
         state.device = wanted
-    processes.settle()
+    if state.device.type == "cpu":
+        processes.settle()
     torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that have them; the CPU has none
     return state.device
 

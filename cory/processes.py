@@ -21,17 +21,16 @@ def start(cpu: bool) -> PartialState:
 
 
 def settle() -> None:
-    """Tells the CPU's arithmetic and memory what training wants.
+    """Tells a CPU's arithmetic and memory what training wants.
 
     Numbers below 1e-38 count as 0: PyTorch's GELU takes six times as long where many are. And freed memory stays with
-    the process (glibc): else the pages of every array go back to the system and are asked for again.
+    the process (glibc): else the pages of every large array go back to the system and are asked for again.
     """
     torch.set_flush_denormal(True)
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: its largest value
-            mallopt(-1, 256 << 20)  # M_TRIM_THRESHOLD
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(-4, 0)  # M_MMAP_MAX: no array gets pages of its own
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def first() -> bool:

@@ -288,3 +288,38 @@ def test_what_the_user_must_name_is_asked_for(tmp_path):
         experiment.command_line([path, "--scale", "huge", "--dry-run"])
     with pytest.raises(UserError, match="--set: expected KEY=VALUE"):
         experiment.command_line([path, "--set", "seed", "--dry-run"])
+
+
+ONE = """
+title: A trial
+question: Does it run?
+runs:
+  PPO: {script: imdb_train/ppo.py, flags: {ppo.batch_size: 8, ppo.mini_batch_size: 8}}
+  no such policy: {script: imdb_train/ppo.py, flags: {model.name: none/such}}
+scales:
+  tiny: {config: "configs/imdb/{method}_tiny.yaml", seeds: [0], minutes: {ppo: 6}, hardware: a laptop,
+         flags: {iterations: 2}}
+"""
+
+
+def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
+    (tmp_path / "trial.yaml").write_text(ONE)
+    argv = [
+        str(tmp_path / "trial.yaml"),
+        "--runs",
+        str(tmp_path / "runs"),
+        "--jobs",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    with pytest.raises(UserError, match="1 runs failed; the same command resumes them"):
+        experiment.command_line(argv)
+    text = (tmp_path / "out/comparison.md").read_text()
+    assert text.startswith("# A trial\n\nDoes it run?") and "| PPO | 1 |" in text
+    out = capfd.readouterr().out
+    assert "2 runs, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
+    (log,) = (tmp_path / "runs/tiny").glob("*such*.log")
+    assert "model.name" in log.read_text()
+    experiment.command_line([*argv, "--dry-run"])
+    assert "2 runs, 1 finished" in capfd.readouterr().out
