@@ -5,7 +5,8 @@
     python benchmarks/iteration.py --shape small_pair --what memory  # two agents' peak against what cannot be avoided
 
 The ways are described in benchmarks/ways.py. All run in turn in one process, and the order of turns rotates; the table
-has medians. Memory is measured in a process of its own for each way.
+has medians. Memory is measured in a process of its own for each way. The C library's memory settings are cory's for
+ours and floor, and the library's own for stock.
 """
 
 import argparse
@@ -27,7 +28,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.shapes import SHAPES, Shape  # noqa: E402
-from benchmarks.ways import PHASES, Bench, Seconds  # noqa: E402
+from benchmarks.ways import PHASES, Bench, Seconds, memory_as  # noqa: E402
 
 
 def interleaved(ways: dict[str, Callable[[int], Seconds]], repeats: int) -> dict[str, list[Seconds]]:
@@ -36,6 +37,7 @@ def interleaved(ways: dict[str, Callable[[int], Seconds]], repeats: int) -> dict
     seconds: dict[str, list[Seconds]] = {name: [] for name in names}
     for k in range(repeats + 1):
         for name in names[k % len(names) :] + names[: k % len(names)]:
+            memory_as(name)
             measured = ways[name](k)
             if k:
                 seconds[name].append(measured)
