@@ -1,5 +1,6 @@
 """Samples a model on held-out prompts and measures its KL to the base: what every task's `evaluate.py` is made of."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,4 +109,7 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _literal(text: str) -> str:
-    return "".join(f"&#{ord(c)};" if c in "<>&|`*_[]()#!~\\$" else c for c in one_line(text)).strip()
+    text = one_line(text)
+    harmless = {found.start() for found in re.finditer(r"(?<=[^\W_])_(?=[^\W_])", text)}  # as in agent_1
+    acting = "<>&|`*_[]()#!~\\$"
+    return "".join(f"&#{ord(c)};" if c in acting and i not in harmless else c for i, c in enumerate(text)).strip()

@@ -82,7 +82,7 @@ def test_everything_is_written(tmp_path):
         make_run(tmp_path / "r" / f"cory{seed}", seed, agents=2, ppo__learning_rate=5e-4)
     text = write(compared(tmp_path / "r"), tmp_path / "out", "A title", "A question?").read_text()
     assert text.startswith("# A title\n") and "A question?" in text
-    assert "| ppo.learning&#95;rate | 0.0005 | 0.0001 |" in text  # an unfair comparison is visible at a glance
+    assert "| ppo.learning_rate | 0.0005 | 0.0001 |" in text  # an unfair comparison is visible at a glance
     assert "was &#96;good&#96;&#124;" in text  # a model's text is no Markdown
     for name in ("curves.png", "curves.svg", "final.csv", "curves.csv"):
         assert (tmp_path / "out" / name).stat().st_size > 100

@@ -123,6 +123,11 @@ def test_evaluation_of_two_runs(policy_folder, classifier_folder, reviews, tmp_p
 
 def test_sample_texts_cannot_act_as_markdown():
     table = markdown_table([{"query": "a|b", "base": "<img src=x>\n# [x](y) `z`\x1b[31m"}])
+    assert markdown_table([{"_a_ agent_1 __": "_b"}]).splitlines() == [
+        "| &#95;a&#95; agent_1 &#95;&#95; |",
+        "|---|",
+        "| &#95;b |",
+    ]
     assert table.count("\n") == 3 and "<img" not in table and "](" not in table and "\x1b" not in table
 
 
