@@ -21,7 +21,8 @@ from cory.console import main
 from cory.evaluation import markdown_table
 from cory.linefile import replace_text
 from cory.plots import plot_comparison, plot_frontier, plot_over
-from cory.records import CURVES, read
+from cory.records import read
+from cory.tracking import CURVES
 
 
 def write(comparison: Comparison, out: Path, title: str = "Comparison", question: str = "", command: str = "") -> Path:

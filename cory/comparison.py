@@ -13,7 +13,8 @@ from typing import Any
 from cory.config import UserError
 from cory.metrics import bootstrap, hypervolume, nondominated
 from cory.plots import Curve, Point
-from cory.records import CURVES, Record, flat, method, names, same, varying
+from cory.records import Record, flat, method, names, same, varying
+from cory.tracking import CURVES
 
 LAST = 10  # iterations averaged into a final value
 ROLE_WINDOW = 20  # iterations averaged by role: as many of each role, with the paper's exchange period of 5

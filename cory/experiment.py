@@ -253,9 +253,9 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path) -> None:
     if (folder / "evaluation.md").exists():
         print(f"Evaluated already: {folder}")
         return
-    whole = [sys.executable, *shlex.split(command), "--output", str(folder)]
-    script, rest = whole[1], whole[2:]
-    done = subprocess.run([whole[0], script, *(str(item.folder) for item in planned), *rest], cwd=ROOT)
+    script, *options = shlex.split(command)
+    runs = [str(item.folder) for item in planned]
+    done = subprocess.run([sys.executable, script, *runs, *options, "--output", str(folder)], cwd=ROOT)
     if done.returncode:
         raise UserError(f"{command}: failed with status {done.returncode}")
 

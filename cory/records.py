@@ -11,8 +11,7 @@ import yaml
 
 from cory.checkpoint import differences
 from cory.config import UserError
-
-CURVES = ("task_reward", "kl", "combined_reward")
+from cory.tracking import CURVES
 
 
 @dataclass
