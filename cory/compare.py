@@ -71,6 +71,8 @@ def write(comparison: Comparison, out: Path, title: str = "Comparison", question
         parts += ["## The same queries, each agent alone\n", "Task reward in brackets; the first seed of each group.\n"]
         parts.append(markdown_table(texts))
     _write_csv(out / "final.csv", _final_csv(rows))
+    every = comparison.run_rows()
+    _write_csv(out / "runs.csv", [list(every[0]), *(list(row.values()) for row in every)])
     _write_csv(out / "curves.csv", _curve_csv(comparison))
     replace_text(out / "comparison.md", "\n".join(parts))
     return out / "comparison.md"

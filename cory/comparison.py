@@ -113,15 +113,16 @@ def variance(runs: Sequence[Record]) -> float:
     """Training variance: of the task reward across seeds (mean over agents), averaged over iterations; 0 for one."""
     if len(runs) < 2:
         return 0.0
-    series = [_reward_by_iteration(run) for run in runs]
+    series = [rewards(run) for run in runs]
     return statistics.fmean(statistics.variance(values) for values in zip(*series, strict=False))
 
 
-def _reward_by_iteration(run: Record) -> list[float]:
-    rewards: dict[int, list[float]] = {}
+def rewards(run: Record) -> list[float]:
+    """The task reward of each iteration, mean over agents."""
+    by_iteration: dict[int, list[float]] = {}
     for row in run.rows:
-        rewards.setdefault(row["iteration"], []).append(row["task_reward"])
-    return [statistics.fmean(values) for values in rewards.values()]
+        by_iteration.setdefault(row["iteration"], []).append(row["task_reward"])
+    return [statistics.fmean(values) for values in by_iteration.values()]
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
@@ -184,6 +185,16 @@ class Comparison:
             for g in self.groups
             for agent, name in self.agents(g)
         ]
+
+    def run_rows(self) -> list[dict[str, Any]]:
+        """By run and agent: the metrics over the last iterations, and whether the run collapsed."""
+        return [
+            {"group": g.name, "agent": name, "seed": run.settings.get("seed"),
+             **{m: f"{final(run, m, agent):.6g}" for m in FINAL}, "collapsed": collapsed(run)}
+            for g in self.groups
+            for run in g.whole
+            for agent, name in self.agents(g)
+        ]  # fmt: skip
 
     def role_rows(self) -> list[dict[str, str]]:
         """By group, agent and role: task reward and KL over the last 20 iterations."""

@@ -111,5 +111,5 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 def _literal(text: str) -> str:
     text = one_line(text)
     harmless = {found.start() for found in re.finditer(r"(?<=[^\W_])_(?=[^\W_])", text)}  # as in agent_1
-    acting = "<>&|`*_[]()#!~\\$"
+    acting = "<>&|`*_[]#~\\$"
     return "".join(f"&#{ord(c)};" if c in acting and i not in harmless else c for i, c in enumerate(text)).strip()

@@ -174,13 +174,14 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
         for value in scale.values if varied and scale.values else [None]:
             own = spec.flags | spec.at.get(scale_name, {})
             own |= {varied: value} if varied and value is not None else {}
+            flags = [f"--{k}={_text(v)}" for k, v in {**scale.flags, **own, **changes}.items()]
+            unseeded = _settings(spec.script, ROOT / file, *flags)
+            base = _settings(spec.script, ROOT / file)
             for seed in scale.seeds:
-                flags = [f"--{k}={_text(v)}" for k, v in {**scale.flags, **own, **changes, "seed": seed}.items()]
-                settings = _settings(spec.script, ROOT / file, *flags)
-                base = _settings(spec.script, ROOT / file)
+                settings = unseeded | {"seed": seed}
                 name = _name(spec.script, file, {k: v for k, v in own.items() if _get(base, k) != v}, seed)
                 folder = runs / scale_name / name
-                command = [sys.executable, spec.script, "--config", file, *flags]
+                command = [sys.executable, spec.script, "--config", file, *flags, f"--seed={seed}"]
                 command += ["--output", str(folder), "--resume", "auto"]
                 share = settings["iterations"] / base["iterations"]
                 planned.append(Planned(label, folder, settings, command, share * scale.minutes.get(kind, 0.0)))

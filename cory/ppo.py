@@ -47,7 +47,7 @@ from cory.window import Window
 STATS = [f"ppo/{name.replace('_', '/', 1)}" for name in LossStats._fields]
 STATS += [f"ppo/{name}" for name in ("loss/total", "returns/mean", "returns/var", "val/mean", "val/var")]
 # Elements of a (rows, R, vocabulary) array that are worked on at a time where no gradient needs all of them.
-CHUNK = {"cpu": 2**24, "cuda": 2**28}
+CHUNK = {"cpu": 2**21, "cuda": 2**28}
 # What starting one more pass costs, in padded tokens.
 PASS_COST = {"cpu": 64, "cuda": 8192}
 T = TypeVar("T")

@@ -86,6 +86,9 @@ def test_everything_is_written(tmp_path):
     assert "was &#96;good&#96;&#124;" in text  # a model's text is no Markdown
     for name in ("curves.png", "curves.svg", "final.csv", "curves.csv"):
         assert (tmp_path / "out" / name).stat().st_size > 100
+    runs = list(csv.DictReader(open(tmp_path / "out/runs.csv")))
+    assert [row["agent"] + row["seed"] for row in runs[:3]] == ["CORY LLM10", "CORY LLM20", "CORY LLM11"]
+    assert float(runs[0]["task_reward"]) == pytest.approx(0.65) and runs[0]["collapsed"] == "False"
     rows = list(csv.DictReader(open(tmp_path / "out/curves.csv")))
     assert len(rows) == 36 and rows[0]["n"] == "2" and float(rows[1]["task_reward_mean"]) == pytest.approx(0.1)
 
