@@ -46,8 +46,10 @@ from cory.window import Window
 # The statistics of a mini-batch, under TRL's names.
 STATS = [f"ppo/{name.replace('_', '/', 1)}" for name in LossStats._fields]
 STATS += [f"ppo/{name}" for name in ("loss/total", "returns/mean", "returns/var", "val/mean", "val/var")]
-# Elements of a (rows, R, vocabulary) array that are worked on at a time where no gradient needs all of them.
-CHUNK = {"cpu": 2**21, "cuda": 2**28}
+# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: made by a pass of the
+# reference, which many rows make efficient, and read element by element, which a few make as fast.
+PASS_CHUNK = {"cpu": 2**24, "cuda": 2**28}
+READ_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 # What starting one more pass costs, in padded tokens.
 PASS_COST = {"cpu": 64, "cuda": 8192}
 T = TypeVar("T")
@@ -59,10 +61,6 @@ class Rows(NamedTuple):
     logprobs: torch.Tensor
     everything: torch.Tensor
     values: torch.Tensor
-
-    def rows(self, index: Sequence[int], width: int) -> "Rows":
-        """Some of the rows, cut to a response width."""
-        return Rows(*(x[index, :width] for x in self))
 
 
 @dataclass
@@ -246,10 +244,10 @@ class PPOTrainer(trl.PPOTrainer):
         logprobs, everything = TokenLogprobs.apply(logits, rows.response_ids)
         return Rows(logprobs, everything, values)
 
-    def _chunk(self, batch: Window) -> int:
-        """Rows whose log-probabilities over the vocabulary are worked on at a time, where no gradient needs them."""
+    def _chunk(self, batch: Window, elements: dict[str, int]) -> int:
+        """Rows whose log-probabilities over the vocabulary are `elements` (by device) together, at most."""
         width = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
-        return max(1, min(self.micro_batch, CHUNK.get(batch.input_ids.device.type, CHUNK["cpu"]) // width))
+        return max(1, min(self.micro_batch, elements.get(batch.input_ids.device.type, elements["cpu"]) // width))
 
     def _pieces(self, batch: Window, index: Sequence[int]) -> list[tuple[list[int], Window]]:
         """The rows `index` in micro-batches: of similar length each, as many as save more padding than they cost."""
@@ -275,7 +273,7 @@ class PPOTrainer(trl.PPOTrainer):
 
         old = Old(empty(), empty(), empty(), empty(), empty(), [])
         everyone = range(len(batch.input_ids))
-        kind, chunk = self.config.kl_penalty, self._chunk(batch)
+        chunk = self._chunk(batch, PASS_CHUNK)
         whole = self.micro_batch >= len(everyone)
         pieces = self._pieces(batch, everyone) if whole else [(i, batch.rows(i)) for i in batch.by_length(chunk)]
         for piece, rows in pieces:
@@ -287,12 +285,19 @@ class PPOTrainer(trl.PPOTrainer):
                 for part in rows.by_length(chunk):
                     some = rows.rows(part)
                     index, width = [piece[i] for i in part], some.response_ids.shape[1]
-                    mine, ref = now.rows(part, width), self._reference(some)
-                    pair = (mine.everything, ref.everything) if kind == "full" else (mine.logprobs, ref.logprobs)
-                    old.kl[index, :width] = kl_penalty(kind, *pair)
-                    old.logprobs[index, :width] = mine.logprobs
-                    old.values[index, :width] = mine.values
+                    old.kl[index, :width] = self._kl(now, part, self._reference(some), self._chunk(some, READ_CHUNK))
+                    old.logprobs[index, :width] = now.logprobs[part, :width]
+                    old.values[index, :width] = now.values[part, :width]
         return old
+
+    def _kl(self, now: Rows, part: list[int], ref: Rows, size: int) -> torch.Tensor:
+        """KL of the rows `part` of a pass to the reference's pass over them, (rows, R), `size` rows at a time."""
+        kind, width = self.config.kl_penalty, ref.logprobs.shape[1]
+        if kind != "full":
+            return kl_penalty(kind, now.logprobs[part, :width], ref.logprobs)
+        mine = (now.everything[part[start : start + size], :width] for start in range(0, len(part), size))
+        pairs = zip(mine, ref.everything.split(size), strict=True)
+        return torch.cat([kl_penalty(kind, *pair) for pair in pairs])
 
     def _optimize(self, batch: Window, old: Old, index: list[int]) -> list[torch.Tensor]:
         """One optimizer step on the rows `index`: the statistics (`STATS`) of each of its mini-batches."""
@@ -345,7 +350,7 @@ class PPOTrainer(trl.PPOTrainer):
                 losses = ppo_losses(
                     now.logprobs,
                     now.values,
-                    entropy(now.everything, self._chunk(rows)),
+                    entropy(now.everything, self._chunk(rows, READ_CHUNK)),
                     old_logprobs=then[0],
                     old_values=then[1],
                     advantages=then[2],
