@@ -12,6 +12,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -245,20 +246,22 @@ def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned
     return failed
 
 
-def evaluate(command: str, planned: Sequence[Planned], folder: Path) -> None:
-    """Judges all runs by a script of their task, into `folder`, unless it is there.
+def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) -> None:
+    """Judges all runs by a script of their task, into `folder`, unless it is there; table and figure also go to `out`.
 
     Raises:
         UserError: the script failed.
     """
     if (folder / "evaluation.md").exists():
         print(f"Evaluated already: {folder}")
-        return
-    script, *options = shlex.split(command)
-    runs = [str(item.folder) for item in planned]
-    done = subprocess.run([sys.executable, script, *runs, *options, "--output", str(folder)], cwd=ROOT)
-    if done.returncode:
-        raise UserError(f"{command}: failed with status {done.returncode}")
+    else:
+        script, *options = shlex.split(command)
+        runs = [str(item.folder) for item in planned]
+        done = subprocess.run([sys.executable, script, *runs, *options, "--output", str(folder)], cwd=ROOT)
+        if done.returncode:
+            raise UserError(f"{command}: failed with status {done.returncode}")
+    for file in [*folder.glob("evaluation.*"), *folder.glob("*.png")]:
+        shutil.copyfile(file, out / file.name)
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
@@ -311,7 +314,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
                     experiment.question, command)  # fmt: skip
     print(f"Written to {written}")
     if scale.evaluate and not failed:
-        evaluate(scale.evaluate, planned, runs / args.scale / f"{name}-evaluation")
+        evaluate(scale.evaluate, planned, runs / args.scale / f"{name}-evaluation", out)
     if failed:
         raise UserError(f"{len(failed)} runs failed; the same command resumes them")
 

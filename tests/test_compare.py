@@ -326,3 +326,29 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
     assert "model.name" in log.read_text()
     experiment.command_line([*argv, "--dry-run"])
     assert "2 runs, 1 finished" in capfd.readouterr().out
+
+
+JUDGE = """
+import sys, pathlib
+folder = pathlib.Path(sys.argv[-1])
+folder.mkdir()
+(folder / "evaluation.md").write_text(" ".join(sys.argv[1:-2]))
+(folder / "figure.png").write_text("a figure")
+"""
+
+
+def test_runs_are_evaluated_once_and_the_results_are_beside_the_comparison(tmp_path, capsys):
+    (tmp_path / "trial.yaml").write_text(SMALL)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    (tmp_path / "out").mkdir()
+    planned = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs")[:2]
+    arguments = f"{tmp_path / 'judge.py'} --samples 2", planned, tmp_path / "evaluation", tmp_path / "out"
+    experiment.evaluate(*arguments)
+    said = (tmp_path / "out/evaluation.md").read_text()
+    assert said == f"{planned[0].folder} {planned[1].folder} --samples 2"
+    assert (tmp_path / "out/figure.png").read_text() == "a figure"
+    (tmp_path / "judge.py").unlink()
+    experiment.evaluate(*arguments)
+    assert "Evaluated already" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"judge.py --samples 2: failed with status 2"):
+        experiment.evaluate(arguments[0], planned, tmp_path / "other", tmp_path / "out")
