@@ -1,9 +1,11 @@
 """Samples a model on held-out prompts and measures its KL to the base: what every task's `evaluate.py` is made of."""
 
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -97,6 +99,32 @@ def run_agents(folder: Path) -> dict[str, Path]:
 def run_config(folder: Path) -> dict:
     """The settings of a run's folder, as written; nothing in the file is executed."""
     return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+
+
+def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of models that differ in their run's seed alone (RUN-seed0/agent_1, RUN-seed1/agent_1, ...) as one row.
+
+    Args:
+        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
+
+    Returns:
+        rows of the same form; where several seeds are in one, its values are means over them, and `METRIC_ci` are
+        their standard deviations. Empty where no model is there with several seeds.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(re.sub(r"-seed\d+(?=/|$)", "", row["name"]), []).append(row)
+    if len(groups) == len(rows):
+        return []
+    result = []
+    for name, members in groups.items():
+        one: dict[str, Any] = {"name": f"{name}, {len(members)} seeds" if len(members) > 1 else name}
+        for metric in (key.removesuffix("_ci") for key in members[0] if key.endswith("_ci")):
+            values = [row[metric] for row in members]
+            one[metric] = statistics.fmean(values)
+            one[f"{metric}_ci"] = statistics.stdev(values) if len(values) > 1 else members[0][f"{metric}_ci"]
+        result.append(one)
+    return result
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:

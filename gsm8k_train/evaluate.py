@@ -27,7 +27,7 @@ from jsonargparse import ArgumentError, ArgumentParser  # noqa: E402
 
 from cory.config import ModelConfig, SamplingConfig, UserError, expect  # noqa: E402
 from cory.console import main  # noqa: E402
-from cory.evaluation import markdown_table, respond, run_agents, run_config  # noqa: E402
+from cory.evaluation import markdown_table, over_seeds, respond, run_agents, run_config  # noqa: E402
 from cory.metrics import mean_interval, pass_at_k  # noqa: E402
 from cory.models import choose_device, load_policy  # noqa: E402
 from cory.plots import plot_pass_at_k  # noqa: E402
@@ -253,8 +253,8 @@ def differences(records: dict[str, list[dict[str, Any]]], questions: list[str]) 
     return rows
 
 
-def interval(row: dict[str, Any], metric: str) -> str:
-    return f"{row[metric]:.3f} +- {row[metric + '_ci']:.3f}"
+def interval(row: dict[str, Any], metric: str, sign: str = "+-") -> str:
+    return f"{row[metric]:.3f} {sign} {row[metric + '_ci']:.3f}"
 
 
 def run() -> None:
@@ -282,12 +282,19 @@ def run() -> None:
     print(f"{'':30}" + "".join(f"{metric:>18}" for metric in metrics))
     for row in rows:
         print(f"{row['name']:30}" + "".join(f"{interval(row, metric):>18}" for metric in metrics))
-    table = [{"model": row["name"], **{metric: interval(row, metric) for metric in metrics}} for row in rows]
+
+    def table(rows: list[dict[str, Any]]) -> str:
+        cells = [{"model": row["name"], **{metric: interval(row, metric, "±") for metric in metrics}} for row in rows]
+        return markdown_table(cells)
+
+    groups = over_seeds(rows)
+    text = f"Mean ± standard deviation over seeds.\n\n{table(groups)}\n" if groups else ""
+    text += f"Mean ± half-width of the 95 % interval over problems.\n\n{table(rows)}"
     apart = differences(records, evaluator.questions)
-    text = markdown_table(table) + "\n## Where models differ from the base\n\n" + markdown_table(apart)
+    text += "\n## Where models differ from the base\n\n" + markdown_table(apart)
     (folder / "evaluation.md").write_text(text, encoding="utf-8")
     (folder / "evaluation.json").write_text(json.dumps(rows, indent=2), encoding="utf-8")
-    plot_pass_at_k(rows, settings.ks, folder / "pass_at_k.png")
+    plot_pass_at_k(groups or rows, settings.ks, folder / "pass_at_k.png")
     print(f"\nTables, texts and figure are in {folder}")
 
 

@@ -25,7 +25,7 @@ from jsonargparse import ArgumentError, ArgumentParser  # noqa: E402
 
 from cory.config import ModelConfig, SamplingConfig, UserError, expect  # noqa: E402
 from cory.console import main  # noqa: E402
-from cory.evaluation import Responses, markdown_table, respond, run_agents, run_config  # noqa: E402
+from cory.evaluation import Responses, markdown_table, over_seeds, respond, run_agents, run_config  # noqa: E402
 from cory.metrics import distinct_interval, mean_interval  # noqa: E402
 from cory.models import choose_device, load_policy  # noqa: E402
 from cory.plots import plot_bars  # noqa: E402
@@ -171,12 +171,22 @@ def text_row(row: dict[str, Any]) -> str:
 
 
 def markdown(rows: list[dict[str, Any]], samples: list[dict[str, Any]]) -> str:
-    """The tables of metrics and of sample texts."""
-    cells = [
-        {"model": row["name"], **{title: f"{row[m]:.3f} ± {row[f'{m}_ci']:.3f}" for m, title in METRICS.items()}}
-        for row in rows
-    ]
-    return markdown_table(cells) + "\n" + markdown_table(samples)
+    """The tables of metrics, over seeds where there are several, and of sample texts."""
+
+    def table(rows: list[dict[str, Any]]) -> str:
+        return markdown_table(
+            [
+                {
+                    "model": row["name"],
+                    **{title: f"{row[m]:.3f} ± {row[f'{m}_ci']:.3f}" for m, title in METRICS.items()},
+                }
+                for row in rows
+            ]
+        )
+
+    text = f"Mean ± half-width of the 95 % interval over queries.\n\n{table(rows)}\n{markdown_table(samples)}"
+    groups = over_seeds(rows)
+    return f"Mean ± standard deviation over seeds.\n\n{table(groups)}\n{text}" if groups else text
 
 
 def run() -> None:
@@ -185,7 +195,7 @@ def run() -> None:
     folder = new_folder(settings.output, "evaluation")
     (folder / "evaluation.json").write_text(json.dumps({"rows": rows, "samples": samples}, indent=2), encoding="utf-8")
     (folder / "evaluation.md").write_text(markdown(rows, samples), encoding="utf-8")
-    plot_bars(rows, METRICS, folder / "evaluation.png")
+    plot_bars(over_seeds(rows) or rows, METRICS, folder / "evaluation.png")
     for sample in samples:
         print(f"\n{one_line(sample['query'])}")
         print("\n".join(f"  {name:30}{one_line(text)}" for name, text in sample.items() if name != "query"))

@@ -10,7 +10,7 @@ from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cory.config import ModelConfig, SamplingConfig, load
-from cory.evaluation import markdown_table, respond
+from cory.evaluation import markdown_table, over_seeds, respond
 from cory.metrics import mean_interval
 from cory.models import load_policy
 from cory.prompts import fill
@@ -119,6 +119,23 @@ def test_evaluation_of_two_runs(policy_folder, classifier_folder, reviews, tmp_p
     table = (tmp_path / "runs/evaluation/evaluation.md").read_text()
     assert all(name in table for name in names)
     assert (tmp_path / "runs/evaluation/evaluation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_models_that_differ_in_their_seed_are_one_row():
+    rows = [{"name": "base", "kl": 0.0, "kl_ci": 0.1}]
+    for seed, kl in enumerate((1.0, 2.0, 6.0)):
+        rows.append({"name": f"a-seed{seed}/agent_1", "kl": kl, "kl_ci": 9.0})
+        rows.append({"name": f"a-seed{seed}/agent_2 after agent_1", "kl": 2 * kl, "kl_ci": 9.0})
+    one = over_seeds(rows)
+    names = ["base", "a/agent_1, 3 seeds", "a/agent_2 after agent_1, 3 seeds"]
+    assert [row["name"] for row in one] == names
+    assert [row["kl"] for row in one] == [0, 3, 6] and one[0]["kl_ci"] == 0.1
+    assert one[1]["kl_ci"] == pytest.approx(7**0.5) and over_seeds(rows[:3]) == []
+    metrics = {f"{metric}{end}": 1.0 for metric in evaluate.METRICS for end in ("", "_ci")}
+    text = evaluate.markdown([{"name": f"a-seed{seed}", **metrics} for seed in range(2)], [{"query": "q"}])
+    assert (
+        text.index("over seeds") < text.index("| a, 2 seeds |") < text.index("over queries") < text.index("| a-seed1")
+    )
 
 
 def test_sample_texts_cannot_act_as_markdown():
