@@ -178,18 +178,10 @@ class PPOTrainer(trl.PPOTrainer):
             for start in range(0, size, self.config.backward_batch_size):
                 losses += self._optimize(batch, old, order[start : start + self.config.backward_batch_size])
         # Sums over the batch first: they are over the processes, too.
-        everyone = torch.stack(
-            [
-                (old.kl * mask).sum(),
-                (-old.logprobs * mask).sum(),
-                (penalties * mask).sum(),
-                mask.sum(),
-                scores.sum(),
-            ]
-        )
+        sums = [(old.kl * mask).sum(), (-old.logprobs * mask).sum(), (penalties * mask).sum(), mask.sum(), scores.sum()]
         kl, entropies, penalty, tokens, score, *means = torch.cat(
             [
-                processes.total(everyone),
+                processes.total(torch.stack(sums)),
                 # every step was skipped where there are none
                 torch.stack(losses).mean(0) if losses else torch.full((len(STATS),), math.nan, device=mask.device),
             ]
