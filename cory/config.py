@@ -87,7 +87,7 @@ class LoraConfig:
 
 @dataclass
 class CoryConfig:
-    """The method; the only block in which a PPO run differs from a CORY run.
+    """The method; the block in which a PPO run differs from a CORY run.
 
     Args:
         num_agents: Agents in the chain: 1 is PPO, 2 the paper's pioneer and observer.

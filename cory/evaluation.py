@@ -25,6 +25,8 @@ from cory.sampling import (
 )
 from cory.tracking import one_line
 
+OVER_SEEDS = "Mean ± standard deviation over seeds; a model without seeds has its own interval, as below.\n\n"
+
 
 @dataclass
 class Responses:
@@ -109,7 +111,7 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Returns:
         rows of the same form; where several seeds are in one, its values are means over them, and `METRIC_ci` are
-        their standard deviations. Empty where no model is there with several seeds.
+        their standard deviations; a model that is there once keeps its own interval. Empty where none has several.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:

@@ -27,7 +27,7 @@ from jsonargparse import ArgumentError, ArgumentParser  # noqa: E402
 
 from cory.config import ModelConfig, SamplingConfig, UserError, expect  # noqa: E402
 from cory.console import main  # noqa: E402
-from cory.evaluation import markdown_table, over_seeds, respond, run_agents, run_config  # noqa: E402
+from cory.evaluation import OVER_SEEDS, markdown_table, over_seeds, respond, run_agents, run_config  # noqa: E402
 from cory.metrics import mean_interval, pass_at_k  # noqa: E402
 from cory.models import choose_device, load_policy  # noqa: E402
 from cory.plots import plot_pass_at_k  # noqa: E402
@@ -288,7 +288,7 @@ def run() -> None:
         return markdown_table(cells)
 
     groups = over_seeds(rows)
-    text = f"Mean ± standard deviation over seeds.\n\n{table(groups)}\n" if groups else ""
+    text = f"{OVER_SEEDS}{table(groups)}\n" if groups else ""
     text += f"Mean ± half-width of the 95 % interval over problems.\n\n{table(rows)}"
     apart = differences(records, evaluator.questions)
     text += "\n## Where models differ from the base\n\n" + markdown_table(apart)

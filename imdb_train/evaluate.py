@@ -25,7 +25,7 @@ from jsonargparse import ArgumentError, ArgumentParser  # noqa: E402
 
 from cory.config import ModelConfig, SamplingConfig, UserError, expect  # noqa: E402
 from cory.console import main  # noqa: E402
-from cory.evaluation import Responses, markdown_table, over_seeds, respond, run_agents, run_config  # noqa: E402
+from cory.evaluation import OVER_SEEDS, Responses, markdown_table, over_seeds, respond, run_agents, run_config  # noqa: E402
 from cory.metrics import distinct_interval, mean_interval  # noqa: E402
 from cory.models import choose_device, load_policy  # noqa: E402
 from cory.plots import plot_bars  # noqa: E402
@@ -186,7 +186,7 @@ def markdown(rows: list[dict[str, Any]], samples: list[dict[str, Any]]) -> str:
 
     text = f"Mean ± half-width of the 95 % interval over queries.\n\n{table(rows)}\n{markdown_table(samples)}"
     groups = over_seeds(rows)
-    return f"Mean ± standard deviation over seeds.\n\n{table(groups)}\n{text}" if groups else text
+    return f"{OVER_SEEDS}{table(groups)}\n{text}" if groups else text
 
 
 def run() -> None:
