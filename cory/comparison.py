@@ -13,7 +13,7 @@ from typing import Any
 from cory.config import UserError
 from cory.metrics import bootstrap, hypervolume, nondominated
 from cory.plots import Curve, Point
-from cory.records import Record, flat, method, names, same, varying
+from cory.records import Record, flat, method, names, same, shown, varying
 from cory.tracking import CURVES
 
 LAST = 10  # iterations averaged into a final value
@@ -283,7 +283,7 @@ class Comparison:
         first = [g.runs[0].settings for g in self.groups]
         keys = varying(first, ("seed",)) + (["iterations"] if len({s.get("iterations") for s in first}) > 1 else [])
         return [
-            {"setting": key, **{g.name: str(flat(s).get(key, "")) for g, s in zip(self.groups, first, strict=True)}}
+            {"setting": key, **{g.name: shown(flat(s).get(key, "")) for g, s in zip(self.groups, first, strict=True)}}
             for key in keys
         ]
 

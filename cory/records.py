@@ -147,5 +147,11 @@ def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed
     return result
 
 
+def shown(value: Any) -> str:
+    """A setting as tables show it: of a path from the root its last two parts, as the rest is of a machine."""
+    path = Path(value) if isinstance(value, str) else None
+    return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)
+
+
 def _short(value: Any) -> str:
     return Path(value).name if isinstance(value, str) and "/" in value else str(value)

@@ -78,11 +78,12 @@ def test_groups_final_values_and_differences(tmp_path):
 
 def test_everything_is_written(tmp_path):
     for seed in range(2):
-        make_run(tmp_path / "r" / f"ppo{seed}", seed)
-        make_run(tmp_path / "r" / f"cory{seed}", seed, agents=2, ppo__learning_rate=5e-4)
+        make_run(tmp_path / "r" / f"ppo{seed}", seed, model__name="some/gpt")
+        make_run(tmp_path / "r" / f"cory{seed}", seed, agents=2, ppo__learning_rate=5e-4, model__name="/a/b/c/gpt")
     text = write(compared(tmp_path / "r"), tmp_path / "out", "A title", "A question?").read_text()
     assert text.startswith("# A title\n") and "A question?" in text
     assert "| ppo.learning_rate | 0.0005 | 0.0001 |" in text  # an unfair comparison is visible at a glance
+    assert "| model.name | c/gpt | some/gpt |" in text  # no path of a machine
     assert "was &#96;good&#96;&#124;" in text  # a model's text is no Markdown
     for name in ("curves.png", "curves.svg", "final.csv", "curves.csv"):
         assert (tmp_path / "out" / name).stat().st_size > 100
