@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cory.config import UserError
 from cory.metrics import bootstrap, hypervolume, nondominated
 from cory.plots import Curve, Point
@@ -111,10 +113,15 @@ def collapsed(run: Record) -> bool:
 
 def variance(runs: Sequence[Record]) -> float:
     """Training variance: of the task reward across seeds (mean over agents), averaged over iterations; 0 for one."""
-    if len(runs) < 2:
+    return variance_of([rewards(run) for run in runs])
+
+
+def variance_of(series: Sequence[Sequence[float]]) -> float:
+    """Variance across series, averaged over their places (as many as the shortest has); 0 for one."""
+    if len(series) < 2:
         return 0.0
-    series = [rewards(run) for run in runs]
-    return statistics.fmean(statistics.variance(values) for values in zip(*series, strict=False))
+    length = min(map(len, series))
+    return float(np.var([values[:length] for values in series], axis=0, ddof=1).mean())
 
 
 def rewards(run: Record) -> list[float]:

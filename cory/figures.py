@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cory.comparison import LAST, collapsed, final, rewards
+from cory.comparison import LAST, collapsed, final, rewards, variance_of
 from cory.metrics import bootstrap, hypervolume
 from cory.records import Record, flat
 
@@ -217,11 +217,7 @@ def apart_and_gain(run: Record) -> tuple[float, float]:
 
 def less_variance(cory: Sequence[Sequence[float]], ppo: Sequence[Sequence[float]]) -> float:
     """1 - CORY's training variance over PPO's."""
-
-    def variance(series: Sequence[Sequence[float]]) -> float:
-        return float(np.var(np.array(series), axis=0, ddof=1).mean()) if len(series) > 1 else math.nan
-
-    return 1 - over(variance(cory), variance(ppo))
+    return 1 - over(variance_of(cory), variance_of(ppo))
 
 
 def collapses(weight: float) -> Callable[[Evidence], Figure]:
