@@ -63,7 +63,7 @@ class Scale:
     Args:
         config: Configuration; {method} stands for the script's name, cory or ppo.
         seeds: A run for each.
-        minutes: What a run takes, by script's name.
+        minutes: What a run of `config` takes, by script's name.
         hardware: On what, and how that is known.
         flags: Keys that are changed in every configuration.
         needs: Keys that the user must give with --set, as they name local folders.
@@ -184,9 +184,15 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
                 folder = runs / scale_name / name
                 command = [sys.executable, spec.script, "--config", file, *flags, f"--seed={seed}"]
                 command += ["--output", str(folder), "--resume", "auto"]
-                share = settings["iterations"] / base["iterations"]
+                share = _work(settings) / _work(base)
                 planned.append(Planned(label, folder, settings, command, share * scale.minutes.get(kind, 0.0)))
     return planned
+
+
+def _work(settings: dict[str, Any]) -> float:
+    """What a run computes, up to a factor of its model: docs/experiments.md, "Costs"."""
+    ppo = settings["ppo"]
+    return settings["iterations"] * ppo["batch_size"] * (4 + 6 * ppo["ppo_epochs"])
 
 
 def _text(value: Any) -> str:
