@@ -1,7 +1,8 @@
 """What a reference is worth to an observer of the embedded default: its accuracy with none, a wrong and a right one.
 
-python gsm8k_train/reference.py                                        # before any training
-python gsm8k_train/reference.py runs/gsm8k_cory_tiny/agent_1 FOLDER    # saved agents
+python gsm8k_train/reference.py                                      # before any training
+python gsm8k_train/reference.py runs/gsm8k_cory_tiny/agent_1 FOLDER   # saved agents
+python gsm8k_train/reference.py runs/gsm8k_cory_tiny                  # a run: how its agents' rewards go together
 """
 
 import random
@@ -13,12 +14,13 @@ if __name__ == "__main__":
 
 from cory.config import ModelConfig, SamplingConfig
 from cory.console import main
-from cory.evaluation import respond
+from cory.coupling import coupling, text
+from cory.evaluation import respond, run_agents
 from cory.metrics import mean_interval
 from cory.models import load_policy
 from cory.prompts import fill
 from gsm8k_train import tiny
-from gsm8k_train.task import OBSERVER, PIONEER, rule_reward
+from gsm8k_train.task import OBSERVER, PIONEER, Gsm8kConfig, make_task, rule_reward
 
 
 def worth(model: str | None = None, problems: int = 300) -> dict[str, tuple[float, float]]:
@@ -48,8 +50,11 @@ def worth(model: str | None = None, problems: int = 300) -> dict[str, tuple[floa
 
 
 def report() -> None:
-    """Prints it for the folders on the command line, or for the untrained policy."""
+    """Prints it for the folders on the command line, or for the untrained policy; of a run, `cory.coupling`."""
     for model in sys.argv[1:] or [None]:
+        if model and run_agents(Path(model)):
+            print(f"{model}: {text(coupling(Path(model), Gsm8kConfig, lambda config, _: make_task(config)))}")
+            continue
         for name, (mean, half) in worth(model).items():
             print(f"{model or 'Untrained'}, {name} reference: {100 * mean:.0f} +- {100 * half:.0f} % right")
 

@@ -1,7 +1,8 @@
 """What a reference is worth to an observer of the embedded default: its reward after a bad, a neutral and a good one.
 
-python imdb_train/reference.py                                       # before any training
-python imdb_train/reference.py runs/imdb_cory_tiny/agent_1 FOLDER    # saved agents
+python imdb_train/reference.py                                      # before any training
+python imdb_train/reference.py runs/imdb_cory_tiny/agent_1 FOLDER   # saved agents
+python imdb_train/reference.py runs/imdb_cory_tiny                  # a run: how its agents' rewards go together
 """
 
 import random
@@ -13,11 +14,12 @@ if __name__ == "__main__":
 
 from cory.config import ModelConfig, SamplingConfig
 from cory.console import main
-from cory.evaluation import respond
+from cory.coupling import coupling, text
+from cory.evaluation import respond, run_agents
 from cory.metrics import mean_interval
 from cory.models import load_policy
 from imdb_train import tiny
-from imdb_train.task import PositiveLogit
+from imdb_train.task import ImdbConfig, PositiveLogit, make_task
 
 REFERENCES = {"negative": -2, "neutral": 0, "positive": 2}
 
@@ -48,8 +50,11 @@ def worth(model: str | None = None, queries: int = 300) -> dict[str, tuple[float
 
 
 def report() -> None:
-    """Prints it for the folders on the command line, or for the untrained policy."""
+    """Prints it for the folders on the command line, or for the untrained policy; of a run, `cory.coupling`."""
     for model in sys.argv[1:] or [None]:
+        if model and run_agents(Path(model)):
+            print(f"{model}: {text(coupling(Path(model), ImdbConfig, make_task))}")
+            continue
         for name, (mean, half) in worth(model).items():
             print(f"{model or 'Untrained'}, {name} reference: task reward {mean:+.2f} +- {half:.2f}")
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from test_lora import llama_folder  # noqa: F401
 
 from cory import sampling, window
 from cory.config import SamplingConfig, UserError, load
+from cory.coupling import coupling
 from cory.data import Task
 from cory.metrics import pass_at_k
 from cory.models import make_agents
@@ -24,7 +26,7 @@ from cory.sampling import encode, plain_text
 from cory.trainer import CoryTrainer
 from gsm8k_train import evaluate, tiny
 from gsm8k_train.answers import correct, gold
-from gsm8k_train.task import EXAMPLE, Gsm8kConfig, Gsm8kTaskConfig, problems, rule_reward, unparseable
+from gsm8k_train.task import EXAMPLE, Gsm8kConfig, Gsm8kTaskConfig, make_task, problems, rule_reward, unparseable
 
 REAL = ROOT.parent / "shared/data/gsm8k"
 
@@ -190,6 +192,8 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     assert [row["name"] for row in rows] == names
     assert {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"} < set(rows[0])
     assert (tmp_path / "out/pass_at_k.png").read_bytes().startswith(b"\x89PNG")
+    measured = coupling(Path("runs/gsm8k_cory_tiny"), Gsm8kConfig, lambda config, _: make_task(config), 6, 4)
+    assert set(measured) == {"all", "reference"}
 
     # Killed in the middle of a line: the rest is answered again, finished problems are not, and all comes out equal.
     lines = whole.splitlines(keepends=True)

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from cory.config import ModelConfig, SamplingConfig, load
+from cory.config import ModelConfig, SamplingConfig, UserError, load
+from cory.coupling import coupling
 from cory.evaluation import markdown_table, over_seeds, respond
 from cory.metrics import mean_interval
 from cory.models import load_policy
@@ -119,6 +121,12 @@ def test_evaluation_of_two_runs(policy_folder, classifier_folder, reviews, tmp_p
     table = (tmp_path / "runs/evaluation/evaluation.md").read_text()
     assert all(name in table for name in names)
     assert (tmp_path / "runs/evaluation/evaluation.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["reference.py", "runs/imdb_cory_tiny"])
+    reference.report()
+    assert "through the reference" in capsys.readouterr().out
+    with pytest.raises(UserError, match="expected a run with two saved agents, got 1"):
+        coupling(Path("runs/imdb_ppo_tiny"), ImdbConfig, make_task)
 
 
 def test_models_that_differ_in_their_seed_are_one_row():
