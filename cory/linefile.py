@@ -10,6 +10,11 @@ from typing import Any
 
 from cory.config import UserError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 def replace_text(path: Path, text: str) -> None:
     """Writes a file so that at any moment it is there whole, old or new."""
@@ -19,18 +24,36 @@ def replace_text(path: Path, text: str) -> None:
 
 
 class LineFile:
-    """A json-lines file that grows, and never holds part of a line.
+    """A json-lines file that grows, and never holds part of a line. Until it is closed nobody else can open it as one.
 
     Args:
         path: of the file; made where it is missing.
         length: bytes of it that stay.
+
+    Raises:
+        UserError: another process writes it.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:
         self.file = open(path, "ab", buffering=0)
+        self._lock(path)
         self.file.truncate(length)
         self.path, self.length = path, length
         self.waiting = b""
+
+    def _lock(self, path: Path) -> None:
+        """Released by the system however the process ends. Without effect on file systems that know no locks."""
+        try:
+            if fcntl:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.file.close()
+            raise UserError(
+                f"output: expected a run that no other process is writing, got {str(path.parent)!r}, in which one has "
+                f"{path.name} open. Wait for it, stop it, or name another folder with --output"
+            ) from None
+        except OSError:
+            pass
 
     def rows(self) -> list[dict[str, Any]]:
         """Its lines. Raises a UserError where one is no json object."""

@@ -97,8 +97,10 @@ class Run:
         self.tracker = None
         if self.writes:
             settings = yaml.safe_dump({**asdict(config), "versions": versions()}, sort_keys=False)
-            replace_text(self.folder / "config.yaml", settings)
+            if folder is None:  # --resume auto knows a run by it
+                replace_text(self.folder / "config.yaml", settings)
             self.files = {file: LineFile(self.folder / f"{file}.jsonl", (lengths or {}).get(file, 0)) for file in FILES}
+            replace_text(self.folder / "config.yaml", settings)  # a run that goes on may have more iterations
             if lengths is not None:
                 self.history = self.files["metrics"].rows()
                 self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]

@@ -331,6 +331,23 @@ def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path,
             make_trainer(replace(one, output=output)).train()
 
 
+def test_run_that_another_process_writes_is_left_alone(one, tmp_path):
+    make_trainer(one).train()
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    code = "import sys; from pathlib import Path; from cory.linefile import LineFile; path = Path(sys.argv[1]);"
+    code += "file = LineFile(path, path.stat().st_size); print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(Path(one.output) / "metrics.jsonl")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"1\n"
+        again = replace(one, resume="auto", iterations=one.iterations + 1)
+        with pytest.raises(UserError, match=r"expected a run that no other process is writing, got '.*metrics.jsonl"):
+            make_trainer(again).train()
+        assert files == {path: path.read_bytes() for path in files}
+        other.kill()
+    make_trainer(again).train()
+    assert outcome(Path(one.output))
+
+
 @pytest.mark.parametrize("kind", ["raises", "nan"])
 def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
     one = replace(one, iterations=9)
