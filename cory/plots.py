@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import matplotlib
 
 matplotlib.use("Agg")  # no display is needed
+matplotlib.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 import matplotlib.pyplot as plt
 
 from cory.metrics import nondominated
@@ -165,6 +166,9 @@ def plot_over(points: Sequence[Point], key: str, path: Path) -> None:
             axis.set_xscale("log")
         if not numeric:
             axis.set_xticks(range(len(values)), list(map(str, values)))
+        elif len(values) <= 6:
+            axis.set_xticks(values, [f"{value:g}" for value in values])
+            axis.set_xticks([], minor=True)
         axis.set(title=title, xlabel=key)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=9)
