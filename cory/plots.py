@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import matplotlib
 
 matplotlib.use("Agg")  # no display is needed
-matplotlib.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 import matplotlib.pyplot as plt
 
 from cory.metrics import nondominated
+
+plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 
 CURVE_TITLES = {"task_reward": "task reward", "kl": "KL divergence (nats)", "combined_reward": "combined reward"}
 SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
