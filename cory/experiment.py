@@ -178,9 +178,10 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
             flags = [f"--{k}={_text(v)}" for k, v in {**scale.flags, **own, **changes}.items()]
             unseeded = _settings(spec.script, ROOT / file, *flags)
             base = _settings(spec.script, ROOT / file)
+            of_scale = _settings(spec.script, ROOT / file, *(f"--{k}={_text(v)}" for k, v in scale.flags.items()))
             for seed in scale.seeds:
                 settings = unseeded | {"seed": seed}
-                name = _name(spec.script, file, {k: v for k, v in own.items() if _get(base, k) != v}, seed)
+                name = _name(spec.script, file, {k: v for k, v in own.items() if _get(of_scale, k) != v}, seed)
                 folder = runs / scale_name / name
                 command = [sys.executable, spec.script, "--config", file, *flags, f"--seed={seed}"]
                 command += ["--output", str(folder), "--resume", "auto"]

@@ -229,6 +229,18 @@ def test_every_experiment_validates_at_every_scale(path, tmp_path, capsys):
         assert all(line.startswith(("python imdb_train/", "python gsm8k_train/")) for line in lines)
 
 
+def test_experiments_share_the_runs_of_a_scale(tmp_path):
+    def folders(name):
+        file = ROOT / f"configs/experiments/{name}.yaml"
+        return {item.folder for item in experiment.plan(experiment.read_experiment(file), "tiny_full_kl", {}, tmp_path)}
+
+    curves, rates = folders("imdb_curves"), folders("imdb_learning_rate")
+    assert {folder.name for folder in curves & rates} == {
+        f"imdb_{method}_tiny-seed{seed}" for method in ("cory", "ppo") for seed in range(3)
+    }
+    assert tmp_path / "tiny_full_kl/imdb_ppo_tiny-learning_rate=1.5e-05-seed0" in rates
+
+
 def test_a_cost_follows_the_work(tmp_path):
     planned = experiment.plan(
         experiment.read_experiment(ROOT / "configs/experiments/imdb_budget.yaml"), "tiny", {}, tmp_path
