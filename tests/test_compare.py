@@ -311,7 +311,8 @@ def test_what_the_user_must_name_is_asked_for(tmp_path):
     path = str(ROOT / "configs/experiments/imdb_curves.yaml")
     with pytest.raises(UserError, match=r"scale real: expected --set model.name"):
         experiment.command_line([path, "--scale", "real", "--dry-run", "--runs", str(tmp_path)])
-    with pytest.raises(UserError, match=r"scale: expected one of \['tiny', .*, 'paper'\], got 'huge'"):
+    scales = r"\['tiny', 'tiny_full_kl', 'real', 'real_full_kl', 'paper'\]"
+    with pytest.raises(UserError, match=rf"scale: expected one of {scales}, got 'huge'"):
         experiment.command_line([path, "--scale", "huge", "--dry-run"])
     with pytest.raises(UserError, match="--set: expected KEY=VALUE"):
         experiment.command_line([path, "--set", "seed", "--dry-run"])
