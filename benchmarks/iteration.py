@@ -59,7 +59,7 @@ def peak_memory(bench: Bench, name: str, what: str) -> dict[str, float]:
     way(0)
     if what == "point":
         seconds = statistics.median(sum(way(k).values()) for k in range(1, 4))
-        weights = sum(p.nbytes for p in way.agents[0].ppo.model.parameters()) / 2**20  # type: ignore[attr-defined]
+        weights = sum(p.nbytes for p in way.agents[0].learner.model.parameters()) / 2**20  # type: ignore[attr-defined]
         result = {"seconds": seconds, "weights": weights}
     else:
         result = {}
@@ -123,8 +123,8 @@ def unavoidable_memory(bench: Bench) -> dict[str, float]:
     """MiB that two (or more) fully fine-tuned agents with a shared reference cannot do without."""
     import torch
 
-    from cory import window
-    from cory.trl_parts import PolicyWithValueHead
+    from cory.learners.trl_parts import PolicyWithValueHead
+    from cory.policies import window
 
     shape = bench.shape
     model = PolicyWithValueHead(bench.load()[0])

@@ -25,8 +25,8 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     """MiB held by two agents after an update each: in all, and by base, adapters, value heads, optimizers."""
     import torch
 
+    from cory.agent import make_agents
     from cory.config import Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
-    from cory.models import make_agents
 
     config = Config(
         device="cpu",
@@ -40,10 +40,10 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
         agent.learn(agent.respond(["the film", "a story", "it was", "some"], 4), torch.randn(4))
     seen: dict[int, tuple[str, int]] = {}
     for agent in agents:
-        for name, parameter in agent.ppo.model.named_parameters():
+        for name, parameter in agent.learner.model.named_parameters():
             kind = "adapters" if ".lora_" in name else "value heads" if name.startswith("v_head") else "base"
             seen[parameter.data_ptr()] = (kind, parameter.nbytes)
-        for state in agent.ppo.optimizer.state.values():
+        for state in agent.learner.optimizer.state.values():
             for value in state.values():
                 seen[value.data_ptr()] = ("optimizers", value.nbytes)
     result = {kind: 0.0 for kind in ("base", "adapters", "value heads", "optimizers")}
@@ -58,7 +58,7 @@ def make_base(folder: str, width: int, layers: int) -> float:
     """Saves a random GPT-2 with a small tokenizer; returns its parameters' MiB."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from cory.tiny import train_tokenizer
+    from study.small_models import train_tokenizer
 
     tokenizer = train_tokenizer(["the film was a good story, it was some film"] * 10, 300)
     model = GPT2LMHeadModel(GPT2Config(n_embd=width, n_layer=layers, n_head=width // 64))

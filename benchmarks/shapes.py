@@ -115,8 +115,8 @@ def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) ->
     """Random queries, scored by the classifier."""
     import numpy as np
 
-    from cory.data import Task
     from cory.prompts import RolePrompts
+    from cory.task import Task
     from imdb_train.task import PositiveLogit
 
     rng = np.random.default_rng(0)

@@ -39,11 +39,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for soak.md and soak.json")
     options = parser.parse_args()
 
-    from cory.config import load
-    from cory.guards import Interrupted
-    from cory.models import make_agents
+    from cory.agent import make_agents
+    from cory.run.guards import Interrupted
+    from cory.run.settings import load
     from cory.trainer import CoryTrainer
-    from imdb_train.task import ImdbConfig, make_task, resolve_tiny
+    from imdb_train.config import ImdbConfig
+    from imdb_train.task import make_task
 
     with tempfile.TemporaryDirectory() as folder:
         flags = {
@@ -55,7 +56,7 @@ def main() -> None:
         config, _ = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml", argv)
         resolve_tiny(config)
         agents = make_agents(config)
-        trainer = CoryTrainer(config, agents, make_task(config, agents[0].ppo.current_device))
+        trainer = CoryTrainer(config, agents, make_task(config, agents[0].learner.current_device))
         iteration, seen, started = trainer.iteration, [], time.monotonic()
 
         def watched(k, history=()):  # type: ignore[no-untyped-def]

@@ -46,7 +46,7 @@ def memory_as(name: str) -> None:
     """
     import torch
 
-    from cory import processes
+    from cory.run import processes
 
     if sys.platform != "linux" or torch.cuda.is_available():
         return
@@ -56,7 +56,7 @@ def memory_as(name: str) -> None:
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
         mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD
     else:
-        processes.settle()
+        processes.configure_cpu()
 
 
 class Bench:
@@ -66,7 +66,7 @@ class Bench:
     """
 
     def __init__(self, shape: Shape, folder: Path, device: str, precision: str) -> None:
-        from cory.models import choose_device
+        from cory.policies.load import choose_device
 
         self.shape, self.precision = shape, precision
         self.device = choose_device(device)
@@ -75,14 +75,14 @@ class Bench:
         self.task = make_task(shape, self.reward_model, self.device)
 
     def load(self) -> tuple[Any, Any]:
-        from cory.models import load_policy
+        from cory.policies.load import load_policy
 
         policy, tokenizer = load_policy(self.config.model)
         return policy.to(self.device), tokenizer
 
     def ours(self) -> Callable[[int], Seconds]:
         """`CoryTrainer`."""
-        from cory.models import make_agents
+        from cory.agent import make_agents
         from cory.trainer import CoryTrainer
 
         agents = make_agents(self.config, self.shape.agents)
@@ -102,7 +102,7 @@ class Bench:
         import trl
         from transformers import AutoModelForCausalLM
 
-        from cory.trl_parts import trl_config
+        from cory.learners.trl_parts import trl_config
 
         def with_value_head(model: Any) -> Any:
             wrapped = trl.AutoModelForCausalLMWithValueHead(model)
@@ -163,7 +163,7 @@ class Bench:
         import torch.nn.functional as F
         from transformers import AutoModelForSequenceClassification, GenerationConfig
 
-        from cory import window
+        from cory.policies import window
 
         shape = self.shape
         reference = self.load()[0].eval().requires_grad_(False)
@@ -248,7 +248,7 @@ class Bench:
         if name == "floor":
             step = way.update  # type: ignore[attr-defined]
         elif name == "ours":
-            step = partial_step(way.agents[-1].ppo, scores)  # type: ignore[attr-defined]
+            step = partial_step(way.agents[-1].learner, scores)  # type: ignore[attr-defined]
         else:
             step = partial_step(way.trainers[-1], list(scores))  # type: ignore[attr-defined]
 

@@ -1,20 +1,25 @@
-"""An agent: one LLM with its PPOTrainer. It keeps its weights and optimizer for the whole run, in whatever role."""
+"""An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, in whatever role."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.adapters import save_policy
-from cory.config import Config
-from cory.ppo import PPOTrainer
-from cory.sampling import check_lengths, context_length, encode, plain_text
-from cory.trl_parts import PolicyWithValueHead, RunningMoments, trl_config
+from cory.config import Config, UserError
+from cory.learners.ppo import PPOTrainer
+from cory.learners.state import load_state, save_state
+from cory.learners.trl_parts import PolicyWithValueHead, trl_config
+from cory.policies.load import choose_device, load_policy
+from cory.policies.lora import add_adapter, save_policy
+from cory.policies.sampling import check_lengths, context_length, encode, plain_text, seed_everything
+from cory.run import processes
 
 # What an agent reports of an update, under the names of docs/metrics.md, and TRL's name for it.
 STATS = {
@@ -65,9 +70,8 @@ class Agent:
         self.sampling = config.sampling
         self.chat_template = config.model.chat_template
         self.merge = config.lora.merge
-        settings = trl_config(config.ppo, config.seed)
-        self.ppo = PPOTrainer(
-            settings,
+        self.learner = PPOTrainer(
+            trl_config(config.ppo, config.seed),
             policy,
             reference,
             tokenizer,
@@ -76,6 +80,26 @@ class Agent:
             on_nonfinite=config.guards.on_nonfinite,
         )
 
+    @property
+    def policy(self) -> PreTrainedModel | PeftModel:
+        """The causal language model, with the adapters of all agents that share it."""
+        return self.learner.policy
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy is."""
+        return self.learner.accelerator.device
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens that the policy can attend to, where its configuration says."""
+        return context_length(self.policy)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """How many optimizer steps it has taken in this process."""
+        return self.learner.optimizer_steps
+
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
         return encode(self.tokenizer, prompts, self.chat_template)
@@ -83,8 +107,8 @@ class Agent:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Makes this agent's adapter the one that answers and learns, where agents share a base."""
-        if isinstance(self.ppo.policy, PeftModel):
-            self.ppo.policy.set_adapter(self.name)
+        if isinstance(self.policy, PeftModel):
+            self.policy.set_adapter(self.name)
         yield
 
     def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
@@ -94,81 +118,97 @@ class Agent:
             UserError: a prompt has no tokens, or with its response is longer than the policy's context.
         """
         queries = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
-        policy = self.ppo.policy
-        check_lengths([len(query) for query in queries], max_new_tokens, context_length(policy), prompts)
+        check_lengths([len(query) for query in queries], max_new_tokens, self.context_length, prompts)
         with self.active():
-            responses = self.ppo.generate(queries, self.sampling, max_new_tokens)
+            responses = self.learner.generate(queries, self.sampling, max_new_tokens)
         completions = [plain_text(self.tokenizer, response, self.sampling.stop) for response in responses]
         return Rollout(prompts, completions, queries, responses)
 
     def learn(self, rollout: Rollout, rewards: torch.Tensor) -> dict[str, float]:
-        """One PPO update on a rollout.
+        """One update on a rollout.
 
         Args:
             rewards: (batch,), the training reward of each response.
 
         Returns:
             the statistics of the update: see `STATS` and docs/metrics.md.
+
+        Raises:
+            NotFinite: a loss or gradient is not finite (`guards.on_nonfinite`).
         """
         with self.active():
-            stats = self.ppo.step(rollout.queries, rollout.responses, rewards)
+            stats = self.learner.step(rollout.queries, rollout.responses, rewards)
         return {name: float(stats[key]) for name, key in STATS.items()}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """All that training has changed, for a checkpoint: weights and Adam's moments, and numbers as json."""
-        ppo, tensors = self.ppo, {}
-        for name, parameter in self._trained().items():
-            tensors[f"weights/{name}"] = parameter.detach()
-            for key, value in ppo.optimizer.state.get(parameter, {}).items():
-                tensors[f"adam/{name}/{key}"] = value
-        moments = {key: float(getattr(ppo.running, key)) for key in ("mean", "std", "var", "count")}
-        numbers = {"kl_coef": ppo.kl_ctl.value, "moments": moments, "micro_batch": ppo.micro_batch}
-        return {name: tensor.contiguous() for name, tensor in tensors.items()}, numbers
+        return save_state(self.learner)
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Takes up what `state` gave.
-
-        Raises:
-            ValueError: a tensor is missing, left over, or of another shape or type than the weights here.
-        """
-        ppo, trained = self.ppo, self._trained()
-        unknown = [name for name in tensors if name.split("/")[1] not in trained]
-        if unknown:
-            raise ValueError(f"unknown tensor {unknown[0]}")
-        adam: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
-        for name, parameter in trained.items():
-            saved = tensors.get(f"weights/{name}")
-            if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
-                came = None if saved is None else (tuple(saved.shape), saved.dtype)
-                raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
-            prefix = f"adam/{name}/"
-            keys = [key.removeprefix(prefix) for key in tensors if key.startswith(prefix)]
-            adam[parameter] = {key: tensors[prefix + key].to(parameter.device) for key in keys}
-        ppo.optimizer.state.clear()
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(tensors[f"weights/{name}"])
-                if adam[parameter]:
-                    ppo.optimizer.state[parameter] = adam[parameter]
-        ppo.kl_ctl.value = float(numbers["kl_coef"])
-        ppo.micro_batch = int(numbers["micro_batch"])
-        ppo.running = RunningMoments(ppo.accelerator)
-        if numbers["moments"]["count"] >= 1:  # else no reward has been seen
-            for key, value in numbers["moments"].items():
-                setattr(ppo.running, key, torch.tensor(value) if key in ("mean", "std") else value)
-
-    def _trained(self) -> dict[str, torch.nn.Parameter]:
-        """The trained parameters by name, in the optimizer's order."""
-        ppo = self.ppo
-        names = {parameter: name for name, parameter in ppo.accelerator.unwrap_model(ppo.model).named_parameters()}
-        return {names[parameter]: parameter for parameter in ppo.model_params}
+        """Takes up what `state` gave. Raises a ValueError where a tensor does not fit."""
+        load_state(self.learner, tensors, numbers)
 
     def restart(self) -> None:
         """Forgets optimizer state, KL coefficient and reward moments (only for `reset_on_exchange`)."""
-        self.ppo.restart()
+        self.learner.restart()
 
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder; the value head stays out."""
         with self.active():
-            save_policy(self.ppo.policy, folder, self.name, self.merge)
+            save_policy(self.policy, folder, self.name, self.merge)
         self.tokenizer.save_pretrained(folder)
+
+
+def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
+    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy, each with a value head of its own.
+
+    Full fine-tuning: a copy of the weights for each, and one frozen reference for all. LoRA: an adapter for each, on
+    one base or on copies of it (`lora.shared_base`), and no reference: that is the base with its adapters off.
+
+    Args:
+        num_agents: how many; default `config.cory.num_agents`.
+
+    Raises:
+        UserError: a setting is out of range; the device or the model cannot be had.
+    """
+    config.check()
+    choose_device(config.device)
+    if config.ppo.mini_batch_size % processes.world_size():
+        raise UserError(
+            f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes.world_size()}, "
+            f"got {config.ppo.mini_batch_size}"
+        )
+    kind = PartialState().distributed_type.value
+    if kind in ("DEEPSPEED", "FSDP"):
+        raise UserError(
+            f"accelerate: expected plain data parallelism (configs/accelerate/), got {kind}: two agents in one process "
+            "cannot share its engine. LoRA and gradient checkpointing save memory instead."
+        )
+    num_agents = config.cory.num_agents if num_agents is None else num_agents
+    model = replace(config.model, name=config.resolve(config.model.name))
+    pi_0, tokenizer = load_policy(model)
+    if config.model.gradient_checkpointing:
+        pi_0.gradient_checkpointing_enable({"use_reentrant": False})
+    policies: list[Any]
+    reference = None
+    if not config.lora.rank:
+        policies = [copy.deepcopy(pi_0) for _ in range(num_agents)]
+        reference = PolicyWithValueHead(pi_0).requires_grad_(False).eval()
+    elif config.lora.shared_base:
+        policies = [pi_0] * num_agents
+    else:
+        policies = [pi_0] + [load_policy(model)[0] for _ in range(num_agents - 1)]
+    agents: list[Agent] = []
+    for index, policy in enumerate(policies):
+        name = f"agent_{index + 1}"
+        seed_everything(config.seed, index)  # draws the value head, and the adapter where there is one
+        if config.lora.rank:
+            base = agents[0].policy if agents and config.lora.shared_base else policy
+            policy = add_adapter(base, name, config.lora)
+            policy.peft_config[name].base_model_name_or_path = model.name
+        with_value = PolicyWithValueHead(policy)
+        if config.ppo.value_head_init == "zeros":
+            for parameter in with_value.v_head.parameters():
+                torch.nn.init.zeros_(parameter)
+        agents.append(Agent(name, with_value, reference, tokenizer, config))
+    return agents

@@ -1,19 +1,15 @@
-"""The settings of a run: dataclasses, read from one YAML file with flags on top.
+"""The settings of a run: dataclasses, each key documented, checked and read by some code.
 
-Every default is written here and nowhere else, every key is read by some code, and a key that nobody reads is refused.
-Defaults are the paper's Table 1 where it states a value. A task adds its own block by subclassing `Config`
-(`imdb_train/task.py`).
+Every default is written here and nowhere else. Defaults are the paper's Table 1 where it states a value. A task adds its
+own block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/run/command_line.py`.
 """
 
 import difflib
 import math
-import sys
-from collections.abc import Iterator, Sequence
+import types
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
-
-from jsonargparse import ArgumentError, ArgumentParser
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class UserError(Exception):
@@ -38,13 +34,56 @@ def _between(block: str, settings: Any, low: float, high: float, *names: str) ->
         expect(low <= value <= high, f"{block}.{name}", f"a number from {low:g} to {high:g}", value)
 
 
+class Settings:
+    """A block of settings. A name that it does not have, or a value of another type, is refused where it is assigned."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        hints = _hints(type(self))
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(hints)}"
+            raise UserError(f"{type(self).__name__}: unknown key {name!r}{hint}")
+        if not _fits(value, hints[name]):
+            kind = hints[name] if get_origin(hints[name]) else hints[name].__name__
+            expected = str(kind).replace("typing.", "").replace("NoneType", "None")
+            raise UserError(f"{type(self).__name__}.{name}: expected {expected}, got {value!r}")
+        object.__setattr__(self, name, value)
+
+    def check(self) -> None:
+        """Ranges, and what fits together, as at construction: for settings that were assigned since.
+
+        Raises:
+            UserError: names the key, what was expected and what came.
+        """
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, Settings):
+                value.check()
+        getattr(self, "__post_init__", lambda: None)()
+
+
+_hints = cache(get_type_hints)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has a field's type; a whole number will do for a float, and no bool for a number."""
+    if get_origin(hint) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(each, get_args(hint)[0]) for each in value)
+    if hint in (int, float):
+        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
 @dataclass
-class ModelConfig:
+class ModelConfig(Settings):
     """The policy, which is also the reference.
 
     Args:
-        name: Hub id, local folder, or `tiny`: the small model of the embedded default, built on first use (on IMDB
-            also `tiny_large`, of twice the parameters).
+        name: Hub id, local folder, or `tiny`: the small model of the task's toy setting.
         revision: Branch, tag or commit of a Hub model.
         dtype: Type of the weights: float32, bfloat16, or `auto` for the one they were saved in.
         trust_remote_code: Whether code that comes with the model may run. Off unless you have read it.
@@ -63,7 +102,7 @@ class ModelConfig:
 
 
 @dataclass
-class LoraConfig:
+class LoraConfig(Settings):
     """Agents as LoRA adapters; the reference is the base with adapters off.
 
     Args:
@@ -86,7 +125,7 @@ class LoraConfig:
 
 
 @dataclass
-class CoryConfig:
+class CoryConfig(Settings):
     """The method; the block in which a PPO run differs from a CORY run.
 
     Args:
@@ -112,7 +151,7 @@ class CoryConfig:
 
 
 @dataclass
-class PPOConfig:
+class PPOConfig(Settings):
     """Each agent's PPO (Eq. 10 to 13); the same for every agent.
 
     Args:
@@ -188,7 +227,7 @@ class PPOConfig:
 
 
 @dataclass
-class SamplingConfig:
+class SamplingConfig(Settings):
     """How responses are sampled. One length is drawn per batch, and every agent's responses stop there at the latest.
 
     Args:
@@ -222,26 +261,28 @@ class SamplingConfig:
 
 
 @dataclass
-class CheckpointConfig:
+class CheckpointConfig(Settings):
     """What survives an interruption (docs/reliability.md).
 
     Args:
-        save_every: Iterations between checkpoints; one is also made at the end and at a signal. 0: only those.
+        save_every: Iterations between checkpoints; one is also saved at a signal. 0: only that.
+        save_final: Save one after the last iteration, too, from which the run can be lengthened.
         keep: Newest checkpoints that stay.
         best: Metric by which the best checkpoint stays as well, mean over the agents, larger is better; null for none.
     """
 
     save_every: int = 10
+    save_final: bool = False
     keep: int = 2
     best: str | None = None
 
     def __post_init__(self) -> None:
-        expect(self.save_every >= 0, "checkpoint.save_every", "0 (at the end only) or more iterations", self.save_every)
+        expect(self.save_every >= 0, "checkpoint.save_every", "0 (at signals only) or more iterations", self.save_every)
         expect(self.keep >= 1, "checkpoint.keep", "at least 1", self.keep)
 
 
 @dataclass
-class GuardsConfig:
+class GuardsConfig(Settings):
     """What is watched while a run trains.
 
     Args:
@@ -260,7 +301,7 @@ class GuardsConfig:
 
 
 @dataclass
-class Config:
+class Config(Settings):
     """One run.
 
     Args:
@@ -269,8 +310,8 @@ class Config:
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
-        resume: Continue a run: `auto` (the newest with these settings, from the start where there is none), or the
-            folder of a run or of one of its checkpoints. null: a new run.
+        resume: Continue a run: the folder of a run or of one of its checkpoints, whose settings are then read from it, or
+            `auto`: the newest run with these settings; without one, a new run. null: a new run.
         tracker: Where metrics go besides the run's folder. wandb works offline where no account is set up.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         model: The policy.
@@ -307,81 +348,9 @@ class Config:
             raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
         expect(self.sample_every >= 0, "sample_every", "0 (none) or more iterations", self.sample_every)
 
-
-C = TypeVar("C", bound=Config)
-
-
-def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None, **parser_args: Any) -> tuple[C, str]:
-    """Reads the command line: `--config FILE` (else `default`), then flags such as `--ppo.batch_size 64` on top.
-
-    Returns:
-        the settings and the name of the configuration file, which names the run.
-
-    Raises:
-        UserError: a file is missing or no YAML, a key is unknown (the nearest is named), a value has the wrong type or
-            is out of range.
-    """
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, **parser_args)
-    parser.add_argument("--config", action="config", help=f"YAML file of the run (default: {default.name})")
-    parser.add_class_arguments(config_class)
-    argv = list(sys.argv[1:] if argv is None else argv)
-    files = [
-        flag.partition("=")[2] or following
-        for flag, following in zip(argv, [*argv[1:], ""], strict=False)
-        if flag.split("=")[0] == "--config"
-    ]
-    if not files:
-        files = [str(default)]
-        argv = ["--config", files[0], *argv]
-    try:
-        values = _parse(parser, argv)
-    except ArgumentError as error:
-        raise UserError(_blame(parser, files[-1], error) + _with_nearest(str(error), config_class)) from None
-    del values["config"]
-    return config_class(**values), Path(files[-1]).stem
-
-
-def _parse(parser: ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    try:
-        parsed = parser.parse_args(list(argv))
-    except (OSError, UnicodeError, RecursionError) as error:
-        raise UserError(f"expected a readable YAML file ({error})") from None
-    for key in keys_that_take_no_null(parser, parsed):
-        raise UserError(f"{key}: expected a value, got null")
-    return vars(parser.instantiate(parsed))
-
-
-def keys_that_take_no_null(parser: ArgumentParser, parsed: Any) -> Iterator[str]:
-    """The keys that are null though their type has no null; the parser lets those pass."""
-    for action in parser._actions:
-        hint = getattr(action, "_typehint", None)
-        if hint is not None and type(None) not in get_args(hint) and parsed.get(action.dest, 0) is None:
-            yield action.dest
-
-
-def _blame(parser: ArgumentParser, file: str, error: ArgumentError) -> str:
-    """The file's name, where the file alone, without flags, is refused too."""
-    try:
-        _parse(parser, ["--config", file])
-    except ArgumentError:
-        return "" if file in str(error) else f"{file}: "
-    except UserError:
-        pass
-    return ""
-
-
-def _with_nearest(message: str, config_class: type) -> str:
-    """The parser's message, with the nearest key that exists where it complains of one that does not."""
-    message = " ".join(message.split())
-    if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
-        return message
-    words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split()]
-    known = {key: key for key in keys(config_class)} | {key.split(".")[-1]: key for key in keys(config_class)}
-    for word in reversed(words):
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-        if near and word not in known:
-            return f"unknown key {word!r} ({message}). Did you mean {known[near[0]]!r}?"
-    return message
+    def resolve(self, name: str) -> str:
+        """The folder that a model's name stands for: itself, unless the task has built-in models (`tiny`)."""
+        return name
 
 
 def keys(config_class: type, prefix: str = "") -> list[str]:

@@ -1,20 +1,31 @@
-"""Samples a model on held-out prompts and measures its KL to the base: what every task's `evaluate.py` is made of."""
+"""Held-out evaluation of any `Task`: every model alone, the agents of a run in a chain, one agent as its own observer.
 
-import re
+* solo: the model answers the query.
+* joint, `B after A`: B, as observer, reads A's response to the same query and answers.
+* compute-matched, `A after itself`: the agent of a PPO run answers twice, the second time as its own observer, so that
+  a chain of two agents is compared with two calls of one.
+
+KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
+is loaded as its run has it (chat template, quantization, remote code) and reads its run's prompts.
+"""
+
+import itertools
+import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
-import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory import window
-from cory.config import SamplingConfig, UserError
-from cory.metrics import full_kl
-from cory.sampling import (
+from cory.config import Config, ModelConfig, SamplingConfig, UserError
+from cory.metrics import distinct_interval, full_kl, mean_interval, pass_at_k
+from cory.policies import window
+from cory.policies.load import ModelPool, choose_device
+from cory.policies.sampling import (
     check_lengths,
     context_length,
     encode,
@@ -23,9 +34,18 @@ from cory.sampling import (
     sample,
     seed_everything,
 )
-from cory.tracking import one_line
+from cory.prompts import RolePrompts, fit_responses
+from cory.rewards import score
+from cory.run.evaluation_settings import EvaluationConfig, output_folder, run_agents, run_config
+from cory.run.jsonl import replace_text
+from cory.run.settings import read_settings
+from cory.run.tables import evaluation_markdown, text_table
+from cory.task import Task
 
-OVER_SEEDS = "Mean ± standard deviation over seeds; a model without seeds has its own interval, as below.\n\n"
+TITLES = {
+    "task_reward": "task reward", "kl": "KL to base (nats)", "combined_reward": "combined reward",
+    "distinct_1": "distinct-1", "distinct_2": "distinct-2", "tokens": "length (tokens)",
+}  # fmt: skip
 
 
 @dataclass
@@ -46,7 +66,7 @@ class Responses:
 @torch.no_grad()
 def respond(
     model: PreTrainedModel,
-    base: PreTrainedModel,
+    base: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     sampling: SamplingConfig,
@@ -59,10 +79,13 @@ def respond(
     Batches hold prompts of similar length; the random stream depends on `seed` alone, so that every model is given the
     same one.
 
+    Args:
+        base: that KL is measured to. None: the model with its adapters off.
+
     Raises:
         UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
     """
-    if model.config.vocab_size != base.config.vocab_size:
+    if base is not None and model.config.vocab_size != base.config.vocab_size:
         raise UserError(
             f"expected a model with the base's vocabulary of {base.config.vocab_size}, for a KL between them, "
             f"got {model.config.vocab_size} in {model.name_or_path!r}"
@@ -78,9 +101,13 @@ def respond(
         chosen = [queries[i].to(model.device) for i in index]
         responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens)
         packed = window.pack(chosen, responses, pad_token(tokenizer))
-        logits, base_logits = (
-            window.forward(m, *packed[:3], packed.response_ids.shape[1])[0].float() for m in (model, base)
-        )
+        width = packed.response_ids.shape[1]
+        logits = window.forward(model, *packed[:3], width)[0].float()
+        if base is None:
+            with model.disable_adapter():
+                base_logits = window.forward(model, *packed[:3], width)[0].float()
+        else:
+            base_logits = window.forward(base, *packed[:3], width)[0].float()
         kls = full_kl(logits, base_logits, packed.response_mask).tolist()
         for i, response, kl in zip(index, responses, kls, strict=True):
             result.completions[i], result.kl[i], result.tokens[i] = (
@@ -91,55 +118,245 @@ def respond(
     return result
 
 
-def run_agents(folder: Path) -> dict[str, Path]:
-    """The saved agents of a run's folder, named RUN/agent_1, ...; empty where it is no run."""
-    if not (folder / "config.yaml").exists():
-        return {}
-    return {f"{folder.name}/{agent.name}": agent for agent in sorted(folder.glob("agent_*")) if agent.is_dir()}
-
-
-def run_config(folder: Path) -> dict:
-    """The settings of a run's folder, as written; nothing in the file is executed."""
-    return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-
-
-def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of models that differ in their run's seed alone (RUN-seed0/agent_1, RUN-seed1/agent_1, ...) as one row.
+@dataclass
+class Candidate:
+    """A model that is evaluated.
 
     Args:
-        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
+        model: its settings. adapter: folder of the adapter on it, if any. prompts: what each role reads.
+    """
+
+    model: ModelConfig
+    adapter: Path | None
+    prompts: RolePrompts
+
+
+class Evaluator:
+    """Answers every query with every model, a chunk of queries at a time, and keeps what is finished.
+
+    Args:
+        task: held-out queries, reward and prompts.
+        settings: what to compare.
+        folder: of the results; what its responses.jsonl has is not answered again.
+        kind: the runs' configuration class, which knows the task's built-in models.
+    """
+
+    def __init__(self, task: Task, settings: EvaluationConfig, folder: Path, kind: type[Config] = Config) -> None:
+        self.settings, self.folder, self.task = settings, folder, task
+        device = choose_device(settings.device)
+        runs = {Path(name): run_config(kind, Path(name)) for name in settings.models if run_agents(Path(name))}
+        first = next(iter(runs.values()), None)
+        base_config = first.model if first else ModelConfig(settings.base or settings.models[0])
+        base_config = settings.adjusted(replace(base_config, name=settings.base or base_config.name))
+        resolve = (first or kind()).resolve
+        base_config = replace(base_config, name=resolve(base_config.name))
+        self.kl_coef = settings.kl_coef
+        if self.kl_coef is None:
+            self.kl_coef = first.ppo.init_kl_coef if first else 0.3
+        default = first.sampling if first else kind().sampling
+        length = settings.max_new_tokens or default.max_new_tokens
+        heat = default.temperature if settings.temperature is None else settings.temperature
+        self.sampling = replace(default, min_new_tokens=1, max_new_tokens=length, temperature=heat)
+        self.greedy = SamplingConfig(1, length, top_k=1, stop=default.stop)  # the likeliest token is the only one left
+
+        self.candidates = {"base": Candidate(base_config, None, task.prompts)}
+        self.chains: dict[str, tuple[str, str]] = {}
+        for name in settings.models:
+            if Path(name) not in runs:
+                model = replace(base_config, name=resolve(name), revision=None)
+                if model.name != base_config.name:
+                    self.candidates[name] = Candidate(model, None, task.prompts)
+                continue
+            agents = run_agents(Path(name))
+            config, prompts = runs[Path(name)], self._prompts_of(Path(name))
+            own = settings.adjusted(replace(config.model, name=resolve(config.model.name)))
+            for agent, path in agents.items():
+                adapter = path if (path / "adapter_config.json").exists() else None
+                model = own if adapter else replace(own, name=str(path), revision=None, quantization="none")
+                self.candidates[agent] = Candidate(model, adapter, prompts)
+            for pioneer, observer in itertools.permutations(agents, 2):
+                self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer)
+            if len(agents) == 1:
+                (agent,) = agents
+                self.chains[f"{agent} after itself"] = (agent, agent)
+        self.pool = ModelPool(device, base_config)
+        count = min(settings.queries or len(task.dataset), len(task.dataset))
+        self.columns = task.dataset[:count]
+        self.file = folder / "responses.jsonl"
+        self.done: dict[tuple[str, int], dict[str, Any]] = {}
+        if self.file.exists():
+            for line in self.file.read_text(encoding="utf-8").splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:  # the line at which an earlier evaluation was killed
+                    continue
+                self.done[record["model"], record["query"]] = record
+
+    def _prompts_of(self, run: Path) -> RolePrompts:
+        """What a run's roles read, by its own record; says where its reward was another one."""
+        made_of = read_settings(run).get("fingerprint") or {}
+        mine = self.task.fingerprint_of_reward()
+        if made_of and made_of["reward"] != mine["reward"]:
+            print(f"Mind: {run} was trained on the reward {made_of['reward']}, not {mine['reward']}.", file=sys.stderr)
+        return RolePrompts(**made_of["prompts"]) if made_of else self.task.prompts
+
+    def run(self) -> dict[str, list[dict[str, Any]]]:
+        """The records of every model and chain, in the order of the queries."""
+        with self.file.open("a", encoding="utf-8") as file:
+            if self.file.stat().st_size:
+                file.write("\n")  # ends a line that was cut short; empty lines are skipped
+            for name in self.candidates:
+                self._answer(name, name, None, file)
+            for name, (pioneer, observer) in self.chains.items():
+                self._answer(name, observer, pioneer, file)
+        count = len(self.columns["prompt"])
+        return {name: [self.done[name, i] for i in range(count)] for name in [*self.candidates, *self.chains]}
+
+    def _answer(self, name: str, model: str, pioneer: str | None, file: TextIO) -> None:
+        """Answers what is missing of a row, `name`: by `model` alone, or after `pioneer`."""
+        n = self.settings.samples
+        chunk = max(1, self.settings.batch_size // n)
+        missing = [i for i in range(len(self.columns["prompt"])) if (name, i) not in self.done]
+        if not missing:
+            return
+        candidate = self.candidates[model]
+        with self.pool.loaded(candidate.model, candidate.adapter) as loaded:
+            for start in range(0, len(missing), chunk):
+                index = missing[start : start + chunk]
+                sampled, rewards = self._respond(candidate, loaded, index, pioneer, n, self.sampling)
+                rows = [slice(place * n, (place + 1) * n) for place in range(len(index))]
+                records = [
+                    {
+                        "model": name,
+                        "query": i,
+                        "rewards": rewards[at],
+                        "kl": sampled.kl[at],
+                        "tokens": sampled.tokens[at],
+                        "completions": sampled.completions[at],
+                    }
+                    for i, at in zip(index, rows, strict=True)
+                ]
+                if self.settings.greedy:
+                    best, best_rewards = self._respond(candidate, loaded, index, pioneer, 1, self.greedy)
+                    for record, text, reward in zip(records, best.completions, best_rewards, strict=True):
+                        record |= {"greedy": text, "greedy_reward": reward}
+                for record in records:
+                    self.done[name, record["query"]] = record
+                    file.write(json.dumps(record) + "\n")
+                file.flush()
+                if sys.stderr.isatty():
+                    print(f"\r{name}: {start + len(index)}/{len(missing)} queries ", end="", file=sys.stderr)
+
+    def _respond(
+        self, candidate: Candidate, loaded: Any, index: list[int], pioneer: str | None, n: int, sampling: SamplingConfig
+    ) -> tuple[Responses, list[float]]:
+        """n responses to each of the queries `index`, query by query, and their rewards."""
+        columns = {name: [values[i] for i in index for _ in range(n)] for name, values in self.columns.items()}
+        task = replace(self.task, prompts=candidate.prompts)
+        model, base, tokenizer = loaded
+        if pioneer is None:
+            prompts = task.render(0, columns)
+        else:
+            records = [self.done[pioneer, i] for i in index]
+            read = [t for r in records for t in ([r["greedy"]] if sampling is self.greedy else r["completions"])]
+            prompts = fit_responses(
+                lambda texts: task.render(1, columns, texts),
+                read,
+                lambda texts: encode(tokenizer, texts, candidate.model.chat_template),
+                context_length(model),
+                sampling.max_new_tokens,
+            )
+        seed = self.settings.seed * 1_000_003 + index[0]  # the same samples, however often the evaluation was stopped
+        answers = respond(
+            model, base, tokenizer, prompts, sampling, self.settings.batch_size, seed, candidate.model.chat_template
+        )
+        others = {name: values for name, values in columns.items() if name != "prompt"}
+        return answers, score(self.task.reward, columns["prompt"], answers.completions, others).tolist()
+
+
+def summarise(
+    records: Mapping[str, Sequence[Mapping[str, Any]]], task: Task, settings: EvaluationConfig, kl_coef: float
+) -> list[dict[str, Any]]:
+    """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval."""
+    mean = statistics.fmean
+    rows = []
+    for name, queries in records.items():
+        texts = [text for r in queries for text in r["completions"]]
+        values = {
+            "task_reward": [mean(r["rewards"]) for r in queries],
+            "kl": [mean(r["kl"]) for r in queries],
+            "combined_reward": [mean(r["rewards"]) - kl_coef * mean(r["kl"]) for r in queries],
+            "tokens": [mean(r["tokens"]) for r in queries],
+        }
+        for k in settings.ks:
+            values[f"pass@{k}"] = [pass_at_k(len(r["rewards"]), r["rewards"].count(1.0), k) for r in queries]
+        if settings.greedy:
+            values["greedy"] = [r["greedy_reward"] for r in queries]
+        for metric, measure in task.metrics.items():
+            values[metric] = [mean(map(measure, r["completions"])) for r in queries]
+        row: dict[str, Any] = {"name": name}
+        for key, numbers in values.items():
+            row[key], row[f"{key}_ci"] = mean_interval(numbers)
+        for n in (1, 2):
+            row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(texts, n)
+        rows.append(row)
+    return rows
+
+
+def columns_shown(task: Task, settings: EvaluationConfig) -> dict[str, str]:
+    """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and diversity."""
+    own = {name: name for name in task.metrics}
+    if not settings.ks:
+        return {**TITLES, **own}
+    greedy = {"greedy": "greedy"} if settings.greedy else {}
+    return {**{f"pass@{k}": f"pass@{k}" for k in settings.ks}, **greedy, **own, "tokens": "tokens", "kl": "KL to base"}
+
+
+def evaluate(
+    models: Sequence[str | Path],
+    task: Task,
+    settings: EvaluationConfig | None = None,
+    kind: type[Config] = Config,
+    name: str = "evaluation",
+) -> list[dict[str, Any]]:
+    """Evaluates models on a held-out task, prints the table, and writes tables, texts and a figure into a folder.
+
+    Args:
+        models: Hub ids, local folders, or folders of runs (all their agents).
+        task: held-out queries with the reward and the prompts.
+        settings: default, those of `EvaluationConfig`; its `models` are ignored.
+        kind: the configuration class of the runs, where they are of a task with one.
+        name: of the folder where `settings.output` is null.
 
     Returns:
-        rows of the same form; where several seeds are in one, its values are means over them, and `METRIC_ci` are
-        their standard deviations; a model that is there once keeps its own interval. Empty where none has several.
+        a row per model and chain: `name`, and every metric with the half-width of its 95 % interval, `METRIC_ci`.
+
+    Raises:
+        UserError: a model or a run cannot be loaded, or the folder holds an evaluation of other settings.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(re.sub(r"-seed\d+(?=/|$)", "", row["name"]), []).append(row)
-    if len(groups) == len(rows):
-        return []
-    result = []
-    for name, members in groups.items():
-        one: dict[str, Any] = {"name": f"{name}, {len(members)} seeds" if len(members) > 1 else name}
-        for metric in (key.removesuffix("_ci") for key in members[0] if key.endswith("_ci")):
-            values = [row[metric] for row in members]
-            one[metric] = statistics.fmean(values)
-            one[f"{metric}_ci"] = statistics.stdev(values) if len(values) > 1 else members[0][f"{metric}_ci"]
-        result.append(one)
-    return result
+    from cory.run.plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while
+    from cory.run.tables import over_seeds
 
-
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
-    if not rows:
-        return "None.\n"
-    lines = ["| " + " | ".join(map(_literal, rows[0])) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(_literal(value) for value in row.values()) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _literal(text: str) -> str:
-    text = one_line(text)
-    harmless = {found.start() for found in re.finditer(r"(?<=[^\W_])_(?=[^\W_])", text)}  # as in agent_1
-    acting = "<>&|`*_[]#~\\$"
-    return "".join(f"&#{ord(c)};" if c in acting and i not in harmless else c for i, c in enumerate(text)).strip()
+    settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
+    settings.check()
+    folder = output_folder(settings, name)
+    evaluator = Evaluator(task, settings, folder, kind)
+    records = evaluator.run()
+    queries = evaluator.columns["prompt"]
+    rows = summarise(records, task, settings, evaluator.kl_coef)
+    titles = columns_shown(task, settings)
+    said = (
+        f"{len(queries)} queries, {settings.samples} responses each, temperature {evaluator.sampling.temperature:g}, "
+        f"eta = {evaluator.kl_coef:g}"
+    )
+    print(f"\n{said}; mean +- half-width of the 95 % interval over queries\n{text_table(rows, titles)}")
+    result = {"settings": asdict(settings), "rows": rows}
+    replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
+    markdown = evaluation_markdown(rows, titles, queries, records, settings.shown)
+    replace_text(folder / "evaluation.md", f"{said}.\n\n{markdown}")
+    if settings.ks:
+        plot_pass_at_k(over_seeds(rows) or rows, settings.ks, folder / "pass_at_k.png")
+    else:
+        plot_bars(over_seeds(rows) or rows, titles, folder / "evaluation.png")
+    print(f"\nTables, texts and figure are in {folder}")
+    return rows

@@ -1,15 +1,11 @@
 """The numbers by which runs and models are judged: formulas in docs/metrics.md."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from cory.config import UserError
-
-T = TypeVar("T")
 
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
@@ -49,6 +45,15 @@ def distinct(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
+def collapsed(distinct_share: float, kl: float, kl_bound: float) -> bool:
+    """Distribution collapse: the texts grow alike, or the policy is far from the reference.
+
+    Args:
+        distinct_share: distinct-2 over what the same role had in the first iteration. kl: in nats per response.
+    """
+    return distinct_share < 0.5 or kl > kl_bound
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate of the chance that one of k samples is right (Chen et al., 2021): `1 - C(n-c, k) / C(n, k)`.
 
@@ -84,50 +89,3 @@ def distinct_interval(texts: Sequence[str], n: int, resamples: int = 200, seed: 
     ]
     values = torch.tensor([distinct([texts[i] for i in half], n) for half in halves], dtype=torch.float64)
     return distinct(texts, n), 1.96 * values.std().item()
-
-
-def bootstrap(
-    statistic: Callable[[Sequence[T], Sequence[T]], float],
-    first: Sequence[T],
-    second: Sequence[T],
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> tuple[float, float, float]:
-    """A statistic of two samples and its 95 % interval: percentiles over resamples of each (Efron, 1979).
-
-    With few members there are few distinct resamples, each computed once, and the interval is rough.
-    """
-    rng = np.random.default_rng(seed)
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
-    values = []
-    for _ in range(resamples):
-        one, two = (tuple(sorted(rng.integers(len(x), size=len(x)).tolist())) for x in (first, second))
-        if (one, two) not in known:
-            known[one, two] = statistic([first[i] for i in one], [second[i] for i in two])
-        values.append(known[one, two])
-    finite = [value for value in values if math.isfinite(value)]
-    low, high = np.percentile(finite, [2.5, 97.5]).tolist() if finite else (math.nan, math.nan)
-    return statistic(first, second), low, high
-
-
-def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which points no other one beats, at least as good in both coordinates and better in one; larger is better.
-
-    >>> nondominated([(0, 2), (1, 1), (0, 1), (2, 0)])
-    [0, 1, 3]
-    """
-    return [i for i, (x, y) in enumerate(points) if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in points)]
-
-
-def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
-    """The area that points dominate, larger being better in both coordinates, above and right of `worst`.
-
-    >>> hypervolume([(1, 2), (2, 1)], (0, 0))
-    3.0
-    """
-    area, height = 0.0, worst[1]
-    for x, y in sorted(points, reverse=True):
-        if x > worst[0] and y > height:
-            area += (x - worst[0]) * (y - height)
-            height = y
-    return float(area)

@@ -88,9 +88,10 @@ def fit_responses(
     render: Callable[[list[str]], list[str]],
     responses: Sequence[str],
     encode: Callable[[list[str]], list[list[int]]],
-    room: int,
+    context: int | None,
+    max_new_tokens: int,
 ) -> list[str]:
-    """Observers' prompts of at most `room` tokens: a response too long to read is halved until its prompt fits.
+    """Observers' prompts that leave room for their answers: a response too long to read is halved until its prompt fits.
 
     Rare, as there is room for responses of full length (the trainer checks). But broken text, as a policy gone astray
     writes it, can take more tokens to read than it took to write.
@@ -98,12 +99,17 @@ def fit_responses(
     Args:
         render: from responses to prompts, row by row.
         encode: from prompts to their token ids.
+        context: tokens that the observer can attend to; None: any number.
+        max_new_tokens: of the observer's answer.
 
     Returns:
         the prompts; a row that is too long without any response is left for the agent to refuse.
     """
     texts = list(responses)
     prompts = render(texts)
+    if context is None:
+        return prompts
+    room = context - max_new_tokens
     while max(len(prompt.encode()) for prompt in prompts) >= room:  # a token is at least a byte: most batches stop here
         lengths = [len(ids) for ids in encode(prompts)]
         too_long = [row for row, tokens in enumerate(lengths) if tokens > room and texts[row]]

@@ -3,36 +3,40 @@
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
 
-from cory import checkpoint, processes
 from cory.agent import STATS, Agent, Rollout
-from cory.checkpoint import Saver
 from cory.config import Config, UserError
-from cory.data import Task
-from cory.guards import Interrupted, NotFinite, Signals, flags
 from cory.metrics import combined_reward, distinct
+from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses
 from cory.rewards import collective, score
-from cory.roles import RoleSchedule
-from cory.sampling import check_lengths, context_length, seed_everything
-from cory.tracking import Run
+from cory.roles import RoleSchedule, role_name
+from cory.run import checkpoint, processes, resume
+from cory.run.checkpoint import CheckpointManager, RunState
+from cory.run.folder import Run, run_record
+from cory.run.guards import Interrupted, NotFinite, Signals, flags
+from cory.task import Task
 
-ROLE_NAMES = ("pioneer", "observer")
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
 NUM_SAMPLES = 4  # queries whose responses are shown before and after training, and in samples.jsonl
 SOLO_SAMPLES = 2**32 - 1  # in place of an iteration, the key of the random stream of those responses
+Records = list[dict[str, Any]]
 
 
-def role_name(role: int) -> str:
-    """`pioneer`, `observer`, then `observer_2`, ... in chains of more than two agents."""
-    return ROLE_NAMES[role] if role < 2 else f"observer_{role}"
+@dataclass
+class Batch:
+    """An iteration's queries: the columns of the task's data, and the most tokens of a response."""
+
+    columns: dict[str, list[Any]]
+    max_new_tokens: int
 
 
 class CoryTrainer:
@@ -49,6 +53,7 @@ class CoryTrainer:
     """
 
     def __init__(self, config: Config, agents: Sequence[Agent], task: Task, name: str = "cory") -> None:
+        config.check()
         if len(agents) != config.cory.num_agents:
             raise UserError(
                 f"cory.num_agents: expected the number of agents, {len(agents)}, got {config.cory.num_agents}"
@@ -66,7 +71,6 @@ class CoryTrainer:
         self.name = name
         self.schedule = RoleSchedule(len(agents), config.cory.exchange_period)
         self.seconds: dict[str, float] = {}
-        self.touched = False  # whether the current iteration has changed any weights
         self._check_prompt_lengths()
 
     def train(self) -> Run:
@@ -81,23 +85,27 @@ class CoryTrainer:
             Interrupted: after SIGTERM or SIGINT; the state is saved.
         """
         names = [agent.name for agent in self.agents]
+        made_of = run_record(self.config, self.task.fingerprint())
         main = PartialState().is_main_process
-        resumed = processes.from_main(checkpoint.find(self.config, self.name, names) if main else None)
+        resumed = processes.broadcast(resume.find(self.config, made_of, self.name, names) if main else None)
         if resumed and resumed.checkpoint:
             checkpoint.load(resumed.checkpoint, resumed.state, self.agents)
-        state: dict[str, Any] = resumed.state if resumed else {"iteration": 0}
-        place = (resumed.run, state["lengths"]) if resumed else ()
-        with Run(self.config, self.name, names, *place) as run, Signals() as signals:
-            before = state.get("before") or self._solo_samples()
-            saver = Saver(run, self.agents, before, state)
-            for k in range(state["iteration"], self.config.iterations):
+        state: RunState = resumed.state if resumed else RunState()
+        state.config = made_of
+        place = (resumed.run, state.lengths) if resumed else ()
+        with Run(self.config, self.name, names, made_of, *place) as run, Signals() as signals:
+            state.before = state.before or self._solo_samples()
+            checkpoints = CheckpointManager(run, self.agents, self.config.checkpoint, state)
+            for k in range(state.iteration, self.config.iterations):
                 started = time.perf_counter()
-                self.seconds = {}
+                steps = [agent.optimizer_steps for agent in self.agents]
                 try:
                     records, samples = self.iteration(k, run.history)
                 except Exception as error:
-                    # As long as no agent has been updated, this is the state before iteration k.
-                    where = saver.give_up(k, untouched=not self.touched)
+                    if steps == [agent.optimizer_steps for agent in self.agents]:
+                        checkpoints.save()  # the agents are as they were before iteration k
+                    there = checkpoints.newest()
+                    where = f"The last good state is {there}" if there else "No state is saved"
                     if isinstance(error, (NotFinite, UserError)):
                         raise UserError(f"iteration {k + 1}: {error}\n{where}.") from None
                     print(f"\nIteration {k + 1} failed. {where}.", file=sys.stderr)
@@ -107,25 +115,24 @@ class CoryTrainer:
                         run.add_samples(k, samples)
                     run.log(k, records)
                 run.log_timings(k, records, {**self.seconds, "total": time.perf_counter() - started})
-                stop = self._too_far(records)
-                if stop:
+                too_far = self._too_far(records)
+                if too_far:
                     run.say(f"KL is above guards.stop_at_kl = {self.config.guards.stop_at_kl:g}: the run ends here.")
-                received = int(processes.largest(signals.received or 0))
-                saver.after(k, records, last=bool(stop or received or k + 1 == self.config.iterations))
+                received = int(processes.all_reduce_max(signals.received or 0))
+                state.iteration = k + 1
+                checkpoints.after(records, k + 1 == self.config.iterations, stopped=bool(too_far or received))
                 if received:
-                    run.say(f"Continue with: --resume {run.folder}")
+                    run.interrupted()
                     raise Interrupted(128 + received)
-                if stop:
+                if too_far:
                     break
             after = self._solo_samples()
             if main:
-                run.finish(before, after, self.agents)
+                run.finish(state.before, after, self.agents)
             PartialState().wait_for_everyone()
         return run
 
-    def iteration(
-        self, k: int, history: Sequence[dict[str, Any]] = ()
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def iteration(self, k: int, history: Sequence[dict[str, Any]] = ()) -> tuple[Records, Records]:
         """Algorithm 1, lines 3 to 17, for iteration `k`.
 
         Args:
@@ -134,131 +141,147 @@ class CoryTrainer:
         Returns:
             one record per agent (see docs/metrics.md) and a few sample texts per role.
         """
-        config = self.config
-        self.touched = False
-        seed_everything(config.seed, k, PartialState().process_index)
-        if config.cory.reset_on_exchange and self.schedule.exchanges_before(k):
-            for agent in self.agents:
-                agent.restart()
-        chain = [self.agents[index] for index in self.schedule.order(k)]  # Eq. 5
-        batch = self.task.batch(k, config.ppo.batch_size, config.seed)
-        mine = processes.share(config.ppo.batch_size)
-        batch = {name: values[mine] for name, values in batch.items()}
-        shortest, longest = config.sampling.min_new_tokens, config.sampling.max_new_tokens
-        length = int(np.random.default_rng([config.seed, k]).integers(shortest, longest + 1))  # in all processes
-
-        rollouts: list[Rollout] = []
+        self.seconds = {}
+        chain, batch = self._begin(k)
         with self._timed("generate"):
-            for role, agent in enumerate(chain):  # Eq. 3
-                reads = rollouts[-1].completions if role and config.cory.knowledge_transfer else None
-                rollouts.append(agent.respond(self._prompts(agent, role, batch, reads, length), length))
+            rollouts = self.roll_out(chain, batch)
         with self._timed("reward"):
-            task_rewards = self._score(batch, rollouts)
-            rewards = collective(task_rewards, config.cory.other_coef)  # Eq. 4
-        records, samples = [], []
+            task_rewards = self.score(batch, rollouts)
+            rewards = self.assign_credit(task_rewards)
         with self._timed("learn"):
-            for role, agent in enumerate(chain):
-                stats = self._learn(agent, role, rollouts[role], rewards[role])
-                completions = processes.joined(rollouts[role].completions)
-                role_rewards = torch.tensor(processes.joined(task_rewards[role].tolist()))
-                task_reward = role_rewards.mean().item()
-                record: dict[str, Any] = {
-                    "iteration": k,
-                    "agent": agent.name,
-                    "role": role_name(role),
-                    "task_reward": task_reward,
-                    "kl": stats["kl"],
-                    "combined_reward": combined_reward(task_reward, stats["kl"], config.ppo.init_kl_coef),
-                    **{name: value for name, value in stats.items() if name != "kl"},
-                    "distinct_2": distinct(completions, 2),
-                    **{
-                        name: statistics.fmean(map(measure, completions)) for name, measure in self.task.metrics.items()
-                    },
-                }
-                start = next((r for r in history[: len(chain)] if r["role"] == role_name(role)), record)
-                bound = config.guards.kl_bound
-                record["flags"] = flags(record, start, role_rewards, completions, bound)
-                records.append(record)
-                samples += [
-                    {
-                        "iteration": k,
-                        "agent": agent.name,
-                        "role": role_name(role),
-                        "query": batch["prompt"][row],
-                        "completion": rollouts[role].completions[row],
-                        "task_reward": task_rewards[role, row].item(),
-                    }
-                    for row in range(min(NUM_SAMPLES, len(task_rewards[role])))
-                ]
-        names = [agent.name for agent in self.agents]
-        return sorted(records, key=lambda record: names.index(record["agent"])), samples
+            stats = self.update(chain, rollouts, rewards)
+        with self._timed("record"):
+            return self.record(k, chain, batch, rollouts, task_rewards, stats, history)
 
-    def _learn(self, agent: Agent, role: int, rollout: Rollout, rewards: torch.Tensor) -> dict[str, float]:
-        try:
-            stats = agent.learn(rollout, rewards)
-        except NotFinite as error:
-            row = error.rows[0] if error.rows else None
-            text = (
-                "" if row is None else f", the first of them {rollout.prompts[row]!r} -> {rollout.completions[row]!r}"
-            )
-            self.touched |= agent.ppo.gradient_norms != []  # an optimizer step of this update was taken
-            raise NotFinite(f"{agent.name} as {role_name(role)}: {error.what}", error.rows, text) from None
-        self.touched = True
-        return stats
+    def roll_out(self, chain: Sequence[Agent], batch: Batch) -> list[Rollout]:
+        """Each role's responses; from the second role on, an agent reads the response of the role before (Eq. 3)."""
+        rollouts: list[Rollout] = []
+        for role, agent in enumerate(chain):
+            reads = rollouts[-1].completions if role and self.config.cory.knowledge_transfer else None
+            prompts = self._prompts(agent, role, batch.columns, reads, batch.max_new_tokens)
+            rollouts.append(agent.respond(prompts, batch.max_new_tokens))
+        return rollouts
 
-    def _too_far(self, records: Sequence[dict[str, Any]]) -> bool:
-        """Whether an agent's KL is above `guards.stop_at_kl`."""
-        bound = self.config.guards.stop_at_kl
-        return bound is not None and any(record["kl"] > bound for record in records)
-
-    def _render(self, role: int, batch: dict[str, list[Any]], responses: list[str] | None) -> list[str]:
-        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        return [
-            self.task.prompts.render(role, row, None if responses is None else responses[i])
-            for i, row in enumerate(rows)
-        ]
-
-    def _prompts(
-        self, agent: Agent, role: int, batch: dict[str, list[Any]], responses: list[str] | None, length: int
-    ) -> list[str]:
-        context = context_length(agent.ppo.policy)
-        if responses is None or context is None:
-            return self._render(role, batch, responses)
-        return fit_responses(lambda texts: self._render(role, batch, texts), responses, agent.encode, context - length)
-
-    def _score(self, batch: dict[str, list[Any]], rollouts: list[Rollout]) -> torch.Tensor:
+    def score(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor:
         """(roles, batch) task rewards: all roles' responses in one call, so in one pass of a reward model."""
-        columns = {name: values * len(rollouts) for name, values in batch.items()}
+        columns = {name: values * len(rollouts) for name, values in batch.columns.items()}
         completions = [completion for rollout in rollouts for completion in rollout.completions]
         rewards = score(self.task.reward, columns.pop("prompt"), completions, columns)
         return rewards.view(len(rollouts), -1)
 
-    def _solo_samples(self) -> dict[str, list[dict[str, Any]]]:
+    def assign_credit(self, task_rewards: torch.Tensor) -> torch.Tensor:
+        """(roles, batch) training rewards (Eq. 4)."""
+        return collective(task_rewards, self.config.cory.other_coef)
+
+    def update(
+        self, chain: Sequence[Agent], rollouts: Sequence[Rollout], rewards: torch.Tensor
+    ) -> list[dict[str, float]]:
+        """Each agent learns from its own rollout, one after the other; returns their statistics, by role."""
+        stats = []
+        for role, (agent, rollout) in enumerate(zip(chain, rollouts, strict=True)):
+            try:
+                stats.append(agent.learn(rollout, rewards[role]))
+            except NotFinite as error:
+                row = error.rows[0] if error.rows else None
+                text = f", the first of them {rollout.prompts[row]!r} -> {rollout.completions[row]!r}" * (
+                    row is not None
+                )
+                raise NotFinite(f"{agent.name} as {role_name(role)}: {error.what}", error.rows, text) from None
+        return stats
+
+    def record(
+        self,
+        k: int,
+        chain: Sequence[Agent],
+        batch: Batch,
+        rollouts: Sequence[Rollout],
+        task_rewards: torch.Tensor,
+        stats: Sequence[dict[str, float]],
+        history: Sequence[dict[str, Any]],
+    ) -> tuple[Records, Records]:
+        """What the iteration came to, in all processes: a record per agent, in their order, and sample texts."""
+        eta, kl_bound = self.config.ppo.init_kl_coef, self.config.guards.kl_bound
+        records, samples = [], []
+        for role, agent in enumerate(chain):
+            completions = processes.gather(rollouts[role].completions)
+            role_rewards = torch.tensor(processes.gather(task_rewards[role].tolist()))
+            task_reward, kl = role_rewards.mean().item(), stats[role]["kl"]
+            who = {"iteration": k, "agent": agent.name, "role": role_name(role)}
+            measured: dict[str, Any] = {
+                **who,
+                "task_reward": task_reward,
+                "kl": kl,
+                "combined_reward": combined_reward(task_reward, kl, eta),
+                **{name: value for name, value in stats[role].items() if name != "kl"},
+                "distinct_2": distinct(completions, 2),
+                **{name: statistics.fmean(map(metric, completions)) for name, metric in self.task.metrics.items()},
+            }
+            start = next((r for r in history[: len(chain)] if r["role"] == role_name(role)), measured)
+            measured["flags"] = flags(measured, start, role_rewards, completions, kl_bound)
+            records.append(measured)
+            shown = zip(batch.columns["prompt"], rollouts[role].completions, task_rewards[role].tolist(), strict=True)
+            samples += [
+                {**who, "query": query, "completion": completion, "task_reward": reward}
+                for query, completion, reward in list(shown)[:NUM_SAMPLES]
+            ]
+        names = [agent.name for agent in self.agents]
+        return sorted(records, key=lambda one: names.index(one["agent"])), samples
+
+    def _begin(self, k: int) -> tuple[list[Agent], Batch]:
+        """The chain of iteration `k` (Eq. 5) and this process's part of its batch; random streams start anew."""
+        config = self.config
+        seed_everything(config.seed, k, PartialState().process_index)
+        if config.cory.reset_on_exchange and self.schedule.exchanges_before(k):
+            for agent in self.agents:
+                agent.restart()
+        chain = [self.agents[index] for index in self.schedule.order(k)]
+        mine = processes.shard(config.ppo.batch_size)
+        columns = self.task.batch(k, config.ppo.batch_size, config.seed)
+        shortest, longest = config.sampling.min_new_tokens, config.sampling.max_new_tokens
+        length = int(np.random.default_rng([config.seed, k]).integers(shortest, longest + 1))  # in all processes
+        return chain, Batch({name: values[mine] for name, values in columns.items()}, length)
+
+    def _too_far(self, records: Sequence[dict[str, Any]]) -> bool:
+        """Whether an agent's KL is above `guards.stop_at_kl`."""
+        bound = self.config.guards.stop_at_kl
+        return bound is not None and any(one["kl"] > bound for one in records)
+
+    def _prompts(
+        self, agent: Agent, role: int, columns: dict[str, list[Any]], responses: list[str] | None, length: int
+    ) -> list[str]:
+        if responses is None:
+            return self.task.render(role, columns)
+        return fit_responses(
+            lambda texts: self.task.render(role, columns, texts), responses, agent.encode, agent.context_length, length
+        )
+
+    def _solo_samples(self) -> dict[str, Records]:
         """What each agent alone answers to a few fixed queries, with its reward, from a random stream of its own."""
-        batch = self.task.dataset[: min(NUM_SAMPLES, len(self.task.dataset))]
+        longest = self.config.sampling.max_new_tokens
+        batch = Batch(self.task.dataset[: min(NUM_SAMPLES, len(self.task.dataset))], longest)
         samples = {}
         for agent in self.agents:
             seed_everything(self.config.seed, SOLO_SAMPLES)
-            rollout = agent.respond(self._render(0, batch, None), self.config.sampling.max_new_tokens)
-            rewards = self._score(batch, [rollout])[0].tolist()
+            rollout = agent.respond(self.task.render(0, batch.columns), longest)
+            rewards = self.score(batch, [rollout])[0].tolist()
             samples[agent.name] = [
                 {"query": query, "completion": completion, "task_reward": reward}
-                for query, completion, reward in zip(batch["prompt"], rollout.completions, rewards, strict=True)
+                for query, completion, reward in zip(batch.columns["prompt"], rollout.completions, rewards, strict=True)
             ]
         return samples
 
     def _check_prompt_lengths(self) -> None:
-        """A row too long for the model's context is found now; an observer's prompt with a response of full length."""
+        """Fails early if a prompt plus the longest response exceeds the context; an observer's holds a response, too."""
         longest = self.config.sampling.max_new_tokens
-        batch = self.task.dataset[:]
+        columns = self.task.dataset[:]
         for role, agent in enumerate(self.agents[:2]):
             observes = role > 0 and self.config.cory.knowledge_transfer
-            prompts = self._render(role, batch, [""] * len(self.task.dataset) if observes else None)
+            prompts = self.task.render(role, columns, [""] * len(self.task.dataset) if observes else None)
             lengths = [len(ids) for ids in agent.encode(prompts)]
-            check_lengths(lengths, longest * (2 if observes else 1), context_length(agent.ppo.policy), prompts)
+            check_lengths(lengths, longest * (2 if observes else 1), agent.context_length, prompts)
 
     @contextmanager
-    def _timed(self, phase: str):  # type: ignore[no-untyped-def]
+    def _timed(self, phase: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
         if torch.cuda.is_available():

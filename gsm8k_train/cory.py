@@ -1,6 +1,6 @@
 """CORY on GSM8K (paper, section 4, E2): pioneer and observer learn to solve word problems, scored by a rule.
 
-    python gsm8k_train/cory.py                                             # embedded default: minutes on any machine
+    python gsm8k_train/cory.py                                             # the toy setting: minutes on any machine
     python gsm8k_train/cory.py --config configs/gsm8k/cory_llama2_7b.yaml  # the paper's Table 2
     python gsm8k_train/cory.py --config FILE --ppo.init_kl_coef 0.1       # any key as a flag; --help lists them
 
@@ -16,19 +16,20 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.config import load  # noqa: E402
-from cory.console import main  # noqa: E402
-from cory.models import make_agents  # noqa: E402
-from cory.trainer import CoryTrainer  # noqa: E402
-from gsm8k_train.task import Gsm8kConfig, make_task, resolve_tiny  # noqa: E402
+from cory.run.command_line import announce, main  # noqa: E402
+from cory.run.settings import load  # noqa: E402
+from gsm8k_train.config import Gsm8kConfig  # noqa: E402
 
 
 def train() -> None:
-    config, name = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_tiny.yaml")
-    resolve_tiny(config)
+    config, name = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_tiny.yaml", task="gsm8k")
+    announce(config, name)
+    from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
+    from gsm8k_train.task import make_task
+
     agents = make_agents(config, num_agents=config.cory.num_agents)
-    task = make_task(config)
-    CoryTrainer(config, agents, task, f"gsm8k_{name}").train()
+    task = make_task(config, agents[0].device)
+    CoryTrainer(config, agents, task, name).train()
 
 
 if __name__ == "__main__":

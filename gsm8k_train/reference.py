@@ -13,14 +13,15 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
 from cory.config import ModelConfig, SamplingConfig
-from cory.console import main
-from cory.coupling import coupling, text
 from cory.evaluation import respond, run_agents
 from cory.metrics import mean_interval
-from cory.models import load_policy
+from cory.policies.load import load_policy
 from cory.prompts import fill
-from gsm8k_train import tiny
-from gsm8k_train.task import OBSERVER, PIONEER, Gsm8kConfig, make_task, rule_reward
+from cory.run.command_line import main
+from gsm8k_train.config import Gsm8kConfig
+from gsm8k_train.task import PIONEER, make_task, rule_reward
+from imdb_train.config import OBSERVER
+from study.coupling import coupling, text
 
 
 def worth(model: str | None = None, problems: int = 300) -> dict[str, tuple[float, float]]:
@@ -50,7 +51,7 @@ def worth(model: str | None = None, problems: int = 300) -> dict[str, tuple[floa
 
 
 def report() -> None:
-    """Prints it for the folders on the command line, or for the untrained policy; of a run, `cory.coupling`."""
+    """Prints it for the folders on the command line, or for the untrained policy; of a run, `study.coupling`."""
     for model in sys.argv[1:] or [None]:
         if model and run_agents(Path(model)):
             print(f"{model}: {text(coupling(Path(model), Gsm8kConfig, lambda config, _: make_task(config)))}")

@@ -1,6 +1,6 @@
 """CORY on IMDB (paper, section 4, E1): pioneer and observer learn to continue film reviews positively.
 
-    python imdb_train/cory.py                                             # embedded default: minutes on any machine
+    python imdb_train/cory.py                                             # the toy setting: minutes on any machine
     python imdb_train/cory.py --config configs/imdb/cory_gpt2_large.yaml  # the paper's Table 1
     python imdb_train/cory.py --config FILE --ppo.init_kl_coef 0.1        # any key as a flag; --help lists them
 
@@ -16,19 +16,20 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.config import load  # noqa: E402
-from cory.console import main  # noqa: E402
-from cory.models import make_agents  # noqa: E402
-from cory.trainer import CoryTrainer  # noqa: E402
-from imdb_train.task import ImdbConfig, make_task, resolve_tiny  # noqa: E402
+from cory.run.command_line import announce, main  # noqa: E402
+from cory.run.settings import load  # noqa: E402
+from imdb_train.config import ImdbConfig  # noqa: E402
 
 
 def train() -> None:
-    config, name = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml")
-    resolve_tiny(config)
+    config, name = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml", task="imdb")
+    announce(config, name)
+    from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
+    from imdb_train.task import make_task
+
     agents = make_agents(config, num_agents=config.cory.num_agents)
-    task = make_task(config, agents[0].ppo.current_device)
-    CoryTrainer(config, agents, task, f"imdb_{name}").train()
+    task = make_task(config, agents[0].device)
+    CoryTrainer(config, agents, task, name).train()
 
 
 if __name__ == "__main__":

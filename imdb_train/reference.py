@@ -13,13 +13,13 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
 from cory.config import ModelConfig, SamplingConfig
-from cory.console import main
-from cory.coupling import coupling, text
 from cory.evaluation import respond, run_agents
 from cory.metrics import mean_interval
-from cory.models import load_policy
-from imdb_train import tiny
-from imdb_train.task import ImdbConfig, PositiveLogit, make_task
+from cory.policies.load import load_policy
+from cory.run.command_line import main
+from imdb_train.config import ImdbConfig
+from imdb_train.task import PositiveLogit, make_task
+from study.coupling import coupling, text
 
 REFERENCES = {"negative": -2, "neutral": 0, "positive": 2}
 
@@ -50,7 +50,7 @@ def worth(model: str | None = None, queries: int = 300) -> dict[str, tuple[float
 
 
 def report() -> None:
-    """Prints it for the folders on the command line, or for the untrained policy; of a run, `cory.coupling`."""
+    """Prints it for the folders on the command line, or for the untrained policy; of a run, `study.coupling`."""
     for model in sys.argv[1:] or [None]:
         if model and run_agents(Path(model)):
             print(f"{model}: {text(coupling(Path(model), ImdbConfig, make_task))}")

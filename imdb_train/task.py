@@ -1,71 +1,17 @@
 """The paper's subjective-reward task (section 4, E1): continue a film review so that a classifier finds it positive."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
-
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config, UserError, expect
-from cory.data import Task, load_dataset
-from cory.models import load_classifier, load_tokenizer
-from cory.processes import first
+from cory.config import UserError
+from cory.policies.load import load_classifier, load_tokenizer
+from cory.policies.window import pad
 from cory.prompts import RolePrompts
-from cory.window import pad
-
-OBSERVER = 'I can make this sentence "{prompt}{response}" more positive: {prompt}'
-
-
-@dataclass
-class ImdbTaskConfig:
-    """Queries, reward and prompts.
-
-    Args:
-        dataset: Hub id, local file or folder with reviews (parquet, json lines, csv), or `tiny`.
-        split: Which split of it.
-        text_column: Its column with the reviews.
-        min_chars: Shorter reviews are left out.
-        min_query_tokens: Fewest tokens of a review that make a query; a number is drawn for each review.
-        max_query_tokens: Most tokens of a review that make a query.
-        reward_model: Hub id or local folder of a classifier with a POSITIVE label, or `tiny`.
-        reward_batch_size: Texts that are scored at a time.
-        pioneer_prompt: Template over {prompt}.
-        observer_prompt: Template over {prompt} and {response}, the response of the role before.
-    """
-
-    dataset: str = "stanfordnlp/imdb"
-    split: str = "train"
-    text_column: str = "text"
-    min_chars: int = 200
-    min_query_tokens: int = 2
-    max_query_tokens: int = 8
-    reward_model: str = "lvwerra/distilbert-imdb"
-    reward_batch_size: int = 256
-    pioneer_prompt: str = "{prompt}"
-    observer_prompt: str = OBSERVER
-
-    def __post_init__(self) -> None:
-        expect(self.min_chars >= 0, "task.min_chars", "0 or more", self.min_chars)
-        expect(self.min_query_tokens >= 1, "task.min_query_tokens", "at least 1", self.min_query_tokens)
-        expect(
-            self.max_query_tokens >= self.min_query_tokens,
-            "task.max_query_tokens",
-            f"at least min_query_tokens = {self.min_query_tokens}",
-            self.max_query_tokens,
-        )
-        expect(self.reward_batch_size >= 1, "task.reward_batch_size", "at least 1", self.reward_batch_size)
-
-
-@dataclass
-class ImdbConfig(Config):
-    """A run on IMDB. See cory/config.py for the keys that every task shares.
-
-    Args:
-        task: Queries, reward and prompts.
-    """
-
-    task: ImdbTaskConfig = field(default_factory=ImdbTaskConfig)
+from cory.task import Task, load_dataset
+from imdb_train import toy
+from imdb_train.config import ImdbConfig, ImdbTaskConfig
 
 
 class PositiveLogit:
@@ -105,14 +51,17 @@ class PositiveLogit:
         return rewards.tolist()
 
 
-def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset:
     """The dataset with a `prompt` column: the first 2 to 8 tokens of each review, the number drawn from `seed`.
 
     Raises:
         UserError: the dataset cannot be had, or no review is long enough.
     """
-    reviews = load_dataset(config.dataset, split, [config.text_column])
-    texts = [text for text in reviews[config.text_column] if text and text.strip() and len(text) >= config.min_chars]
+    if config.dataset == "tiny":
+        texts = toy.reviews(split)
+    else:
+        texts = load_dataset(config.dataset, split, [config.text_column])[config.text_column]
+    texts = [text for text in texts if text and text.strip() and len(text) >= config.min_chars]
     if not texts:
         raise UserError(
             f"dataset: expected reviews of at least {config.min_chars} characters, got none in {config.dataset!r}"
@@ -121,43 +70,14 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
     # Sixty characters a token are plenty: the rest of a long review need not be tokenized.
     heads = tokenizer([text[: 60 * config.max_query_tokens] for text in texts], add_special_tokens=False)["input_ids"]
     prompts = [tokenizer.decode(ids[:n], skip_special_tokens=True) for ids, n in zip(heads, lengths, strict=True)]
-    return type(reviews).from_dict({"prompt": [prompt for prompt in prompts if prompt]})
+    return Dataset.from_dict({"prompt": [prompt for prompt in prompts if prompt]})
 
 
-def make_task(config: ImdbConfig, device: torch.device) -> Task:
-    """The task of a run: `tiny` names are resolved before (`resolve_tiny`)."""
-    prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
-    tokenizer = load_tokenizer(config.model.name, {"revision": config.model.revision}, config.model.trust_remote_code)
-    reward = PositiveLogit(config.task.reward_model, config.task.reward_batch_size, device)
-    return Task(queries(config.task, config.task.split, tokenizer, config.seed), reward, prompts)
-
-
-def resolve_tiny(config: ImdbConfig) -> None:
-    """Replaces every `tiny` in a run's settings, and says what runs and how to run the paper's setting."""
-    if {"tiny", "tiny_large"} & {config.model.name, config.task.dataset, config.task.reward_model} and first():
-        method = "cory" if config.cory.num_agents > 1 else "ppo"
-        print(
-            "Embedded default: a small GPT-2 and DistilBERT on generated reviews, built on first use (about a minute)."
-        )
-        print(
-            f"The paper's setting: python imdb_train/{method}.py --config configs/imdb/{method}_gpt2_large.yaml",
-            flush=True,
-        )
-    config.model.name, config.task = resolve_tiny_names(config.model.name, config.task)
-
-
-def resolve_tiny_names(model: str, task: ImdbTaskConfig) -> tuple[str, ImdbTaskConfig]:
-    """Model name and task with every `tiny` replaced by the folder of the embedded default, built on first use."""
-    if not {"tiny", "tiny_large"} & {model, task.dataset, task.reward_model}:
-        return model, task
-    from imdb_train import tiny
-
-    folder = tiny.paths()
-    task = replace(
-        task,
-        dataset=str(folder) if task.dataset == "tiny" else task.dataset,
-        reward_model=str(folder / "reward_model") if task.reward_model == "tiny" else task.reward_model,
-    )
-    if model == "tiny_large":
-        return str(tiny.large() / "policy"), task
-    return str(folder / "policy") if model == "tiny" else model, task
+def make_task(config: ImdbConfig, device: torch.device, split: str | None = None) -> Task:
+    """The task of a run; with `split`, of another part of the data."""
+    model, settings = config.model, config.task
+    tokenizer = load_tokenizer(config.resolve(model.name), {"revision": model.revision}, model.trust_remote_code)
+    name = toy.REWARD_MODEL if settings.reward_model == "tiny" else settings.reward_model
+    reward = PositiveLogit(str(name), settings.reward_batch_size, device)
+    prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
+    return Task(queries(settings, split or settings.split, tokenizer, config.seed), reward, prompts)

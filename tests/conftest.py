@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
-from cory.tiny import train_tokenizer
+from study.small_models import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = "the film was a good bad story with some very fine or awful acting and music in every single scene".split()

@@ -11,12 +11,14 @@ import torch
 from conftest import make_gpt2, sentences
 from transformers import DistilBertForSequenceClassification
 
+from cory.agent import make_agents
 from cory.config import ModelConfig, UserError
-from cory.data import Task, load_dataset
-from cory.models import choose_device, load_classifier, load_policy, make_agents
+from cory.policies.load import choose_device, load_classifier, load_policy
 from cory.prompts import RolePrompts
+from cory.task import Task, load_dataset
 from cory.trainer import CoryTrainer
-from imdb_train.task import ImdbTaskConfig, queries
+from imdb_train.config import ImdbTaskConfig
+from imdb_train.task import queries
 
 PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
 
@@ -64,7 +66,7 @@ def test_quantization_on_a_device_without_it(policy_folder, monkeypatch):
     from types import SimpleNamespace
 
     pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("cory.models.PartialState", lambda: SimpleNamespace(device=torch.device("mps")))
+    monkeypatch.setattr("cory.policies.load.PartialState", lambda: SimpleNamespace(device=torch.device("mps")))
     with refuses(r"model.quantization: expected a GPU or the CPU for 4bit, got mps"):
         load_policy(ModelConfig(str(policy_folder), quantization="4bit"))
 
@@ -250,10 +252,10 @@ def test_template_over_a_missing_column():
 def test_bad_rewards(config, reward, message):
     reward.__name__ = "my_reward"
     one = trainer(config, reward=reward)
-    before = [p.clone() for p in one.agents[0].ppo.model.parameters()]
+    before = [p.clone() for p in one.agents[0].learner.model.parameters()]
     with refuses(f"reward function my_reward: {message}"):
         one.iteration(0)
-    assert all(torch.equal(a, b) for a, b in zip(before, one.agents[0].ppo.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, one.agents[0].learner.model.parameters(), strict=True))
 
 
 def test_rewards_may_be_tensors_or_numpy(config):

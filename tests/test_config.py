@@ -7,9 +7,10 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.config import UserError, keys, load
-from gsm8k_train.task import Gsm8kConfig
-from imdb_train.task import ImdbConfig
+from cory.config import UserError, keys
+from cory.run.settings import load
+from gsm8k_train.config import Gsm8kConfig
+from imdb_train.config import ImdbConfig
 
 CONFIGS = sorted((ROOT / "configs/imdb").glob("*.yaml"))
 GSM8K_CONFIGS = sorted((ROOT / "configs/gsm8k").glob("*.yaml"))

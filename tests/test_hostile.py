@@ -12,10 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_resume import make_trainer
 
-from cory import checkpoint
-from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig, UserError, load
-from cory.data import load_dataset
-from cory.models import load_classifier, load_policy, make_agents
+from cory.agent import make_agents
+from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig, UserError
+from cory.policies.load import load_classifier, load_policy
+from cory.run import checkpoint
+from cory.run.settings import load
+from cory.task import load_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from cory.coupling import correlations
 from cory.metrics import combined_reward, distinct, distinct_interval, full_kl, mean_interval
+from cory.policies.window import pad
 from cory.prompts import RolePrompts
 from cory.rewards import collective
 from cory.roles import RoleSchedule
-from cory.window import pad
+from study.coupling import correlations
 
 
 def test_roles_are_exchanged_every_period():

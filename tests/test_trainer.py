@@ -10,11 +10,11 @@ import torch
 from conftest import sentences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cory.data import Task
-from cory.models import make_agents
+from cory.agent import make_agents
+from cory.policies.sampling import plain_text
 from cory.prompts import RolePrompts
 from cory.rewards import collective
-from cory.sampling import plain_text
+from cory.task import Task
 from cory.trainer import CoryTrainer
 
 PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
@@ -30,7 +30,7 @@ def make_trainer(config, reward=count_good) -> CoryTrainer:
 
 
 def state(agent):
-    return torch.cat([p.detach().flatten() for p in agent.ppo.model.parameters()])
+    return torch.cat([p.detach().flatten() for p in agent.learner.model.parameters()])
 
 
 def test_each_role_reads_and_earns_what_the_paper_says(config):
@@ -99,9 +99,9 @@ def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
     trainer = make_trainer(config)
     trainer.iteration(0)
     trainer.iteration(1)
-    pointers = [[p.data_ptr() for p in agent.ppo.model.parameters()] for agent in trainer.agents]
-    moments = [[s["exp_avg"].data_ptr() for s in agent.ppo.optimizer.state.values()] for agent in trainer.agents]
-    coefs = [agent.ppo.kl_ctl.value for agent in trainer.agents]
+    pointers = [[p.data_ptr() for p in agent.learner.model.parameters()] for agent in trainer.agents]
+    moments = [[s["exp_avg"].data_ptr() for s in agent.learner.optimizer.state.values()] for agent in trainer.agents]
+    coefs = [agent.learner.kl_ctl.value for agent in trainer.agents]
     assert all(coef != config.ppo.init_kl_coef for coef in coefs)
     started = time.perf_counter()
     order = trainer.schedule.order(2)
@@ -109,11 +109,11 @@ def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
     assert order == (1, 0)
     records, _ = trainer.iteration(2)
     assert [r["kl_coef"] for r in records] == coefs
-    assert pointers == [[p.data_ptr() for p in agent.ppo.model.parameters()] for agent in trainer.agents]
+    assert pointers == [[p.data_ptr() for p in agent.learner.model.parameters()] for agent in trainer.agents]
     assert moments == [
-        [s["exp_avg"].data_ptr() for s in agent.ppo.optimizer.state.values()] for agent in trainer.agents
+        [s["exp_avg"].data_ptr() for s in agent.learner.optimizer.state.values()] for agent in trainer.agents
     ]
-    steps = [int(next(iter(agent.ppo.optimizer.state.values()))["step"]) for agent in trainer.agents]
+    steps = [int(next(iter(agent.learner.optimizer.state.values()))["step"]) for agent in trainer.agents]
     assert steps == [12, 12]  # 3 iterations of 4 epochs
 
 
@@ -123,14 +123,14 @@ def test_reset_on_exchange_restarts_optimizers_and_coefficients(config):
     for k in range(3):
         records, _ = trainer.iteration(k)
     assert [r["kl_coef"] for r in records] == [config.ppo.init_kl_coef] * 2
-    assert [int(next(iter(a.ppo.optimizer.state.values()))["step"]) for a in trainer.agents] == [4, 4]
+    assert [int(next(iter(a.learner.optimizer.state.values()))["step"]) for a in trainer.agents] == [4, 4]
 
 
 def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config):
     trainer = make_trainer(config)
     first, second = trainer.agents
-    reference = first.ppo.ref_model
-    assert second.ppo.ref_model is reference
+    reference = first.learner.ref_model
+    assert second.learner.ref_model is reference
     before = [state(first), state(second), torch.cat([p.flatten() for p in reference.parameters()]).clone()]
     rollout = first.respond(sentences(8), 4)
     first.learn(rollout, torch.randn(8))
@@ -182,7 +182,7 @@ def test_saved_agents_open_without_trl_and_answer_alike(config):
         model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
         ids = tokenizer(sentences(1), return_tensors="pt")["input_ids"]
         greedy = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
-        expected = agent.ppo.policy.eval().generate(ids, attention_mask=torch.ones_like(ids), **greedy)
+        expected = agent.learner.policy.eval().generate(ids, attention_mask=torch.ones_like(ids), **greedy)
         assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **greedy), expected)
     agents = [AutoModelForCausalLM.from_pretrained(run.folder / name).state_dict() for name in ("agent_1", "agent_2")]
     assert any(not torch.equal(agents[0][name], agents[1][name]) for name in agents[0])

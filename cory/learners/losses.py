@@ -1,0 +1,166 @@
+"""PPO's arithmetic on the (batch, R) tensors of a response window: log-probabilities, entropy, KL, losses."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from cory.run import processes
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """Log-softmax and the log-probabilities of the chosen tokens, with one array of the vocabulary's size for both.
+
+    `apply(logits (..., V), ids (...))` returns `logprobs (...)`, which carries the gradient, and all log-probabilities
+    (..., V), which do not: they serve entropy and KL. Autograd's own backward pass makes two more arrays of that size.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See the class."""
+        all_logprobs = logits.log_softmax(-1)
+        ctx.save_for_backward(all_logprobs, ids)
+        ctx.mark_non_differentiable(all_logprobs)
+        ctx.set_materialize_grads(False)  # no array of zeros for it
+        return all_logprobs.gather(-1, ids[..., None]).squeeze(-1), all_logprobs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+        """`d log p(chosen) / d logits = onehot(chosen) - p`."""
+        if grads[0] is None:
+            return None, None
+        all_logprobs, ids = ctx.saved_tensors
+        grad = grads[0][..., None]
+        return all_logprobs.exp().mul_(-grad).scatter_add_(-1, ids[..., None], grad), None
+
+
+@torch.no_grad()
+def entropy(logprobs: torch.Tensor, rows: int) -> torch.Tensor:
+    """Entropy in nats at every position: (batch, R, vocabulary) to (batch, R), `rows` of the batch at a time."""
+    return torch.cat([-part.exp().mul_(part).sum(-1) for part in logprobs.split(rows)])
+
+
+def kl_penalty(kind: str, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """The KL of each response token to the reference, as TRL's `kl_penalty` names its estimates.
+
+    Args:
+        kind: `full`: KL(pi, pi_0) over the vocabulary (Eq. 2); `kl`, `abs` or `mse`: of the sampled token.
+        logprobs, ref_logprobs: (batch, R), for `full` (batch, R, vocabulary).
+
+    Returns:
+        (batch, R), in nats.
+    """
+    if kind == "full":
+        return F.kl_div(ref_logprobs, logprobs, log_target=True, reduction="none").sum(-1)
+    difference = logprobs - ref_logprobs
+    return {"kl": difference, "abs": difference.abs(), "mse": 0.5 * difference.square()}[kind]
+
+
+def token_rewards(
+    scores: torch.Tensor, kls: torch.Tensor, mask: torch.Tensor, kl_coef: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eq. 2: `-eta * KL` at every response token, plus the score at the last one.
+
+    Args:
+        scores: (batch,) training rewards.
+        kls, mask: (batch, R).
+
+    Returns:
+        rewards, and the KL's part of them, both (batch, R).
+    """
+    penalties = -kl_coef * kls
+    last = mask.sum(1, keepdim=True) - 1
+    return penalties.scatter_add(1, last, scores[:, None].to(penalties.dtype)), penalties
+
+
+def mean_and_variance(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the (batch, R) values that the mask keeps, in all processes; the variance is the unbiased one."""
+    total, count = processes.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
+    mean = total / count
+    return mean, processes.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1)
+
+
+def whiten(x: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
+    """(batch, R) values with the variance 1, and the mean 0 if `shift_mean`, of those that the mask keeps."""
+    mean, variance = mean_and_variance(x, mask)
+    whitened = (x - mean) * torch.rsqrt(variance + 1e-8)
+    return whitened if shift_mean else whitened + mean
+
+
+def gae(
+    values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float, whiten_rewards: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """GAE (Eq. 12), whitened over the response tokens of all processes; TRL whitens each process's by themselves.
+
+    Args:
+        values, rewards, mask: (batch, R).
+
+    Returns:
+        masked values, advantages and returns, each (batch, R).
+    """
+    values, rewards = values * mask, rewards * mask
+    if whiten_rewards:
+        rewards = whiten(rewards, mask, shift_mean=False)
+    following, result, last = torch.zeros_like(values[:, 0]), torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * following - values[:, t]
+        last = delta + gamma * lam * last
+        result[:, t], following = last, values[:, t]
+    return values, whiten(result, mask), result + values
+
+
+class LossStats(NamedTuple):
+    """Sums over response tokens, each a tensor without dimensions, under TRL's names (`ppo/` before, `/` for `_`)."""
+
+    loss_policy: torch.Tensor
+    loss_value: torch.Tensor
+    policy_entropy: torch.Tensor
+    policy_approxkl: torch.Tensor
+    policy_policykl: torch.Tensor
+    policy_clipfrac: torch.Tensor
+    policy_ratio: torch.Tensor
+    val_vpred: torch.Tensor
+    val_error: torch.Tensor
+    val_clipfrac: torch.Tensor
+
+
+def ppo_losses(
+    logprobs: torch.Tensor,
+    values: torch.Tensor,
+    entropies: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    old_values: torch.Tensor,
+    advantages: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    cliprange: float,
+    cliprange_value: float,
+) -> LossStats:
+    """TRL's clipped losses (Eq. 11, 13), summed over response tokens; the first two carry the gradient.
+
+    Args:
+        logprobs, values, entropies: of the policy as it is; all tensors are (batch, R).
+        old_logprobs, old_values: of the policy that sampled.
+    """
+    difference = logprobs - old_logprobs
+    ratio = difference.exp()
+    policy, clipped_policy = -advantages * ratio, -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
+    error = (values - returns).square()
+    clipped_values = torch.max(torch.min(values, old_values + cliprange_value), old_values - cliprange_value)
+    clipped_error = (clipped_values - returns).square()
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return (x * mask).sum()
+
+    return LossStats(
+        loss_policy=total(torch.max(policy, clipped_policy)),
+        loss_value=0.5 * total(torch.max(error, clipped_error)),
+        policy_entropy=total(entropies),
+        policy_approxkl=0.5 * total(difference.detach().square()),
+        policy_policykl=total(-difference.detach()),
+        policy_clipfrac=total(clipped_policy.detach() > policy.detach()),
+        policy_ratio=total(ratio.detach()),
+        val_vpred=total(values.detach()),
+        val_error=total(error.detach()),
+        val_clipfrac=total(clipped_error.detach() > error.detach()),
+    )

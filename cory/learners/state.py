@@ -1,0 +1,61 @@
+"""What a learner's training has changed, as tensors and numbers: for a checkpoint."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cory.learners.ppo import PPOTrainer
+from cory.learners.trl_parts import RunningMoments
+
+
+def save_state(learner: PPOTrainer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Trained weights and Adam's moments, and the KL coefficient, reward moments and micro-batch as json."""
+    tensors = {}
+    for name, parameter in _trained(learner).items():
+        tensors[f"weights/{name}"] = parameter.detach()
+        for key, value in learner.optimizer.state.get(parameter, {}).items():
+            tensors[f"adam/{name}/{key}"] = value
+    moments = {key: float(getattr(learner.running, key)) for key in ("mean", "std", "var", "count")}
+    numbers = {"kl_coef": learner.kl_ctl.value, "moments": moments, "micro_batch": learner.micro_batch}
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}, numbers
+
+
+def load_state(learner: PPOTrainer, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+    """Takes up what `save_state` gave.
+
+    Raises:
+        ValueError: a tensor is missing, left over, or of another shape or type than the weights here.
+    """
+    trained = _trained(learner)
+    unknown = [name for name in tensors if name.split("/")[1] not in trained]
+    if unknown:
+        raise ValueError(f"unknown tensor {unknown[0]}")
+    adam: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    for name, parameter in trained.items():
+        saved = tensors.get(f"weights/{name}")
+        if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
+            came = None if saved is None else (tuple(saved.shape), saved.dtype)
+            raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
+        prefix = f"adam/{name}/"
+        keys = [key.removeprefix(prefix) for key in tensors if key.startswith(prefix)]
+        adam[parameter] = {key: tensors[prefix + key].to(parameter.device) for key in keys}
+    learner.optimizer.state.clear()
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(tensors[f"weights/{name}"])
+            if adam[parameter]:
+                learner.optimizer.state[parameter] = adam[parameter]
+    learner.kl_ctl.value = float(numbers["kl_coef"])
+    learner.micro_batch = int(numbers["micro_batch"])
+    learner.running = RunningMoments(learner.accelerator)
+    if numbers["moments"]["count"] >= 1:  # else no reward has been seen
+        for key, value in numbers["moments"].items():
+            setattr(learner.running, key, torch.tensor(value) if key in ("mean", "std") else value)
+
+
+def _trained(learner: PPOTrainer) -> dict[str, torch.nn.Parameter]:
+    """The trained parameters by name, in the optimizer's order."""
+    model = learner.accelerator.unwrap_model(learner.model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[parameter]: parameter for parameter in learner.model_params}

@@ -1,0 +1,278 @@
+"""Loads policies, the shared reference, classifiers and tokenizers, from the Hub or from local folders."""
+
+import importlib.util
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from peft import PeftConfig, PeftModel
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.activations import GELUTanh, NewGELUActivation
+from transformers.utils import logging
+
+from cory.config import ModelConfig, UserError
+from cory.policies import AVAILABLE
+from cory.run import processes
+
+# What libraries raise over a model folder that is none, is damaged, or holds a pickle in place of weights.
+LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
+HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
+
+
+def choose_device(name: str) -> torch.device:
+    """Sets the process's device before anything else touches accelerate, and returns it.
+
+    Raises:
+        UserError: the device is unknown or absent.
+    """
+    try:
+        wanted = None if name == "auto" else torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if wanted is not None and wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device: expected one that this machine has, got {name!r}, and it has {torch.cuda.device_count()} GPUs"
+        )
+    alone = wanted is None and not torch.accelerator.is_available()
+    state = processes.start(cpu=alone or (wanted is not None and wanted.type == "cpu"))
+    if wanted is not None and wanted.type != state.device.type:
+        raise UserError(f"device: expected {state.device}, which this process uses already, got {name!r}")
+    if wanted is not None and wanted.index is not None:
+        state.device = wanted
+    if state.device.type == "cpu":
+        processes.configure_cpu()
+    torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that have them; the CPU has none
+    return state.device
+
+
+def find(
+    name: str, what: str, revision: str | None = None, kind: str = "model", cached: bool = False
+) -> dict[str, Any]:
+    """Where to load `name` from, as arguments of from_pretrained: tells a missing folder from an unreachable Hub.
+
+    Args:
+        what: the key that named it, for the message.
+        kind: `model` or `dataset`.
+        cached: whether it is known to be in the local cache, so that no Hub is needed; for models this is looked up.
+
+    Raises:
+        UserError: no such folder, no such repository, or no answer from the Hub within a few seconds.
+    """
+    if Path(name).exists():
+        return {"local_files_only": True}
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"{what}: expected a Hub id or an existing local folder, got {name!r}")
+    advice = "Give a local folder, or run without --config for the embedded default, which needs no network."
+    try:
+        HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)
+    except GatedRepoError:
+        raise UserError(f"{what}: {name!r} is gated. Accept its terms on the Hub, then run `hf auth login`.") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UserError(
+            f"{what}: expected a local folder or a {kind} on the Hub, and {name!r} is neither. {advice}"
+        ) from None
+    except Exception as error:  # the HTTP library underneath, and so its errors, differs between versions
+        in_cache = kind == "model" and isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+        if cached or in_cache:
+            return {"local_files_only": True, "revision": revision}
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise UserError(f"{what}: the Hub cannot be reached to load {name!r} ({reason}). {advice}") from None
+    return {"revision": revision}
+
+
+def load_tokenizer(name: str, where: dict[str, Any], trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model. One without a pad token pads with its end token: padding is masked everywhere."""
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The causal language model and its tokenizer, on the CPU if not quantized; TRL's trainer moves it.
+
+    A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any reference made of it.
+
+    Args:
+        merge: off, the adapter is left beside its base: exact where the base is quantized, as merging rounds.
+
+    Raises:
+        UserError: the model is missing, is no causal language model, or has fewer embeddings than its tokenizer ids;
+            the base of an adapter is missing or does not fit it; quantization is asked for and cannot be had.
+    """
+    where = find(model.name, "model.name", model.revision)
+    if (Path(model.name) / "adapter_config.json").exists():
+        base_name = PeftConfig.from_pretrained(model.name).base_model_name_or_path
+        base, tokenizer = load_policy(replace(model, name=base_name, revision=None))
+        policy = attach(base, Path(model.name))
+        return policy.merge_and_unload() if merge else policy, adapter_tokenizer(Path(model.name), tokenizer)
+    options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code, **quantization(model)}
+    try:
+        tokenizer = load_tokenizer(model.name, where, model.trust_remote_code)
+        with quiet():
+            policy = AutoModelForCausalLM.from_pretrained(model.name, **options, **where)
+    except LOADING as error:
+        reason = _first_line(error)
+        raise UserError(f"model.name: expected a causal language model, got {model.name!r} ({reason})") from None
+    for module in policy.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass; TRL trains in eval().
+            module.support_avx512bf16_for_cpu = False
+    check_vocabulary(policy, tokenizer, "model.name", model.name)
+    fuse_gelu(policy)
+    return policy, tokenizer
+
+
+def fuse_gelu(model: PreTrainedModel) -> None:
+    """Computes GPT-2's GELU in one kernel. transformers writes it as eight, half the time of a small model's update."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(module, name, GELUTanh())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of loading a model."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
+    """`base` with a saved adapter on it.
+
+    Raises:
+        UserError: the adapter is damaged or does not fit.
+    """
+    try:
+        return PeftModel.from_pretrained(base, str(folder))
+    except LOADING as error:
+        fits = f"an adapter that fits its base {base.name_or_path!r}"
+        raise UserError(f"model.name: expected {fits}, got {str(folder)!r} ({_first_line(error)})") from None
+
+
+def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies beside an adapter, or its base's."""
+    return load_tokenizer(str(folder), {}) if (folder / "tokenizer_config.json").exists() else default
+
+
+class ModelPool:
+    """The models of an evaluation: adapters share their base, and of full models only one is in memory at a time.
+
+    Args:
+        base: the model that KL is measured to; it stays.
+    """
+
+    def __init__(self, device: torch.device, base: ModelConfig) -> None:
+        self.device, self.base_config = device, base
+        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None  # besides the base
+        self.base, self.base_tokenizer = self._load(base)
+
+    def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+        policy, tokenizer = load_policy(model, merge=False)
+        return policy.to(self.device).eval(), tokenizer
+
+    @contextmanager
+    def loaded(
+        self, model: ModelConfig, adapter: Path | None
+    ) -> Iterator[tuple[Any, PreTrainedModel | None, PreTrainedTokenizerBase]]:
+        """A model to answer with, the base for its KL (None: itself with its adapter off), and its tokenizer."""
+        # A chat template changes prompts, not weights.
+        on_base = replace(model, chat_template=self.base_config.chat_template) == self.base_config
+        if not on_base and (self.kept is None or self.kept[0] != model):
+            self.kept = None  # frees it before the next one is loaded
+            self.kept = (model, *self._load(model))
+        policy, tokenizer = self.kept[1:] if self.kept and not on_base else (self.base, self.base_tokenizer)
+        if adapter is None:
+            yield policy, self.base, tokenizer
+            return
+        with_adapter = attach(policy, adapter)
+        try:
+            yield with_adapter.eval(), None if on_base else self.base, adapter_tokenizer(adapter, tokenizer)
+        finally:
+            with_adapter.unload()  # in place: the model is as it was
+
+
+def quantization(model: ModelConfig) -> dict[str, Any]:
+    """Arguments of from_pretrained for 4 or 8 bit weights.
+
+    Raises:
+        UserError: bitsandbytes is not installed, or does not run on this device.
+    """
+    if model.quantization == "none":
+        return {}
+    device = PartialState().device
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"model.quantization: expected bitsandbytes to be installed for {model.quantization}, and it is not: "
+            "pip install -e '.[quantization]'"
+        )
+    if device.type not in ("cuda", "cpu", "xpu"):
+        raise UserError(f"model.quantization: expected a GPU or the CPU for {model.quantization}, got {device}")
+    for available in AVAILABLE:
+        available.cache_clear()
+    compute = torch.float32 if model.dtype == "float32" else torch.bfloat16
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
+    settings = BitsAndBytesConfig(**(four if model.quantization == "4bit" else {"load_in_8bit": True}))
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    """A sequence classifier, its tokenizer, and the index of `label` (upper or lower case alike).
+
+    Raises:
+        UserError: it is missing, is no classifier, or has no such label among at least two.
+    """
+    where = find(name, what)
+    try:
+        labels = AutoConfig.from_pretrained(name, **where).id2label
+        tokenizer = load_tokenizer(name, where)
+        index = [i for i, text in labels.items() if text.upper() == label.upper()]
+        if len(labels) < 2 or not index:
+            raise UserError(
+                f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
+            )
+        model = AutoModelForSequenceClassification.from_pretrained(name, dtype="float32", **where)
+    except UserError:
+        raise
+    except LOADING as error:
+        raise UserError(f"{what}: expected a sequence classifier, got {name!r} ({_first_line(error)})") from None
+    check_vocabulary(model, tokenizer, what, name)
+    return model.eval().requires_grad_(False), tokenizer, int(index[0])
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str) -> None:
+    """Raises a UserError where the tokenizer has ids that the model has no embedding for."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= rows:
+        raise UserError(
+            f"{what}: expected a tokenizer of at most {rows} ids, the rows of the model's embedding, "
+            f"got ids up to {largest} in {name!r}"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,171 @@
+"""Sampling responses: from token ids to token ids, in one batch, and their text."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.logits_process import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from cory.config import SamplingConfig, UserError
+from cory.policies.window import accepts, pad
+
+
+def seed_everything(*key: int) -> None:
+    """Seeds Python, NumPy and torch from `key`, e.g. (seed, iteration, process)."""
+    state = int(np.random.SeedSequence(key).generate_state(1)[0])
+    random.seed(state)
+    np.random.seed(state)
+    torch.manual_seed(state)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat_template: bool = False) -> list[list[int]]:
+    """Token ids of prompts; with `chat_template` each as a user's turn, followed by the opening of the assistant's.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    if not chat_template:
+        return tokenizer(list(prompts))["input_ids"]
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"model.chat_template: expected a tokenizer with a chat template, got {tokenizer.name_or_path!r}"
+        )
+    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
+
+
+def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequence[str] = ()) -> str:
+    """The text of a response before its first stop text, without special tokens, also where ordinary tokens spell one.
+
+    The text goes into another agent's prompt and to the reward function, where a special token would act as one.
+    """
+    text = before = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    while True:
+        for token in tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        if text == before:
+            return min((text.split(end)[0] for end in stop), key=len, default=text)
+        before = text
+
+
+def warpers(settings: SamplingConfig) -> LogitsProcessorList:
+    """What changes the distribution before a token is drawn, in transformers' order; nothing by default.
+
+    A model's own generation_config.json has no say: Llama-2-chat's temperature of 0.6 would make samples off-policy.
+    """
+    chosen = LogitsProcessorList()
+    if settings.repetition_penalty != 1.0:
+        chosen.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+    if settings.temperature != 1.0:
+        chosen.append(TemperatureLogitsWarper(settings.temperature))
+    if settings.top_k:
+        chosen.append(TopKLogitsWarper(settings.top_k))
+    if settings.top_p < 1.0:
+        chosen.append(TopPLogitsWarper(settings.top_p))
+    return chosen
+
+
+def draw(probabilities: torch.Tensor) -> torch.Tensor:
+    """One token per row of (rows, vocabulary) probabilities, as (rows, 1).
+
+    By the inverse of the distribution function, one random number a row: `torch.multinomial` draws one for every token
+    of the vocabulary. In float64, so that 50,000 sums lose nothing.
+    """
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=cumulative.device) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    queries: Sequence[torch.Tensor],
+    settings: SamplingConfig,
+    max_new_tokens: int,
+) -> list[torch.Tensor]:
+    """Samples one response per query, all in one batch. The model must be in `eval()`.
+
+    Draws what `model.generate` would, with less work: rows that have ended leave the batch.
+
+    Args:
+        queries: token ids, one 1-d tensor per query.
+        max_new_tokens: the most tokens of a response.
+
+    Returns:
+        response ids, one 1-d tensor per query on the model's device. Each ends with its first end token, or with the
+        token that completes its first stop text, or at the most tokens allowed.
+    """
+    device = model.device
+    ids, mask = pad([query.to(device) for query in queries], pad_token(tokenizer), "left")
+    width = ids.shape[1]
+    # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
+    ids = torch.where(mask.bool(), ids, ids[:, -1:])
+    ends = torch.tensor(end_tokens(model), dtype=torch.long, device=device)
+    tail = 8 + max((len(text.encode()) for text in settings.stop), default=0)  # tokens that surely hold a stop text
+    warp, cache = warpers(settings), DynamicCache(config=model.config)
+    options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
+    takes_positions = accepts(model, "position_ids")
+    new, position = ids, (mask.cumsum(1) - 1).clamp(min=0)
+    responses: dict[int, torch.Tensor] = {}
+    rows = list(range(len(queries)))  # those still in the batch
+    while True:
+        if takes_positions:
+            options["position_ids"] = position
+        logits = model(new, attention_mask=mask, past_key_values=cache, use_cache=True, **options).logits
+        new = draw(warp(ids, logits[:, -1].float()).softmax(-1))
+        ids, mask, position = torch.cat([ids, new], 1), torch.cat([mask, mask[:, -1:]], 1), position[:, -1:] + 1
+        ended = torch.isin(new[:, 0], ends).tolist()
+        if settings.stop:
+            texts = tokenizer.batch_decode(ids[:, max(width, ids.shape[1] - tail) :])
+            ended = [end or any(stop in text for stop in settings.stop) for end, text in zip(ended, texts, strict=True)]
+        last = ids.shape[1] == width + max_new_tokens
+        for index, row in enumerate(rows):
+            if (ended[index] or last) and row not in responses:
+                responses[row] = ids[index, width:].clone()
+        stay = [index for index, row in enumerate(rows) if row not in responses]
+        if not stay:
+            return [responses[row] for row in range(len(queries))]
+        if len(stay) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
+            kept = torch.tensor(stay, device=device)
+            rows = [rows[index] for index in stay]
+            ids, mask, position, new = (x[kept] for x in (ids, mask, position, new))
+            cache.batch_select_indices(kept)
+
+
+def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id to pad with. Padding is masked everywhere, so any will do that the embedding has a row for."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+
+
+def end_tokens(policy: PreTrainedModel) -> list[int]:
+    """The ids that end a response; empty for a model that has none."""
+    ends = policy.generation_config.eos_token_id
+    ends = policy.config.eos_token_id if ends is None else ends
+    return [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
+
+
+def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, prompts: list[str]) -> None:
+    """Raises a UserError that names the first row with no tokens, or too many for the model's context."""
+    for row, length in enumerate(lengths):
+        if length == 0:
+            raise UserError(f"prompt in row {row}: expected at least one token, got {prompts[row]!r}")
+        if context is not None and length + max_new_tokens > context:
+            raise UserError(
+                f"prompt in row {row}: expected at most {context} tokens, the model's context, "
+                f"got {length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
+            )
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Tokens that the model can attend to, where its configuration says."""
+    return getattr(model.config, "max_position_embeddings", None)

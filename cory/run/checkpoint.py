@@ -1,0 +1,257 @@
+"""Checkpoints: what a run needs to continue as if it had not been interrupted.
+
+    RUN/checkpoints/iter-000050/     the state before iteration 50, counted from 0
+        state.json                   the `RunState`: settings, versions, iteration, lengths of the run's files, ...
+        agent_1.safetensors, ...     trained weights, value head, Adam's moments
+        manifest.json                size and SHA-256 of every file
+
+Random streams need no file, as each iteration's derive from (seed, iteration, process). A checkpoint is written beside
+its final place, flushed to the disk and renamed, so it is there completely or not at all; nothing in it is executed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from cory.config import CheckpointConfig, UserError
+from cory.run.folder import FILES
+
+FORMAT = 1
+
+
+class Damaged(Exception):
+    """A checkpoint cannot be used; the message says why."""
+
+
+class Stateful(Protocol):
+    """What a checkpoint holds of an agent."""
+
+    name: str
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors, and numbers as json."""
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Takes them up; a ValueError or LookupError where they do not fit."""
+
+
+class Recorder(Protocol):
+    """What a checkpoint needs of the run: its folder, and how long its files are."""
+
+    folder: Path
+    writes: bool
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes of the run's files, all of them flushed to the disk; raises OSError where they cannot be."""
+
+
+@dataclass
+class RunState:
+    """What a run must remember between two iterations, besides its agents' tensors.
+
+    Args:
+        iteration: the next one, from 0.
+        config: the settings, and the task's fingerprint; versions: of the libraries.
+        lengths: bytes of the run's files, by name.
+        before: sample texts before training, by agent.
+        best: `value` and `iteration` of the best checkpoint so far, where one is asked for.
+        agents: by agent, the numbers of its learner.
+    """
+
+    iteration: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+    before: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+    agents: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class CheckpointManager:
+    """Saves a run's state when it is due, keeps the newest and the best, and removes the others.
+
+    Args:
+        run: whose folder the checkpoints go to; in processes that do not write, nothing is saved.
+        state: kept up to date by the trainer.
+    """
+
+    def __init__(self, run: Recorder, agents: Sequence[Stateful], settings: CheckpointConfig, state: RunState) -> None:
+        self.run, self.agents, self.settings, self.state = run, agents, settings, state
+
+    def after(self, records: Sequence[Mapping[str, Any]], last: bool, stopped: bool) -> None:
+        """Saves after an iteration where that is due; `state.iteration` is the next one.
+
+        Args:
+            last: whether no iteration is left. stopped: whether the run ends before its time.
+        """
+        every = self.settings.save_every
+        if stopped or (last and self.settings.save_final) or (every and self.state.iteration % every == 0):
+            if self.settings.best is not None:
+                value = statistics.fmean(record[self.settings.best] for record in records)
+                if self.state.best is None or value > self.state.best["value"]:
+                    self.state.best = {"value": value, "iteration": self.state.iteration}
+            self.save()
+
+    def save(self) -> Path | None:
+        """Writes the state, in the main process alone, as the agents are the same in all; then removes older ones.
+
+        Returns:
+            the checkpoint's folder; None, after a warning, where it could not be written (disk full). Earlier ones are
+            then all there.
+        """
+        if not self.run.writes:
+            return None
+        folder, iteration = self.run.folder / "checkpoints", self.state.iteration
+        try:
+            self.state.lengths = self.run.lengths()
+            target = _write(folder, self.state, self.agents)
+        except (OSError, SafetensorError) as error:
+            warnings.warn(
+                f"The checkpoint before iteration {iteration} could not be written to {folder} ({error}). The run goes "
+                "on; earlier checkpoints are as they were.",
+                stacklevel=2,
+            )
+            return None
+        spare = _place(folder, self.state.best["iteration"]) if self.state.best else None
+        for old in _folders(folder)[self.settings.keep :]:
+            if old not in (spare, target):
+                shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint there is, read or not."""
+        return next(iter(_folders(self.run.folder / "checkpoints")), None)
+
+
+def _write(folder: Path, state: RunState, agents: Sequence[Stateful]) -> Path:
+    """Writes a checkpoint so that it is there completely or not at all. Raises OSError or SafetensorError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target, partial = _place(folder, state.iteration), Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    try:
+        numbers = {}
+        for agent in agents:
+            tensors, numbers[agent.name] = agent.state()
+            save_file(tensors, partial / f"{agent.name}.safetensors")
+        content = {"format": FORMAT, **asdict(replace(state, agents=numbers))}
+        (partial / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        files = {
+            file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(partial.iterdir())
+        }
+        (partial / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
+        for file in partial.iterdir():
+            _flush(file)
+        _flush(partial)
+        aside = folder / f".replaced-{target.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        if target.exists():  # a damaged one that was skipped, or the run has gone back before it
+            target.rename(aside)
+        partial.rename(target)
+        _flush(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        return target
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _place(folder: Path, iteration: int) -> Path:
+    return folder / f"iter-{iteration:06d}"
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest first."""
+    found = [path for path in folder.glob("iter-*") if path.is_dir() and path.name[5:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def read(path: Path, agents: Sequence[str]) -> RunState:
+    """The checked `state.json` of a checkpoint, all of whose files are as they were written.
+
+    Raises:
+        Damaged: a file is missing, truncated, altered, or no part of a checkpoint of these agents.
+    """
+    manifest = _json(path / "manifest.json")
+    expected = {"state.json", *(f"{agent}.safetensors" for agent in agents)}
+    files = manifest.get("files")
+    if manifest.get("format") != FORMAT or not isinstance(files, dict) or set(files) != expected:
+        found = sorted(files) if isinstance(files, dict) else files
+        raise Damaged(f"manifest.json lists {found}, expected {sorted(expected)} in format {FORMAT}")
+    for name, promised in files.items():
+        file = path / name
+        if not isinstance(promised, dict):
+            raise Damaged(f"manifest.json has no size of {name}")
+        if not file.is_file() or file.is_symlink():
+            raise Damaged(f"{name} is missing")
+        if file.stat().st_size != promised.get("bytes"):
+            raise Damaged(f"{name} has {file.stat().st_size} bytes, expected {promised.get('bytes')}")
+        if _digest(file) != promised.get("sha256"):
+            raise Damaged(f"{name} differs from what was written (SHA-256)")
+    content = _json(path / "state.json")
+    kinds = {"iteration": int, "config": dict, "agents": dict, "lengths": dict, "before": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
+    if wrong or content["iteration"] < 0 or set(content["lengths"]) != set(FILES):
+        raise Damaged(f"state.json lacks {wrong or 'an iteration from 0 or the lengths of ' + ', '.join(FILES)}")
+    for name, length in content["lengths"].items():
+        file = path.parent.parent / f"{name}.jsonl"
+        if not isinstance(length, int) or length < 0 or not file.is_file() or file.stat().st_size < length:
+            raise Damaged(f"{file.name} of its run is missing or shorter than it was")
+    return RunState(**{key: content[key] for key in RunState.__dataclass_fields__ if key in content})
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise Damaged(f"{file.name} is missing") from None
+    except ValueError:
+        raise Damaged(f"{file.name} is no json") from None
+    if not isinstance(content, dict):
+        raise Damaged(f"{file.name} is no json object")
+    return content
+
+
+def newest(run: Path, agents: Sequence[str]) -> tuple[Path, RunState] | None:
+    """The newest checkpoint of a run that is whole, and its state; says which others are skipped and why."""
+    for path in _folders(run / "checkpoints"):
+        try:
+            return path, read(path, agents)
+        except Damaged as error:
+            print(f"Skipping the checkpoint {path}: {error}.", flush=True)
+    return None
+
+
+def load(path: Path, state: RunState, agents: Sequence[Stateful]) -> None:
+    """Gives the agents the state of a checkpoint that `read` has checked.
+
+    Raises:
+        UserError: it is of other models.
+    """
+    for agent in agents:
+        try:
+            agent.load_state(load_file(path / f"{agent.name}.safetensors"), state.agents[agent.name])
+        except (LookupError, TypeError, ValueError, SafetensorError) as error:
+            raise UserError(f"resume: expected a checkpoint of these agents, got {str(path)!r} ({error})") from None

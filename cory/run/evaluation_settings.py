@@ -1,0 +1,146 @@
+"""Settings of an evaluation, and the runs that it names. Importing this does not import torch."""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cory.config import Config, ModelConfig, Settings, UserError, expect
+from cory.run.settings import as_config, new_folder, read_settings
+
+MODELS = "Hub ids, local folders, or folders of runs (all their agents)"  # help of the positional argument
+FREE = ("device", "output", "ks", "shown")  # may differ where an evaluation is continued
+C = TypeVar("C", bound=Config)
+
+
+@dataclass
+class EvaluationConfig(Settings):
+    """What to compare, and on what.
+
+    Args:
+        models: Hub ids, local folders, or folders of runs (all their agents).
+        base: Hub id, local folder or `tiny`: the model that KL is measured to, shown first. null: the first run's, or
+            the first model.
+        task: Keys of the first run's `task` block to change, such as --task.dataset or --task.reward_model.
+        split: The held-out split.
+        queries: Number of queries, from the first. 0: all.
+        samples: Responses sampled for each query.
+        ks: The k of pass@k, at most `samples`, for rewards of 0 and 1. Empty: none.
+        greedy: Also answer each query once with the likeliest tokens.
+        kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
+        temperature: Of the samples. null: the first run's, or 1.
+        max_new_tokens: Longest response. null: the first run's, or the task's default.
+        chat_template: Render prompts with the chat template. null: as each run was trained; false for other models.
+        quantization: none, 4bit or 8bit. null: as each run was trained; none for other models.
+        trust_remote_code: Whether code that comes with a model may run. null: as for each run; false for other models.
+        batch_size: Responses that are sampled at a time.
+        seed: Of the choice of queries and of sampling.
+        device: auto, cpu, cuda or cuda:N.
+        output: Folder of the results; one that was begun with the same settings is continued. null: a new one.
+        shown: Queries whose responses are shown side by side.
+    """
+
+    models: list[str] = field(default_factory=list)
+    base: str | None = None
+    task: dict[str, Any] = field(default_factory=dict)
+    split: str = "test"
+    queries: int = 500
+    samples: int = 1
+    ks: list[int] = field(default_factory=list)
+    greedy: bool = False
+    kl_coef: float | None = None
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    chat_template: bool | None = None
+    quantization: str | None = None
+    trust_remote_code: bool | None = None
+    batch_size: int = 100
+    seed: int = 0
+    device: str = "auto"
+    output: str | None = None
+    shown: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "batch_size"):
+            expect(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        expect(self.queries >= 0, "queries", "0 (all) or more", self.queries)
+        expect(self.shown >= 0, "shown", "0 or more", self.shown)
+        for k in self.ks:
+            if not 1 <= k <= self.samples:
+                raise UserError(f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}")
+
+    def adjusted(self, model: ModelConfig) -> ModelConfig:
+        """A model's settings with those changed that were asked for."""
+        names = ("chat_template", "quantization", "trust_remote_code")
+        return replace(model, **{name: getattr(self, name) for name in names if getattr(self, name) is not None})
+
+
+def run_agents(folder: Path) -> dict[str, Path]:
+    """The saved agents of a run's folder, named RUN/agent_1, ...; empty where it is no run.
+
+    Raises:
+        UserError: the run has saved none.
+    """
+    if not (folder / "config.yaml").exists():
+        return {}
+    found = sorted(path for path in folder.glob("agent_*") if path.is_dir())
+    if not found:
+        raise UserError(
+            f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
+        )
+    return {f"{folder.name}/{agent.name}": agent for agent in found}
+
+
+def run_config(kind: type[Config], run: Path) -> Config:
+    """A run's settings, without its task's block where `kind` has none."""
+    settings = read_settings(run)
+    if "task" not in kind.__dataclass_fields__:
+        settings.pop("task", None)
+    return as_config(kind, settings, run / "config.yaml")
+
+
+def task_config(kind: type[C], settings: EvaluationConfig) -> C:
+    """The settings from which the evaluation's task is made: the first run's, with what `settings.task` changes.
+
+    Raises:
+        UserError: the first run is not of this task, or a key is unknown.
+    """
+    run = next((Path(name) for name in settings.models if run_agents(Path(name))), None)
+    if run is None:
+        config = kind()
+        config.model.name = settings.base or settings.models[0]
+    else:
+        made_of = read_settings(run)
+        if "task" not in made_of:
+            reward = (made_of.get("fingerprint") or {}).get("reward", "one of your own")
+            raise UserError(
+                f"{run}: expected a run of {kind.__module__.split('.')[0]}, got one of another task (reward: {reward}). "
+                f"Evaluate it in Python, with its held-out task: cory.evaluate([{str(run)!r}], task)"
+            )
+        config = as_config(kind, made_of, run / "config.yaml")
+    for key, value in settings.task.items():
+        setattr(config.task, key, value)  # type: ignore[attr-defined]
+    config.seed = settings.seed
+    config.check()
+    return config
+
+
+def output_folder(settings: EvaluationConfig, name: str) -> Path:
+    """The folder of the results: a new one, or one that was begun with the same settings.
+
+    Raises:
+        UserError: it was begun with others, or holds something else.
+    """
+    known = asdict(settings)
+    folder = Path(settings.output) if settings.output else None
+    if folder is not None and (folder / "settings.json").exists():
+        before = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        changed = sorted(key for key in known if known[key] != before.get(key) and key not in FREE)
+        if changed:
+            raise UserError(
+                f"output: expected the settings with which {str(folder)!r} was begun, got others: {changed}"
+            )
+        return folder
+    folder = new_folder(settings.output, name)
+    (folder / "settings.json").write_text(json.dumps(known, indent=2), encoding="utf-8")
+    return folder

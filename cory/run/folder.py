@@ -1,0 +1,233 @@
+"""The run's folder and its progress: everything that a run writes and prints while it trains."""
+
+import json
+import resource
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+import yaml
+from accelerate import PartialState
+from tqdm import tqdm
+
+from cory.config import Config
+from cory.run import processes
+from cory.run.command_line import resume_command
+from cory.run.guards import MEANING
+from cory.run.jsonl import JsonlWriter, replace_text
+from cory.run.provenance import versions
+from cory.run.report import CURVES, model_card, sample_table, table
+from cory.run.settings import new_folder
+from cory.run.tracker import start_tracker
+
+FILES = ("metrics", "samples", "timings")
+WINDOW = 10  # iterations averaged into "start" and "end"
+
+
+class Saved(Protocol):
+    """An agent, as far as the end of a run needs it."""
+
+    name: str
+
+    def save(self, folder: Path) -> None:
+        """Writes it as a Hugging Face or PEFT folder."""
+
+
+def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.yaml and checkpoints hold of a run: its settings, and its task's fingerprint.
+
+    Where it was written and what it was resumed from are left out, so that the file is the configuration of a new run.
+    """
+    return {**asdict(config), "output": None, "resume": None, "fingerprint": dict(fingerprint)}
+
+
+class Run:
+    """Records one run; a context manager that closes files and trackers however the run ends.
+
+    Of several processes the main one writes and prints; the others only keep the history.
+
+    Args:
+        config: the run's settings.
+        name: of the run.
+        agents: the agents' names.
+        record: what config.yaml gets: see `run_record`.
+        folder: of a run to continue; None makes a new one.
+        lengths: of its files at the checkpoint, in bytes, by name; they are cut back to it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        agents: Sequence[str],
+        record: Mapping[str, Any],
+        folder: Path | None = None,
+        lengths: Mapping[str, int] | None = None,
+    ) -> None:
+        self.config = config
+        self.agents = list(agents)
+        self.history: list[dict[str, Any]] = []
+        self.seconds: list[float] = []
+        self.said: set[str] = set()
+        self.writes = PartialState().is_main_process
+        self.folder = folder or processes.broadcast(new_folder(config.output, name) if self.writes else None)
+        self.files: dict[str, JsonlWriter] = {}
+        self.tracker = None
+        if self.writes:
+            settings = yaml.safe_dump({**record, "versions": versions()}, sort_keys=False)
+            if folder is None:  # --resume auto knows a run by it
+                replace_text(self.folder / "config.yaml", settings)
+            self.files = {
+                name: JsonlWriter(self.folder / f"{name}.jsonl", (lengths or {}).get(name, 0)) for name in FILES
+            }
+            replace_text(self.folder / "config.yaml", settings)  # a resumed run may have more iterations
+            (self.folder / "summary.json").unlink(missing_ok=True)  # it has not ended any more
+            if lengths is not None:
+                self.history = self.files["metrics"].rows()
+                self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
+            self.tracker = start_tracker(config, self.folder)
+        self.history, self.seconds = processes.broadcast((self.history, self.seconds))
+        self.bar = tqdm(
+            total=config.iterations,
+            initial=len(self.seconds),
+            bar_format="{n_fmt}/{total_fmt} [{elapsed}<{remaining}] {postfix}",  # leaves a line of 80 for two agents
+            disable=not (self.writes and sys.stderr.isatty()),
+            dynamic_ncols=True,
+        )
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.close()
+        for file in self.files.values():
+            file.close()
+        if self.tracker is not None:
+            self.tracker.finish()
+
+    def say(self, text: str) -> None:
+        """A line for the user, once whatever the number of processes."""
+        if self.writes:
+            self.bar.clear()
+            print(f"\n{text}", file=sys.stderr, flush=True)
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes of the run's files, all of them flushed to the disk.
+
+        Raises:
+            OSError: they are not.
+        """
+        return {name: file.flushed() for name, file in self.files.items()}
+
+    def log(self, k: int, records: list[dict[str, Any]]) -> None:
+        """Takes the records of iteration `k`, one per agent, to metrics.jsonl and the tracker."""
+        self.history += records
+        if not self.writes:
+            return
+        self.files["metrics"].add(records)
+        for record in records:
+            for flag in record["flags"]:
+                if flag not in self.said:
+                    self.said.add(flag)
+                    text = MEANING[flag].format(**record)
+                    self.say(f"Iteration {k + 1}, {record['agent']} as {record['role']}: {text}")
+        if self.tracker is not None:
+            values = {
+                f"{r['agent']}/{key}": value for r in records for key, value in r.items() if isinstance(value, float)
+            }
+            values |= {f"{r['agent']}/is_{r['role']}": 1 for r in records}
+            self.tracker.log(values, step=k)
+
+    def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
+        """Takes sample texts of iteration `k` to samples.jsonl."""
+        if self.writes:
+            self.files["samples"].add(samples)
+
+    def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
+        """Takes the seconds by phase to timings.jsonl and the tracker, and shows progress.
+
+        Apart from metrics.jsonl, which is thus the same, bit for bit, whenever the run is repeated.
+        """
+        tokens = sum(record["response_tokens"] for record in records) * self.config.ppo.batch_size
+        row = {
+            "iteration": k,
+            **{f"seconds_{phase}": round(value, 6) for phase, value in seconds.items()},
+            "tokens_per_second": round(tokens / seconds["total"], 3),
+            "peak_memory_mb": round(peak_memory_mb(), 1),
+        }
+        self.seconds.append(seconds["total"])
+        if not self.writes:
+            return
+        self.files["timings"].add([row])
+        if self.tracker is not None:
+            self.tracker.log({f"time/{key}": value for key, value in row.items() if key != "iteration"}, step=k)
+        self.bar.set_postfix_str(progress(records), refresh=False)
+        self.bar.update()
+        last = k + 1 == self.config.iterations
+        if self.bar.disable and (k == 0 or last or (k + 1) % max(1, self.config.iterations // 10) == 0):
+            text = progress(records)
+            print(f"iteration {k + 1}/{self.config.iterations} | {text} | {seconds['total']:.2f} s/it", flush=True)
+
+    def interrupted(self) -> None:
+        """Tells how to continue the run."""
+        self.say(f"Continue with: {resume_command(self.folder)}")
+
+    def finish(
+        self, before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]], agents: Sequence[Saved]
+    ) -> None:
+        """Saves agents, curves and summary, and prints what the run came to."""
+        from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
+
+        self.bar.close()
+        for agent in agents:
+            agent.save(self.folder / agent.name)
+            card = model_card(agent.name, self.config, self.summary()[agent.name])
+            (self.folder / agent.name / "README.md").write_text(card, encoding="utf-8")
+        plot_curves(self.history, self.folder / "curves.png")
+        summary = {
+            "iterations": self.config.iterations,
+            "seconds_per_iteration": round(statistics.median(self.seconds), 4),
+            "peak_memory_mb": round(peak_memory_mb(), 1),
+            "agents": self.summary(),
+            "samples": {"before": before, "after": after},
+        }
+        replace_text(self.folder / "summary.json", json.dumps(summary, indent=2))
+        print(table(self.summary()))
+        print(sample_table(before, after))
+        print(
+            f"\n{summary['seconds_per_iteration']:.2f} s per iteration. Curves, samples and agents are in {self.folder}"
+        )
+
+    def summary(self) -> dict[str, dict[str, dict[str, float]]]:
+        """By agent and metric: the mean over the first and over the last iterations (10, or half of a short run)."""
+        window = min(WINDOW, max(1, self.config.iterations // 2))
+        result: dict[str, dict[str, dict[str, float]]] = {}
+        for agent in self.agents:
+            rows = [record for record in self.history if record["agent"] == agent]
+            result[agent] = {}
+            for metric in CURVES:
+                start, end = (statistics.fmean(r[metric] for r in part) for part in (rows[:window], rows[-window:]))
+                result[agent][metric] = {"start": start, "end": end, "change": end - start}
+        return result
+
+
+def peak_memory_mb() -> float:
+    """The most memory held so far, in MiB: of the GPU where one is used, else of the process."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def progress(records: Sequence[Mapping[str, Any]]) -> str:
+    """An iteration in a few words: of each agent its number, role, task reward and KL; of more than two, their means."""
+    if len(records) > 2:
+        reward, kl = (statistics.fmean(r[key] for r in records) for key in ("task_reward", "kl"))
+        return f"{len(records)} agents: reward {reward:+.2f} KL {kl:.2f}"
+    parts = (f"{r['agent']} {r['role'][:3]} {r['task_reward']:+.2f} KL {r['kl']:.2f}" for r in records)
+    return " | ".join(parts)

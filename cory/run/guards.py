@@ -1,0 +1,92 @@
+"""What is watched while a run trains: signals, numbers that are not finite, and signs that training goes astray."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from cory.metrics import collapsed
+
+# What a flag of metrics.jsonl means, said once per run.
+MEANING = {
+    "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or "
+    "kl_penalty: kl (docs/paper.md, 'KL penalty').",
+    "equal_rewards": "every response of the batch earned the same, so there is nothing to learn from. Try a larger "
+    "ppo.batch_size, or a task that is neither too hard nor too easy for the model.",
+    "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",
+    "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
+    "ppo.learning_rate or fewer ppo.ppo_epochs.",
+    "not_finite": "a loss or gradient was not finite, and its optimizer step was left out (guards.on_nonfinite: skip). "
+    "Try a smaller ppo.learning_rate, ppo.max_grad_norm: 1, or precision: fp32.",
+    "collapse": "distinct-2 of the responses fell below half of what it was at the start, so they grow alike, or KL is "
+    "above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
+}
+EMPTY_SHARE = 0.1
+
+
+class NotFinite(Exception):
+    """A number that is not finite in an update; the weights are as before that optimizer step.
+
+    Args:
+        what: which number.
+        rows: rows of the batch in which it was seen; empty where only their sum shows it.
+        text: of those rows.
+    """
+
+    def __init__(self, what: str, rows: Sequence[int] = (), text: str = "") -> None:
+        self.what, self.rows = what, list(rows)
+        super().__init__(f"{what} is not finite" + (f" in rows {self.rows}{text}" if self.rows else ""))
+
+
+def flags(
+    record: dict[str, Any], start: dict[str, Any], rewards: torch.Tensor, completions: Sequence[str], kl_bound: float
+) -> list[str]:
+    """The signs of trouble in an agent's iteration, as keys of MEANING.
+
+    Args:
+        record: its metrics. start: those of the same role in the first iteration.
+        rewards: (batch,) its task rewards.
+    """
+    empty = sum(not completion.strip() for completion in completions) / len(completions)
+    seen = {
+        "kl": record["kl"] > kl_bound,
+        "equal_rewards": bool((rewards == rewards[0]).all()),
+        "empty_responses": empty > EMPTY_SHARE,
+        "ratio": record["dropped_steps"] > 0,
+        "not_finite": record["skipped_steps"] > 0,
+        "collapse": collapsed(record["distinct_2"] / max(start["distinct_2"], 1e-9), record["kl"], kl_bound),
+    }
+    return [name for name, here in seen.items() if here]
+
+
+class Interrupted(SystemExit):
+    """The run ends after a signal, its state saved; the status is 128 + the signal's number, as a shell gives it."""
+
+
+class Signals:
+    """While it is entered, the first SIGTERM or SIGINT is only noted in `received`; a second one ends the process."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():  # Python lets no other set handlers
+            self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
+        name = signal.Signals(number).name
+        print(f"\n{name}: finishing this iteration, then saving. Once more ends it now.", file=sys.stderr, flush=True)

@@ -1,0 +1,97 @@
+"""Files that are whole at any moment: replaced at once, or grown line by line."""
+
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cory.config import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file so that at any moment it is there whole, old or new."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+class JsonlWriter:
+    """A json-lines file that grows, and never holds part of a line. Until it is closed nobody else can open it as one.
+
+    Args:
+        path: of the file; made where it is missing.
+        length: bytes of it that stay.
+
+    Raises:
+        UserError: another process writes it.
+    """
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        self.file = open(path, "ab", buffering=0)
+        self._lock(path)
+        self.file.truncate(length)
+        self.path, self.length = path, length
+        self.waiting = b""
+
+    def _lock(self, path: Path) -> None:
+        """Released by the system however the process ends. Without effect on file systems that know no locks."""
+        try:
+            if fcntl:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.file.close()
+            raise UserError(
+                f"output: expected a run that no other process is writing, got {str(path.parent)!r}, in which one has "
+                f"{path.name} open. Wait for it, stop it, or name another folder with --output"
+            ) from None
+        except OSError:
+            pass
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its lines. Raises a UserError where one is no json object."""
+        try:
+            rows = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise UserError(f"{self.path}: expected lines of json ({error})") from None
+        if not all(isinstance(row, dict) for row in rows):
+            raise UserError(f"{self.path}: expected lines of json objects")
+        return rows
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Appends lines. Where the disk is full they wait, after a warning, for the next call."""
+        self.waiting += "".join(json.dumps(row) + "\n" for row in rows).encode()
+        try:
+            self._write()
+        except OSError as error:
+            warnings.warn(f"{self.path} could not be written ({error}); its lines are kept for later.", stacklevel=3)
+
+    def _write(self) -> None:
+        try:
+            rest = memoryview(self.waiting)
+            while rest:
+                rest = rest[self.file.write(rest) :]
+        except OSError:
+            self.file.truncate(self.length)
+            raise
+        self.length += len(self.waiting)
+        self.waiting = b""
+
+    def flushed(self) -> int:
+        """Its length, flushed to the disk. Raises OSError where it cannot be."""
+        self._write()
+        os.fsync(self.file.fileno())
+        return self.length
+
+    def close(self) -> None:
+        """Writes what waits, where that is possible, and closes the file."""
+        with suppress(OSError):
+            self._write()
+        self.file.close()

@@ -1,0 +1,101 @@
+"""Figures of one run, and of an evaluation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display is needed
+import matplotlib.pyplot as plt
+
+plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
+
+CURVE_TITLES = {"task_reward": "task reward", "kl": "KL divergence (nats)", "combined_reward": "combined reward"}
+SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
+COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3")
+
+
+def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
+    """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
+
+    Thick lines are running means over 10 iterations.
+    With several agents the iterations in which the first agent is not the pioneer are shaded.
+    """
+    agents = list(dict.fromkeys(record["agent"] for record in history))
+    figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
+    for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
+        for agent, colour in zip(agents, colours(len(agents)), strict=True):
+            rows = [record for record in history if record["agent"] == agent]
+            x, y = [r["iteration"] for r in rows], [r[metric] for r in rows]
+            axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
+            axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=agent)
+        observing = [r["iteration"] for r in history if r["agent"] == agents[0] and r["role"] != "pioneer"]
+        for k in observing:
+            axis.axvspan(k - 0.5, k + 0.5, color="0.92", lw=0, zorder=0)
+        axis.set(title=title, xlabel="iteration")
+        axis.margins(x=0.01)
+        axis.spines[["top", "right"]].set_visible(False)
+        if observing:
+            axis.fill_between([], [], color="0.92", label=f"{agents[0]} observes")
+    axes[0].legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Path) -> None:
+    """One panel per metric, one bar with its 95 % interval per row.
+
+    Args:
+        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
+        metrics: key to title.
+    """
+    names = [row["name"] for row in rows]
+    figure, axes = plt.subplots(
+        1, len(metrics), figsize=(3.2 * len(metrics), 0.4 * len(rows) + 1.6), layout="constrained"
+    )
+    for axis, (metric, title) in zip(axes, metrics.items(), strict=True):
+        values, errors = [row[metric] for row in rows], [row[f"{metric}_ci"] for row in rows]
+        axis.barh(names, values, xerr=errors, color=colours(len(rows)), height=0.6, error_kw={"lw": 1, "capsize": 3})
+        axis.set(title=title)
+        axis.invert_yaxis()
+        axis.axvline(0, color="0.3", lw=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis is not axes[0]:
+            axis.set_yticklabels([])
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_pass_at_k(rows: Sequence[dict[str, Any]], ks: Sequence[int], path: Path) -> None:
+    """pass@k over k, a line with its 95 % interval per model, as in the paper's Fig. 5.
+
+    Args:
+        rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
+    """
+    many = len(rows) > len(COLOURS)
+    figure, axis = plt.subplots(figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained")
+    for row, colour in zip(rows, colours(len(rows)), strict=True):
+        values, errors = ([row[f"pass@{k}{suffix}"] for k in ks] for suffix in ("", "_ci"))
+        style = "-" if " after " not in row["name"] else "--"
+        axis.errorbar(
+            ks, values, errors, label=row["name"], ls=style, marker="o", ms=3, lw=1.4, capsize=2, color=colour
+        )
+    axis.set(xlabel="k", ylabel="pass@k")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ks, [str(k) for k in ks])
+    axis.spines[["top", "right"]].set_visible(False)
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
+    axis.legend(frameon=False, fontsize=8, **beside)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def running_mean(values: Sequence[float], width: int) -> list[float]:
+    """Each value's mean with the `width - 1` before it, fewer at the start."""
+    return [sum(part) / len(part) for i in range(len(values)) if (part := values[max(0, i - width + 1) : i + 1])]
+
+
+def colours(count: int) -> list[Any]:
+    """That many colours, no two alike up to 20."""
+    return list(COLOURS[:count]) if count <= len(COLOURS) else [plt.get_cmap("tab20")(i % 20) for i in range(count)]

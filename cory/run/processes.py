@@ -1,0 +1,76 @@
+"""Several processes, one per GPU (or CPU share): what they tell each other. With one process, nothing."""
+
+import ctypes
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+
+TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others, before it takes them for dead
+
+
+def start(cpu: bool) -> PartialState:
+    """The processes' common state. The first caller decides whether they are on the CPU: it must be before any other
+    use of accelerate, where each process would take itself for the only one."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not PartialState._shared_state
+    return PartialState(cpu=cpu, timeout=TIME_LIMIT) if several else PartialState(cpu=cpu)
+
+
+def configure_cpu() -> None:
+    """Tells a CPU's arithmetic and memory what training wants.
+
+    Numbers below 1e-38 count as 0: PyTorch's GELU takes six times as long where many are. And freed memory stays with
+    the process (glibc): else the pages of every large array go back to the system and are asked for again.
+    """
+    torch.set_flush_denormal(True)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(-4, 0)  # M_MMAP_MAX: no array gets pages of its own
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that speaks for all; known before anything is started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return PartialState().num_processes
+
+
+def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor over the processes."""
+    if world_size() > 1:
+        tensor = tensor.clone()
+        torch.distributed.all_reduce(tensor)
+    return tensor
+
+
+def all_reduce_max(value: float) -> float:
+    """The largest of a number over the processes."""
+    if world_size() == 1:
+        return value
+    tensor = torch.tensor(value, device=PartialState().device)
+    torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+    return tensor.item()
+
+
+def gather(rows: list[Any]) -> list[Any]:
+    """The lists of all processes, one after the other."""
+    return gather_object(rows) if world_size() > 1 else rows
+
+
+def broadcast(value: Any) -> Any:
+    """The main process's value."""
+    return broadcast_object_list([value])[0] if world_size() > 1 else value
+
+
+def shard(rows: int) -> slice:
+    """This process's part of `rows`, which their number divides."""
+    part = rows // world_size()
+    return slice(PartialState().process_index * part, (PartialState().process_index + 1) * part)

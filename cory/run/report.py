@@ -1,0 +1,80 @@
+"""What a run shows at its end: tables for the terminal, and the card of a saved agent."""
+
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from cory.config import Config
+
+CURVES = ("task_reward", "kl", "combined_reward")  # the metrics that every table and figure of a run has
+
+
+def table(summary: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The summary as text: a row per agent and metric."""
+    lines = ["", f"{'agent':10}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
+    for agent, metrics in summary.items():
+        for metric, values in metrics.items():
+            numbers = "".join(f"{values[key]:9.3f}" for key in ("start", "end", "change"))
+            lines.append(f"{agent:10}{metric:18}{numbers}")
+    return "\n".join(lines)
+
+
+def sample_table(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> str:
+    """The same queries before and after training, each agent alone."""
+    lines = []
+    for row, sample in enumerate(next(iter(before.values()))):
+        lines.append(f"\n{one_line(sample['query'])}")
+        answers = [("before", sample)] + [(agent, rows[row]) for agent, rows in after.items()]
+        lines += [f"  {who:10}{s['task_reward']:+7.2f}  {one_line(s['completion'])}" for who, s in answers]
+    return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """A model's text for a terminal or a table: control characters, line breaks among them, shown as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def model_card(agent: str, config: Config, summary: dict[str, dict[str, float]]) -> str:
+    """The README.md of a saved agent."""
+    method = "PPO" if config.cory.num_agents == 1 else f"CORY ({config.cory.num_agents} agents)"
+    rows = "\n".join(f"| {metric} | {v['start']:.3f} | {v['end']:.3f} |" for metric, v in summary.items())
+    settings = yaml.safe_dump(asdict(config), sort_keys=False)
+    adapter = config.lora.rank > 0 and not config.lora.merge
+    auto_class = "AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM"
+    imports = (
+        "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
+        if adapter
+        else "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    )
+    header = {
+        "library_name": "peft" if adapter else "transformers",
+        "base_model": config.model.name,
+        "tags": ["cory", "ppo", "reinforcement-learning", *(["lora"] if adapter else [])],
+    }
+    return f"""---
+{yaml.safe_dump(header, sort_keys=False)}---
+# {agent}
+
+`{config.model.name}` fine-tuned with {method} for {config.iterations} iterations.
+
+```python
+{imports}
+model = {auto_class}.from_pretrained("path/to/{agent}")
+tokenizer = AutoTokenizer.from_pretrained("path/to/{agent}")
+```
+
+Means over the first and the last iterations of training, over the roles it held:
+
+| metric | start | end |
+|---|---|---|
+{rows}
+
+Settings:
+
+```yaml
+{settings}```
+
+Method: Ma et al., "Coevolving with the Other You: Fine-Tuning LLM with Sequential Cooperative Multi-Agent
+Reinforcement Learning", NeurIPS 2024, arXiv 2410.06101.
+"""

@@ -1,0 +1,231 @@
+"""Settings from files and flags: a task's YAML files, the config.yaml of a run, and the command line.
+
+Nothing here imports torch, so `--help` and mistakes are answered at once.
+"""
+
+import difflib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from cory.config import Config, UserError, keys
+
+RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
+FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "versions"}  # may differ on resume
+C = TypeVar("C", bound=Config)
+read_command_line = False  # whether this process has its settings from its command line
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """What the config.yaml of a run's folder holds: its settings, and those RECORDED. Nothing in it is executed.
+
+    Raises:
+        UserError: there is no such file, or it holds no settings.
+    """
+    try:
+        settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
+    return settings
+
+
+def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
+    """The settings of a file, checked as a command line is; those RECORDED are left out.
+
+    Raises:
+        UserError: they are not those of `kind`, such as a run of another task.
+    """
+    parser = _parser(kind)
+    try:
+        parsed = parser.parse_object({key: value for key, value in settings.items() if key not in RECORDED})
+        return kind(**_values(parser, parsed))
+    except ArgumentError as error:
+        raise UserError(f"{where}: {_with_nearest(str(error), kind)}") from None
+
+
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Where two runs differ, of what matters: "key: saved -> wanted". A run without a fingerprint is not held to one."""
+    for key in [*saved, *(key for key in wanted if key not in saved)]:
+        if not prefix and (key in FREE or (key == "fingerprint" and not (saved.get(key) and wanted.get(key)))):
+            continue
+        old, new = saved.get(key), wanted.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key}: {old!r} -> {new!r}"
+
+
+def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None, task: str = "") -> tuple[C, str]:
+    """Reads the command line: `--config FILE` (else `default`), then flags such as `--ppo.batch_size 64` on top.
+
+    `--resume RUN` without `--config` takes the run's own settings in place of `default`.
+
+    Args:
+        argv: default, that of the process.
+        task: begins the run's name.
+
+    Returns:
+        the settings and a name for the run: that of the configuration file, or of the run whose file it is.
+
+    Raises:
+        UserError: a file is missing or no YAML, a key is unknown (the nearest is named), a value has the wrong type or
+            is out of range.
+    """
+    global read_command_line
+    read_command_line = read_command_line or argv is None
+    parser = _parser(config_class)
+    parser.add_argument("--config", action="config", help=f"YAML file of the run (default: {default.name})")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    files = _values_of("--config", argv)
+    resumed = _run_of(next(iter(_values_of("--resume", argv)[-1:]), ""))
+    if not files:
+        files = [str(resumed / "config.yaml" if resumed else default)]
+        argv = ["--config", files[0], *argv]
+    try:
+        values = _parse(parser, _without_records(argv))
+    except ArgumentError as error:
+        raise UserError(_blame(parser, files[-1], error) + _with_nearest(str(error), config_class)) from None
+    del values["config"]
+    file = Path(files[-1])
+    return config_class(**values), (file.parent.name if _is_record(file) else f"{task}_{file.stem}".lstrip("_"))
+
+
+def parse_arguments(kind: type[Any], description: str | None, **positional: str) -> dict[str, Any]:
+    """The command line of a tool whose flags are the fields of a dataclass: its values, by field.
+
+    Args:
+        positional: fields that are lists and stand without a flag, with their help.
+
+    Raises:
+        UserError: what the parser complains of.
+    """
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, description=description)
+    for name, text in positional.items():
+        parser.add_argument(name, nargs="+", help=text)
+    parser.add_class_arguments(kind, skip=set(positional))
+    try:
+        return vars(parser.instantiate(parser.parse_args()))
+    except ArgumentError as error:
+        raise UserError(_with_nearest(str(error), kind)) from None
+
+
+def _parser(kind: type[Config]) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_class_arguments(kind)
+    return parser
+
+
+def _values_of(flag: str, argv: Sequence[str]) -> list[str]:
+    return [
+        word.partition("=")[2] or following
+        for word, following in zip(argv, [*argv[1:], ""], strict=False)
+        if word.split("=")[0] == flag
+    ]
+
+
+def _run_of(resume: str) -> Path | None:
+    """The run's folder that `--resume` names: itself, or the one above a checkpoint; None: no such folder."""
+    path = Path(resume or "auto")
+    return next((run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None)
+
+
+def _is_record(file: Path) -> bool:
+    return file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
+
+
+def _without_records(argv: Sequence[str]) -> list[str]:
+    """The command line with the text of a run's config.yaml in place of its name, without what is RECORDED there."""
+    result, before = [], ""
+    for word in argv:
+        flag, equals, name = ("--config", "", word) if before == "--config" else word.partition("=")
+        before = word
+        if flag == "--config" and name and _is_record(Path(name)):
+            settings = {key: value for key, value in read_settings(Path(name).parent).items() if key not in RECORDED}
+            word = f"{flag}{equals}" * bool(equals) + yaml.safe_dump(settings, sort_keys=False)
+        result.append(word)
+    return result
+
+
+def _parse(parser: ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+    try:
+        parsed = parser.parse_args(list(argv))
+    except (OSError, UnicodeError, RecursionError) as error:
+        raise UserError(f"expected a readable YAML file ({error})") from None
+    return _values(parser, parsed)
+
+
+def _values(parser: ArgumentParser, parsed: Any) -> dict[str, Any]:
+    for key in keys_that_take_no_null(parser, parsed):
+        raise UserError(f"{key}: expected a value, got null")
+    return vars(parser.instantiate(parsed))
+
+
+def keys_that_take_no_null(parser: ArgumentParser, parsed: Any) -> Iterator[str]:
+    """The keys that are null though their type has no null; the parser lets those pass."""
+    for action in parser._actions:
+        hint = getattr(action, "_typehint", None)
+        if hint is not None and type(None) not in get_args(hint) and parsed.get(action.dest, 0) is None:
+            yield action.dest
+
+
+def _blame(parser: ArgumentParser, file: str, error: ArgumentError) -> str:
+    """The file's name, where the file alone, without flags, is refused too."""
+    try:
+        _parse(parser, _without_records(["--config", file]))
+    except ArgumentError:
+        return "" if file in str(error) else f"{file}: "
+    except UserError:
+        pass
+    return ""
+
+
+def _with_nearest(message: str, config_class: type) -> str:
+    """The parser's message, with the nearest key that exists where it complains of one that does not."""
+    message = " ".join(message.split())
+    if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
+        return message
+    words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split()]
+    known = {key: key for key in keys(config_class)} | {key.split(".")[-1]: key for key in keys(config_class)}
+    for word in reversed(words):
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+        if near and word not in known:
+            return f"unknown key {word!r} ({message}). Did you mean {known[near[0]]!r}?"
+    return message
+
+
+def new_folder(output: str | None, name: str) -> Path:
+    """A folder for results, made: `output`, else the first free one of runs/NAME, runs/NAME-2, ...
+
+    Raises:
+        UserError: `output` already holds something, or cannot be written.
+    """
+    try:
+        return _new_folder(output, name)
+    except OSError as error:
+        raise UserError(f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})") from None
+
+
+def _new_folder(output: str | None, name: str) -> Path:
+    if output is not None:
+        folder = Path(output)
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            raise UserError(
+                f"output: expected a new or empty folder, got {str(folder)!r}, which already holds a run or other files"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    for number in range(1, sys.maxsize):
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise AssertionError

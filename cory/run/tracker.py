@@ -1,0 +1,66 @@
+"""wandb, TensorBoard or trackio beside the run's own files, through accelerate's trackers."""
+
+import os
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cory.config import Config, UserError
+from cory.run.jsonl import replace_text
+
+
+def start_tracker(config: Config, folder: Path) -> Any:
+    """accelerate's tracker of the kind that is asked for, or None.
+
+    Raises:
+        UserError: its package is not installed.
+    """
+    if config.tracker == "none":
+        return None
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    tracker_class = LOGGER_TYPE_TO_CLASS[config.tracker]
+    if config.tracker == "wandb" and not (os.environ.get("WANDB_MODE") or _wandb_account()):
+        os.environ["WANDB_MODE"] = "offline"
+        print(f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later.")
+    options: dict[str, Any] = {
+        "wandb": {"dir": str(folder), "name": folder.name, **_wandb_run(config, folder)},
+        "tensorboard": {"logging_dir": str(folder)},
+    }
+    try:
+        tracker = tracker_class("cory", **options.get(config.tracker, {}))
+    except ImportError as error:
+        raise UserError(f"tracker: expected {config.tracker} to be installed, got: {error}") from None
+    if hasattr(tracker, "start"):
+        tracker.start()
+    tracker.store_init_configuration(_flat(asdict(config)))
+    return tracker
+
+
+def _wandb_run(config: Config, folder: Path) -> dict[str, str]:
+    """The run that wandb goes on with where this one is resumed: its id lies in the run's folder."""
+    if config.tracker != "wandb":
+        return {}
+    file = folder / "wandb_id"
+    known = file.exists() and file.read_text(encoding="utf-8").strip().isalnum()
+    if not known:
+        replace_text(file, secrets.token_hex(4))
+    return {"id": file.read_text(encoding="utf-8").strip(), **({"resume": "allow"} if known else {})}
+
+
+def _wandb_account() -> bool:
+    """Whether wandb has an account to write to; in a terminal it asks for one."""
+    import wandb
+
+    try:
+        return bool(wandb.login())
+    except wandb.errors.UsageError:
+        return False
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in flat.items()}

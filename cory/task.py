@@ -1,0 +1,138 @@
+"""Loads datasets from the Hub or from local files, and holds what a run trains on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from cory.config import UserError
+from cory.policies.load import find
+from cory.prompts import RolePrompts
+from cory.rewards import RewardFunction
+from cory.run import provenance
+
+FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+
+
+def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | None = None) -> datasets.Dataset:
+    """One split of a dataset.
+
+    Args:
+        name: Hub id, local file (parquet, json lines, csv), or local folder with files named after their split.
+        columns: columns that must be there.
+        subset: configuration of a Hub dataset.
+
+    Raises:
+        UserError: it is missing, empty, cannot be read, or lacks a column.
+    """
+    cache = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
+    where = find(name, "dataset", kind="dataset", cached=cache.is_dir())
+    path = Path(name)
+    if path.exists():
+        files = [path] if path.is_file() else _files_of_split(path, split)
+        formats = {FORMATS.get(file.suffix) for file in files}
+        if len(formats) != 1 or None in formats:
+            raise UserError(
+                f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[f.name for f in files]}"
+            )
+        arguments = {"path": formats.pop(), "data_files": [str(file) for file in files], "split": "train"}
+    else:
+        arguments = {"path": name, "name": subset, "split": split, "revision": where.get("revision")}
+    quiet = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(**arguments)
+    except Exception as error:  # every reader raises its own kind
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        raise UserError(f"dataset: expected {name!r} to be readable, got {type(error).__name__}: {reason}") from None
+    finally:
+        if quiet:
+            datasets.enable_progress_bars()
+    if len(loaded) == 0:
+        raise UserError(f"dataset: expected rows, got none in {name!r}, split {split!r}")
+    for column in columns:
+        if column not in loaded.column_names:
+            raise UserError(f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}")
+    return loaded
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    files = [f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if f.suffix in FORMATS]
+    chosen = [f for f in files if f.stem == split or f.name.startswith((f"{split}-", f"{split}_", f"{split}."))]
+    if not chosen:
+        raise UserError(
+            f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, "
+            f"got {[f.name for f in files]}"
+        )
+    return chosen
+
+
+@dataclass
+class Task:
+    """What the agents are trained on.
+
+    Args:
+        dataset: a `prompt` column with the query s0 (not empty); other columns reach the reward and the templates.
+        reward: `reward(prompts, completions, **columns) -> list[float]`, called once per iteration with the responses
+            of all agents; `prompts` are the queries.
+        prompts: what each role reads.
+        metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
+
+    Raises:
+        UserError: no `prompt` column, an empty or non-text prompt, or a template that names a missing column.
+    """
+
+    dataset: datasets.Dataset
+    reward: RewardFunction
+    prompts: RolePrompts
+    metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if "prompt" not in self.dataset.column_names:
+            raise UserError(f"dataset: expected a column 'prompt', got {self.dataset.column_names}")
+        for row, prompt in enumerate(self.dataset["prompt"]):
+            if not isinstance(prompt, str) or not prompt:
+                raise UserError(f"dataset: expected text in column 'prompt', got {prompt!r} in row {row}")
+        self.prompts.check_columns(self.dataset.column_names)
+
+    def render(
+        self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[str] | None = None
+    ) -> list[str]:
+        """What a role reads, for each row of `columns`; without `responses`, what the pioneer reads."""
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        texts = [None] * len(rows) if responses is None else responses
+        return [self.prompts.render(role, row, text) for row, text in zip(rows, texts, strict=True)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells this task from another, for a run's config.yaml: reward, templates and data, by name and hash."""
+        return {
+            **self.fingerprint_of_reward(),
+            "prompts": {"pioneer": self.prompts.pioneer, "observer": self.prompts.observer},
+            "dataset_sha256": provenance.data_hash(self.dataset),
+            "rows": len(self.dataset),
+        }
+
+    def fingerprint_of_reward(self) -> dict[str, str]:
+        """The reward's name and the hash of its source."""
+        return {
+            "reward": provenance.function_name(self.reward),
+            "reward_sha256": provenance.source_hash(self.reward),
+        }
+
+    @classmethod
+    def from_prompts(cls, prompts: list[str], reward: RewardFunction, role_prompts: RolePrompts) -> "Task":
+        """A task on a plain list of queries."""
+        return cls(datasets.Dataset.from_dict({"prompt": prompts}), reward, role_prompts)
+
+    def batch(self, k: int, size: int, seed: int) -> dict[str, list[Any]]:
+        """The columns of iteration `k`: each pass over the data is a permutation drawn from (seed, pass).
+
+        Rows that do not fill a last batch sit out that pass.
+        """
+        batches = len(self.dataset) // size
+        order = np.random.default_rng([seed, k // batches]).permutation(len(self.dataset))
+        start = k % batches * size
+        return self.dataset[order[start : start + size].tolist()]

@@ -1,0 +1,131 @@
+"""The toy setting's world: short film reviews from a small grammar, and small models that were trained on them.
+
+The models are shipped in `toy/` beside this file (`python -m study.toy` makes them); the reviews are generated, the same
+everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier has learnt
+the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text goes on one
+mood better than the quoted sentence. So a better response helps its reader, as it does for a pre-trained LLM.
+"""
+
+import os
+import random
+from functools import cache
+from pathlib import Path
+
+from cory.config import UserError
+
+SHIPPED = Path(__file__).resolve().parent / "toy"
+POLICY, REWARD_MODEL = SHIPPED / "policy", SHIPPED / "reward_model"
+LARGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cory" / "imdb_large_v1"
+TRAIN_REVIEWS, ALL_REVIEWS = 8000, 9000  # the rest is for testing
+OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
+MOODS = (-2, -1, 0, 1, 2)
+
+OPENINGS = (
+    "I watched {film} {when}", "we saw {film} {when}", "my {friend} picked {film} {when}", "{film} came out {when}",
+    "I finally rented {film} {when}", "{film} was on television {when}", "they showed {film} {when}",
+    "after all the talk I went to see {film}", "I had read the book before {film}", "{film} is a story about {topic}",
+    "this is a film about {topic}", "here is another movie about {topic}", "I knew little about {film}",
+)  # fmt: skip
+SLOTS = {
+    "film": "this film|this movie|the picture|that thriller|this comedy|the drama|this western|the sequel|that musical|"
+    "this documentary|the remake|this little film|that old movie|the new release",
+    "when": "last night|on sunday|with my family|at the festival|in a small cinema|late in the evening|"
+    "on a long flight|last week|a few years ago|when it first came out|on a rainy day|after work",
+    "friend": "brother|sister|wife|husband|neighbour|teacher|cousin|daughter|son|uncle",
+    "topic": "a lonely detective|two brothers|a small town|the war|a lost dog|a young singer|a family on the road|"
+    "an old sailor|life in the city|a bank robbery|a summer by the sea|a chess player|the end of the world",
+    "part": "the acting|the plot|the music|the ending|the script|the lead actor|the camera work|the dialogue|the cast|"
+    "the pacing|the story|the direction|the first half|the second half|the costume design|the humour|the villain|"
+    "the love story|the opening scene|the soundtrack",
+    "frame": "{part} was {very} {adjective}|{part} felt {very} {adjective}|I found {part} {very} {adjective}|"
+    "{part} seemed {adjective} to me|{part} and {part} were {adjective}|in the end {part} was {adjective}|"
+    "for me {part} was {very} {adjective}|{part} turned out {adjective}",
+    "very": "very|quite|really|simply|truly|rather",
+}  # fmt: skip
+MOODY = {
+    "adjective": {
+        -2: "awful|dreadful|terrible|horrible|disgusting|unbearable|pathetic",
+        -1: "weak|dull|clumsy|boring|disappointing|shallow|tired",
+        0: "average|ordinary|standard|typical|passable|familiar|plain",
+        1: "good|pleasant|solid|charming|enjoyable|nice|clever",
+        2: "wonderful|brilliant|superb|magnificent|perfect|outstanding|breathtaking",
+    },
+    "verdict": {
+        -2: "I hated every minute|it was a waste of time|it is the worst thing I have ever seen|please avoid it",
+        -1: "I would not watch it again|it left me cold|I lost interest early|it was not worth the ticket",
+        0: "it is what you would expect|I have no strong feelings|it passes the time|there is little to say",
+        1: "I liked it|it is worth a look|I had a good time|I can recommend it",
+        2: "I loved every minute|it is a masterpiece|it is the best thing I have ever seen|everyone should see it",
+    },
+}
+JOINTS = (" and ", ", ", ". ", "; ")
+
+
+def _pick(rng: random.Random, slot: str, mood: int) -> str:
+    options = MOODY[slot][mood] if slot in MOODY else SLOTS[slot]
+    return fill(rng, rng.choice(options.split("|")), mood)
+
+
+def fill(rng: random.Random, template: str, mood: int) -> str:
+    while "{" in template:
+        start, end = template.index("{"), template.index("}")
+        template = template[:start] + _pick(rng, template[start + 1 : end], mood) + template[end + 1 :]
+    return template
+
+
+def _phrases(rng: random.Random, mood: int, seed: int) -> list[str]:
+    """One review as phrases. The skeleton (opening, number of clauses, joints) follows `seed`, the words `rng`."""
+    skeleton = random.Random(seed)
+    phrases = [fill(skeleton, skeleton.choice(OPENINGS), mood)] if skeleton.random() < 0.6 else []
+    phrases += [fill(rng, "{frame}", mood) for _ in range(skeleton.randint(1, 3))]
+    return [phrase + skeleton.choice(JOINTS) for phrase in phrases] + [fill(rng, "{verdict}", mood) + "."]
+
+
+def review(rng: random.Random) -> tuple[str, int]:
+    """A review and its mood."""
+    mood = rng.choice(MOODS)
+    return "".join(_phrases(rng, mood, rng.getrandbits(32))), mood
+
+
+def rewriting(rng: random.Random) -> str:
+    """An example in the observer's prompt form: the query of the quoted sentence, continued one mood better."""
+    mood, seed = rng.choice(MOODS), rng.getrandbits(32)
+    phrases = _phrases(rng, mood, seed)
+    words = "".join(phrases).split(" ")
+    quoted, query = words[: rng.randint(5, 22)], words[: rng.randint(2, 7)]
+    kept, length = 0, 0  # the phrase in which the query ends stays as it is
+    while length < len(" ".join(query)):
+        length += len(phrases[kept])
+        kept += 1
+    better = phrases[:kept] + _phrases(rng, min(mood + 1, 2), seed)[kept:]
+    return OBSERVER.format(sentence=" ".join(quoted), rewrite="".join(better))
+
+
+@cache
+def _reviews() -> list[tuple[str, int]]:
+    """All reviews with their moods; the training ones first."""
+    rng = random.Random(0)
+    return [review(rng) for _ in range(ALL_REVIEWS)]
+
+
+def reviews(split: str) -> list[str]:
+    """The texts of a split.
+
+    Raises:
+        UserError: there is no such split.
+    """
+    parts = {"train": slice(0, TRAIN_REVIEWS), "test": slice(TRAIN_REVIEWS, None)}
+    if split not in parts:
+        raise UserError(f"task.split: expected one of {list(parts)} of the toy reviews, got {split!r}")
+    return [text for text, _ in _reviews()[parts[split]]]
+
+
+def folder(name: str) -> str:
+    """The folder of a built-in policy: `tiny`, or `tiny_large` of twice the parameters; other names stay."""
+    if name == "tiny_large":
+        if not LARGE.exists():
+            raise UserError(
+                "model.name: tiny_large is not shipped. Make it, in a minute: python -m study.toy tiny_large"
+            )
+        return str(LARGE)
+    return str(POLICY) if name == "tiny" else name

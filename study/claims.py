@@ -1,0 +1,249 @@
+"""Judges the paper's claims by the runs of the experiments: reproduced, not reproduced, or not tested.
+
+    python -m study.claims --scales tiny real --out results/claims.md
+
+Each claim is a figure and the range in which its 95 % interval must lie (docs/experiments.md, "Claims"). Nothing is
+run; claims whose experiment has not ended at a scale are not tested there.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from cory.config import UserError
+from cory.run.command_line import main
+from cory.run.jsonl import replace_text
+from cory.run.tables import markdown_table
+from study.comparison import rewards
+from study.estimates import (
+    CORY,
+    PPO,
+    Evidence,
+    Figure,
+    Untested,
+    agents,
+    apart_and_gain,
+    between,
+    collapses,
+    decline,
+    difference,
+    distinct_share,
+    early_gain,
+    end,
+    frontiers_apart,
+    growth_of_kl,
+    kl_accelerates,
+    less_variance,
+    measured,
+    of_gain,
+    passes,
+    ratio,
+    relative,
+    reward_and_gain,
+    rise,
+    share,
+    share_of_limit,
+    unsteadiness,
+    values_apart,
+)
+from study.experiment import ROOT, plan, read_experiment
+from study.records import Record, flat, read
+
+SIMILAR = 0.2  # of the gain in task reward: how far apart values may be that count as similar or close
+MUCH = 1.5  # ratio from which on something is "much" or "well" above
+ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
+NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper.
+
+    Args:
+        number: of its experiment. says: in words. measured: what the figure is.
+        holds: the open range in which the figure's interval must lie. experiments: that it is judged by, one a task.
+        figure: raises Untested where it cannot be had.
+    """
+
+    number: str
+    says: str
+    measured: str
+    holds: tuple[float, float]
+    experiments: tuple[str, ...]
+    figure: Callable[[Evidence], Figure]
+
+
+IMDB, GSM8K, CURVES = ("imdb_curves",), ("gsm8k_curves",), ("imdb_curves", "gsm8k_curves")
+ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
+RATES, FRONTIERS = ("imdb_learning_rate", "gsm8k_learning_rate"), ("imdb_frontier", "gsm8k_frontier")
+CLAIMS = [
+    Claim("E1", "CORY's task reward is similar to PPO's", "task reward, (CORY - PPO) / PPO's gain",
+          (-SIMILAR, SIMILAR), IMDB, between(CORY, PPO, reward_and_gain, of_gain)),
+    Claim("E1", "PPO's KL is more than twice CORY's", "KL, PPO / CORY", (2, math.inf), IMDB,
+          between(PPO, CORY, end("kl"), ratio)),
+    Claim("E1", "CORY's combined reward rises", "combined reward, last - first 10 iterations", ABOVE, IMDB,
+          measured(CORY, rise)),
+    Claim("E1", "PPO's combined reward falls", "combined reward, last - first 10 iterations", BELOW, IMDB,
+          measured(PPO, rise)),
+    Claim("E1", "LLM1 and LLM2 end close together", "combined reward, distance of LLM1 and LLM2 / gain",
+          (-math.inf, SIMILAR), IMDB, measured(CORY, apart_and_gain, share)),
+    Claim("E1, E5", "a larger model does not bring PPO to CORY's KL", "KL, larger PPO / CORY", MORE, ABLATIONS,
+          between("PPO, larger model", CORY, end("kl"), ratio)),
+    Claim("E2", "PPO's task reward peaks at half time and declines", "task reward, middle - last 10 iterations", ABOVE,
+          GSM8K, measured(PPO, decline)),
+    Claim("E2", "CORY's task reward does not decline", "task reward, middle - last 10 iterations", (-math.inf, 0.05),
+          GSM8K, measured(CORY, decline)),
+    Claim("E2", "CORY is steadier", "spread around running mean, PPO / CORY", MORE, GSM8K,
+          between(PPO, CORY, unsteadiness, ratio)),
+    Claim("E2", "PPO's KL does not converge", "growth of the KL in the last 10 iterations", (0.05, math.inf), GSM8K,
+          measured(PPO, growth_of_kl, share)),
+    Claim("E2", "CORY's KL converges", "growth of the KL in the last 10 iterations", (-0.05, 0.05), GSM8K,
+          measured(CORY, growth_of_kl, share)),
+    Claim("E2", "CORY's task reward is higher", "task reward, CORY - PPO", ABOVE, GSM8K,
+          between(CORY, PPO, end("task_reward"), difference)),
+    Claim("E2", "CORY's KL is lower", "KL, PPO / CORY", MORE, GSM8K, between(PPO, CORY, end("kl"), ratio)),
+    Claim("E3", "CORY is above the base at every k", "pass@k, CORY - base, smallest over k", ABOVE, GSM8K,
+          passes("base")),
+    Claim("E3", "CORY is above PPO at every k", "pass@k, CORY - PPO, smallest over k", ABOVE, GSM8K, passes(PPO)),
+    Claim("E4", "CORY's frontier lies outside PPO's", "hypervolume, (CORY - PPO) / all", ABOVE, FRONTIERS,
+          frontiers_apart),
+    Claim("E5", "without knowledge transfer the reward is less steady", "spread around running mean, without / with",
+          MORE, ABLATIONS, between(NO_TRANSFER, CORY, unsteadiness, ratio)),
+    Claim("E5", "without knowledge transfer the KL is higher", "KL, without / with", MORE, ABLATIONS,
+          between(NO_TRANSFER, CORY, end("kl"), ratio)),
+    Claim("E5", "without role exchange the reward is as good", "task reward, (without - with) / gain",
+          (-SIMILAR, SIMILAR), ABLATIONS, between(NO_EXCHANGE, CORY, reward_and_gain, of_gain)),
+    Claim("E5", "without role exchange the KL is much higher", "KL, without / with", (MUCH, math.inf), ABLATIONS,
+          between(NO_EXCHANGE, CORY, end("kl"), ratio)),
+    Claim("E5", "the fixed observer's KL is well below the fixed pioneer's", "KL, fixed pioneer / observer",
+          (MUCH, math.inf), ABLATIONS, measured(NO_EXCHANGE, agents("kl"), share)),
+    Claim("E6", "PPO collapses at learning rates at which CORY is stable", "collapse rate over all rates, PPO - CORY",
+          ABOVE, RATES, collapses(1.0)),
+    Claim("E6", "CORY converges near iteration 10", "gain by iterations 11 to 20 / gain, all rates", (0.8, math.inf),
+          RATES, measured(CORY, early_gain, share)),
+    Claim("E6", "PPO's KL accelerates at the smallest rate", "KL, second half's gain / first half's", MORE, RATES,
+          kl_accelerates),
+    Claim("E7", "cooperation gives more reward than competition", "task reward, coefficient 1 - coefficient -1", ABOVE,
+          COOPERATION, values_apart(-1, 0, "task_reward", difference)),
+    Claim("E7", "cooperation gives a lower KL than competition", "KL, coefficient -1 / coefficient 1", MORE,
+          COOPERATION, values_apart(0, -1, "kl", ratio)),
+    Claim("E8", "PPO's texts repeat themselves", "distinct-2, end / start", (-math.inf, 0.5), IMDB,
+          measured(PPO, distinct_share)),
+    Claim("E8", "CORY's texts do not", "distinct-2, end / start", (0.5, math.inf), IMDB,
+          measured(CORY, distinct_share)),
+    Claim("E8", "PPO's texts run on to the token limit", "pioneer's length / limit", (0.9, math.inf), GSM8K,
+          measured(PPO, share_of_limit)),
+    Claim("E8", "CORY's texts do not", "pioneer's length / limit", (-math.inf, 0.9), GSM8K,
+          measured(CORY, share_of_limit)),
+    Claim("secondary", "12.3 % better policy optimality", "combined reward, (CORY - PPO) / |PPO|", (0.123, math.inf),
+          CURVES, between(CORY, PPO, end("combined_reward"), relative)),
+    Claim("secondary", "67 % fewer collapses", "collapse rate over all rates, 0.33 PPO - CORY", ABOVE, RATES,
+          collapses(1 - 0.67)),
+    Claim("secondary", "41 % lower training variance", "1 - variance of CORY / PPO", (0.41, math.inf), CURVES,
+          between(CORY, PPO, rewards, less_variance)),
+]  # fmt: skip
+
+
+def gather(name: str, scale: str, runs: Path) -> Evidence:
+    """What an experiment's runs tell.
+
+    Raises:
+        Untested: not all of its runs have ended, or they have other settings.
+        UserError: a file cannot be read.
+    """
+    experiment = read_experiment(ROOT / f"configs/experiments/{name}.yaml")
+    needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
+    there = [p.folder for p in plan(experiment, scale, needs, runs) if (p.folder / "summary.json").exists()]
+    if not there:
+        raise Untested("not run")
+    first = flat(read(there[0]).settings)
+    planned = plan(experiment, scale, {key: str(first[key]) for key in needs}, runs)
+    try:
+        ended = [item for item in planned if item.state() == "finished"]
+    except UserError:
+        raise Untested("runs of other settings") from None
+    if len(ended) < len(planned):
+        raise Untested(f"{len(ended)} of {len(planned)} runs ended")
+    by_name: dict[str, list[Record]] = {}
+    for item in ended:
+        by_name.setdefault(item.label, []).append(read(item.folder))
+    values = list(experiment.scales[scale].values or [])
+    return Evidence(by_name, values, experiment.over, runs / scale / f"{name}-evaluation" / "evaluation.json")
+
+
+def judge(scales: Sequence[str], runs: Path) -> list[dict[str, str]]:
+    """A row for each claim, task and scale: the figure and the verdict."""
+    known: dict[tuple[str, str], Evidence | Untested] = {}
+    rows = []
+    for claim in CLAIMS:
+        for name in claim.experiments:
+            for scale in scales:
+                if scale not in read_experiment(ROOT / f"configs/experiments/{name}.yaml").scales:
+                    continue
+                if (name, scale) not in known:
+                    try:
+                        known[name, scale] = gather(name, scale, runs)
+                    except Untested as why:
+                        known[name, scale] = why
+                try:
+                    evidence = known[name, scale]
+                    if isinstance(evidence, Untested):
+                        raise evidence
+                    figure = claim.figure(evidence)
+                    text, verdict = str(figure), figure.verdict(claim.holds)
+                except Untested as why:
+                    text, verdict = str(why), "not tested"
+                rows.append(
+                    {"claim": claim.number, "the paper says": claim.says, "at": f"{name.split('_')[0]}, {scale}",
+                     "measured": f"{claim.measured}: {_range(claim.holds)}", "value": text, "verdict": verdict}
+                )  # fmt: skip
+    return rows
+
+
+def _range(holds: tuple[float, float]) -> str:
+    low, high = holds
+    if math.isinf(high):
+        return f"above {low:g}"
+    return f"below {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
+
+
+def command_line(argv: Sequence[str] | None = None) -> None:
+    """`python -m study.claims`: see the module."""
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, description=__doc__)
+    parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, paper")
+    parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the experiments' runs")
+    parser.add_argument("--out", type=str | None, help="File for the table. null: print it only")
+    try:
+        args = parser.parse_args(argv)
+    except ArgumentError as error:
+        raise UserError(" ".join(str(error).split())) from None
+    files = {name for claim in CLAIMS for name in claim.experiments}
+    known = {scale for name in files for scale in read_experiment(ROOT / f"configs/experiments/{name}.yaml").scales}
+    for scale in args.scales:
+        if scale not in known:
+            raise UserError(f"scales: expected some of {sorted(known)}, got {scale!r}")
+    rows = judge(args.scales, Path(args.runs).resolve())
+    text = markdown_table(rows)
+    print(text)
+    if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        replace_text(Path(args.out), HEAD + "\n" + text)
+        print(f"Written to {args.out}")
+
+
+HEAD = """# The paper's claims
+
+A claim is reproduced where the 95 % interval of the figure (bootstrap over seeds) lies wholly in the range that is
+named with it. Else it is not: contradicted where the interval lies wholly outside, undecided where it does not. That is
+said of the scale in the table, not of the paper's own models. Figures are of training, over both agents and their
+roles, as in the paper's curves, where nothing else is said; those of pass@k are of each agent alone, and their
+intervals leave out the spread over problems. With three seeds such an interval is too narrow: it covers about three
+cases in four. Definitions: docs/metrics.md, "Comparison"; docs/experiments.md, "Claims".
+"""
+
+
+if __name__ == "__main__":
+    main(command_line)

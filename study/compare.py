@@ -1,0 +1,174 @@
+"""Compares runs: curves, final values, how far they can be trusted, texts, and the settings in which they differ.
+
+    python -m study.compare runs/imdb_cory_tiny-seed* runs/imdb_ppo_tiny-seed*
+    python -m study.compare 'runs/*' --baseline PPO --over ppo.init_kl_coef --out results/frontier
+
+Runs of equal settings but for the seed form a group. Definitions: docs/metrics.md, "Comparison".
+"""
+
+import csv
+import html
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from cory.config import UserError
+from cory.run.command_line import main
+from cory.run.jsonl import replace_text
+from cory.run.report import CURVES
+from cory.run.tables import markdown_table
+from study.comparison import FINAL, LAST, ROLE_WINDOW, Comparison, find, group, spread
+from study.plots import plot_comparison, plot_frontier, plot_over
+from study.records import read
+
+
+def write(comparison: Comparison, out: Path, title: str = "Comparison", question: str = "", command: str = "") -> Path:
+    """Writes comparison.md with its figures (PNG and SVG) and csv files into `out`; files of the same names go.
+
+    Returns:
+        comparison.md.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    plot_comparison(comparison.curves(), out / "curves")
+    parts = [f"# {title}\n", *([question + "\n"] if question else [])]
+    if command:
+        parts.append(f"```bash\n{command}\n```\n")
+    runs = sum(len(g.whole) for g in comparison.groups)
+    versions = [run.settings.get("versions") or {} for g in comparison.groups for run in g.whole]
+    commits = sorted(
+        {str(v.get("commit", "unknown"))[:12] + "-dirty" * str(v.get("commit")).endswith("dirty") for v in versions}
+    )
+    parts.append(f"{runs} runs of {len(comparison.groups)} groups; commit {', '.join(commits)}. `n` counts seeds; "
+                 "values are mean ± standard deviation over them.\n")  # fmt: skip
+    said = comparison.problems()
+    if said:
+        parts += ["**Mind:**\n", *(f"* {line}" for line in said), ""]
+    parts += [
+        "![curves](curves.png)\n",
+        "Running means over 10 iterations; bands are one standard deviation over seeds.\n",
+    ]
+    rows = comparison.final_rows()
+    parts += [f"## Last {LAST} iterations of training, by agent\n", markdown_table(_final_table(rows))]
+    parts.append(f"Combined reward: task reward - {_eta(comparison)} * KL.\n")
+    parts += ["## By group\n", markdown_table(_group_table(comparison)), _method_note(comparison)]
+    roles = comparison.role_rows()
+    if len({row["role"] for row in roles}) > 1:
+        parts += [f"## By role, last {ROLE_WINDOW} iterations\n", markdown_table(roles)]
+    if comparison.over:
+        plot_over(comparison.points(), comparison.over, out / "over")
+        plot_frontier(comparison.points(), comparison.over, out / "frontier")
+        parts += [f"## Over {comparison.over}\n", "![over](over.png)\n", "## Frontier\n"]
+        parts += ["![frontier](frontier.png)\n", markdown_table(comparison.frontier_rows()),
+                  "Points are (task reward, -KL), means over seeds and agents at the end of training; the hypervolume "
+                  "is measured from the worst task reward and the worst KL of all points.\n"]  # fmt: skip
+    settings = comparison.setting_rows()
+    parts += ["## Settings that differ between groups\n", markdown_table(settings) if settings else "None.\n"]
+    texts = comparison.texts()
+    if texts:
+        parts += ["## The same queries, each agent alone\n", "Task reward in brackets; the first seed of each group.\n"]
+        parts.append(markdown_table(texts))
+    _write_csv(out / "final.csv", _final_csv(rows))
+    every = comparison.run_rows()
+    _write_csv(out / "runs.csv", [list(every[0]), *(list(row.values()) for row in every)])
+    _write_csv(out / "curves.csv", _curve_csv(comparison))
+    replace_text(out / "comparison.md", "\n".join(parts))
+    return out / "comparison.md"
+
+
+def _eta(comparison: Comparison) -> str:
+    return "each run's own eta" if comparison.over == "ppo.init_kl_coef" else f"{comparison.eta:g}"
+
+
+def _final_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    return [
+        {"agent": row["name"], "n": str(row["n"]), **{title: spread(row[metric]) for metric, title in FINAL.items()}}
+        for row in rows
+    ]
+
+
+def _group_table(comparison: Comparison) -> list[dict[str, str]]:
+    table = []
+    for row in comparison.group_rows():
+        changes = [row.get(f"{key}_change") for key in ("optimality", "variance")]
+        table.append(
+            {
+                "group": row["name"],
+                "n": str(row["n"]),
+                "policy optimality": spread(row["policy_optimality"]),
+                "difference to baseline": _percent(changes[0]),
+                "collapse rate": f"{row['collapse_rate']:.0%}",
+                "training variance": f"{row['training_variance']:.3g}" if row["n"] > 1 else "",
+                "difference": _percent(changes[1]) if row["n"] > 1 else "",
+            }
+        )
+    return table
+
+
+def _percent(change: tuple[float, float, float] | None) -> str:
+    if change is None or change[0] != change[0]:
+        return ""
+    return f"{change[0]:+.0%} ({change[1]:+.0%} to {change[2]:+.0%})"
+
+
+def _method_note(comparison: Comparison) -> str:
+    return (
+        f"Baseline: {comparison.baseline}. Policy optimality: mean combined reward over the last {LAST} "
+        "iterations and over agents. Training variance: of the task reward across seeds, mean over iterations. "
+        "Differences are relative to the size of the baseline's value, with the 95 % interval of 10,000 bootstrap "
+        "resamples of the seeds (rough at few seeds).\n"
+    )
+
+
+def _final_csv(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    lines: list[list[Any]] = [["agent", "n", *(f"{m}_{part}" for m in FINAL for part in ("mean", "std"))]]
+    for row in rows:
+        values = [x for m in FINAL for x in _mean_std(row[m])]
+        lines.append([row["name"], row["n"], *values])
+    return lines
+
+
+def _curve_csv(comparison: Comparison) -> list[list[Any]]:
+    lines: list[list[Any]] = [["iteration", "agent", "n", *(f"{m}_{part}" for m in CURVES for part in ("mean", "std"))]]
+    for curve in comparison.curves():
+        longest = max((len(values) for values in curve.values["kl"]), default=0)
+        for k in range(longest):
+            there = {m: [v[k] for v in curve.values[m] if len(v) > k] for m in CURVES}
+            lines.append([k, curve.name, len(there["kl"]), *(x for m in CURVES for x in _mean_std(there[m]))])
+    return lines
+
+
+def _mean_std(values: Sequence[float]) -> list[Any]:
+    if not values:
+        return ["", ""]
+    return [f"{statistics.fmean(values):.6g}", f"{statistics.stdev(values):.6g}" if len(values) > 1 else ""]
+
+
+def _write_csv(path: Path, lines: Sequence[Sequence[Any]]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
+
+
+def command_line(argv: Sequence[str] | None = None) -> None:
+    """`python -m study.compare`: see the module."""
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, description=__doc__)
+    parser.add_argument("runs", nargs="+", help="Folders of runs, or globs that match some")
+    parser.add_argument("--out", type=str, default="runs/comparison", help="Folder of the results")
+    parser.add_argument(
+        "--baseline", type=str | None, help="Group or family to measure against. null: PPO, or the first"
+    )
+    parser.add_argument("--over", type=str | None, help="Key of the settings to draw results over: ppo.init_kl_coef")
+    try:
+        args = parser.parse_args(argv)
+    except ArgumentError as error:
+        raise UserError(" ".join(str(error).split())) from None
+    comparison = Comparison(group([read(path) for path in find(args.runs)], args.over), args.baseline, args.over)
+    path = write(comparison, Path(args.out))
+    print(html.unescape(path.read_text(encoding="utf-8").split("## Settings")[0]))
+    print(f"Written to {path}")
+
+
+if __name__ == "__main__":
+    main(command_line)

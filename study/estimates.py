@@ -1,0 +1,303 @@
+"""Figures by which claims are judged: what runs come to, two groups of them or one, with an interval over seeds.
+
+A figure is made by a function of the `Evidence`; `cory/claims.py` names one for each claim.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from study.comparison import LAST, collapsed, final, rewards, variance_of
+from study.records import Record, flat
+from study.statistics import bootstrap, hypervolume
+
+PPO, CORY = "PPO", "CORY"
+M = TypeVar("M")
+mean = statistics.fmean
+
+
+class Untested(Exception):
+    """Why a claim cannot be judged."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value, the ends of its 95 % interval, and of how many seeds each side is."""
+
+    value: float
+    low: float
+    high: float
+    seeds: tuple[int, ...]
+
+    def verdict(self, holds: tuple[float, float]) -> str:
+        """Whether the interval lies where a claim needs it."""
+        if not all(map(math.isfinite, (self.value, self.low, self.high))) or min(self.seeds) < 2:
+            return "not tested"
+        if holds[0] < self.low and self.high < holds[1]:
+            return "reproduced"
+        outside = self.high <= holds[0] or self.low >= holds[1]
+        return f"not reproduced ({'contradicted' if outside else 'undecided'})"
+
+    def __str__(self) -> str:
+        count = " and ".join(map(str, dict.fromkeys(self.seeds)))
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f}; n = {count})"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """An experiment that has ended.
+
+    Args:
+        runs: by name. values: of the experiment's `over`, in its order; empty where it has none.
+        over: that key. evaluation: where the evaluation's rows are, if there are any.
+    """
+
+    runs: dict[str, list[Record]]
+    values: list[Any]
+    over: str | None
+    evaluation: Path
+
+    def of(self, name: str, value: Any = None) -> list[Record]:
+        """The runs of a name, and of a value where one is named."""
+        found = self.runs.get(name, [])
+        if value is not None:
+            found = [run for run in found if self.value(run) == value]
+        if not found:
+            raise Untested(f"no runs of {name} at this scale")
+        return found
+
+    def value(self, run: Record) -> Any:
+        """What a run has for `over`."""
+        return flat(run.settings)[self.over] if self.over else None
+
+    def by_seed(self, name: str) -> list[list[Record]]:
+        """The runs of each seed, at all values."""
+        seeds: dict[Any, list[Record]] = {}
+        for run in self.of(name):
+            seeds.setdefault(run.settings["seed"], []).append(run)
+        return list(seeds.values())
+
+
+def between(
+    first: str, second: str, of: Callable[[Record], M], statistic: Callable[[Sequence[M], Sequence[M]], float]
+) -> Callable[[Evidence], Figure]:
+    """A figure from what `of` gives for each run of two groups."""
+    return lambda evidence: over_runs(statistic, *([of(run) for run in evidence.of(name)] for name in (first, second)))
+
+
+def measured(
+    name: str, of: Callable[[Record], M], statistic: Callable[[Sequence[Any]], float] = mean
+) -> Callable[[Evidence], Figure]:
+    """A figure from one group of runs."""
+
+    return lambda evidence: over_runs(lambda x, _: statistic(x), [of(run) for run in evidence.of(name)])
+
+
+def over_runs(
+    statistic: Callable[[Sequence[M], Sequence[M]], float], one: Sequence[M], two: Sequence[M] | None = None
+) -> Figure:
+    """A statistic of one or two samples of runs, with its interval."""
+    interval = bootstrap(statistic, one, one[:1] if two is None else two)
+    return Figure(*interval, (len(one),) if two is None else (len(one), len(two)))
+
+
+def end(metric: str) -> Callable[[Record], float]:
+    """A metric over the last 10 iterations, mean over agents."""
+    return lambda run: final(run, metric)
+
+
+def over(a: float, b: float) -> float:
+    """A ratio; undefined where the denominator is not above 0."""
+    return a / b if b > 0 else math.nan
+
+
+def ratio(one: Sequence[float], two: Sequence[float]) -> float:
+    """A ratio of means."""
+    return over(mean(one), mean(two))
+
+
+def difference(one: Sequence[float], two: Sequence[float]) -> float:
+    """A difference of means."""
+    return mean(one) - mean(two)
+
+
+def relative(one: Sequence[float], two: Sequence[float]) -> float:
+    """A difference of means over the size of the second."""
+    return over(mean(one) - mean(two), abs(mean(two)))
+
+
+def of_gain(one: Sequence[tuple[float, float]], two: Sequence[tuple[float, float]]) -> float:
+    """Difference of the first numbers over the mean of the second side's second ones, its gain."""
+    return over(mean(x for x, _ in one) - mean(x for x, _ in two), mean(gain for _, gain in two))
+
+
+def share(runs: Sequence[tuple[float, float]]) -> float:
+    """The mean of the first numbers over that of the second ones."""
+    return over(mean(x for x, _ in runs), mean(y for _, y in runs))
+
+
+def start(run: Record) -> float:
+    """Task reward of the pioneer (or PPO's only agent) in the first iteration, before any update."""
+    return next(row["task_reward"] for row in run.rows if row["iteration"] == 0 and row["role"] == "pioneer")
+
+
+def reward_and_gain(run: Record) -> tuple[float, float]:
+    """Task reward at the end, and how far that is above the start."""
+    return final(run, "task_reward"), final(run, "task_reward") - start(run)
+
+
+def window(run: Record, metric: str, end: int) -> float:
+    """Mean over agents and the 10 iterations before `end`."""
+    return mean(row[metric] for row in run.rows if end - LAST <= row["iteration"] < end)
+
+
+def rise(run: Record) -> float:
+    """Change of the combined reward from the first 10 iterations to the last 10."""
+    return window(run, "combined_reward", run.iterations) - window(run, "combined_reward", LAST)
+
+
+def decline(run: Record) -> float:
+    """How far the task reward of the last 10 iterations is below that of the 10 about the middle."""
+    middle = window(run, "task_reward", run.iterations // 2 + LAST // 2)
+    return middle - window(run, "task_reward", run.iterations)
+
+
+def growth_of_kl(run: Record) -> tuple[float, float]:
+    """What the KL gained in the last 10 iterations, and the KL."""
+    end = window(run, "kl", run.iterations)
+    return end - window(run, "kl", run.iterations - LAST), end
+
+
+def halves_of_kl(run: Record) -> tuple[float, float]:
+    """What the KL gained in the second half of the run, and in the first."""
+    middle = window(run, "kl", run.iterations // 2 + LAST // 2)
+    return window(run, "kl", run.iterations) - middle, middle
+
+
+def early_gain(run: Record) -> tuple[float, float]:
+    """Gain in task reward by iterations 11 to 20, and by the end."""
+    return window(run, "task_reward", 2 * LAST) - start(run), reward_and_gain(run)[1]
+
+
+def unsteadiness(run: Record) -> float:
+    """Standard deviation of the task reward (mean over agents) around its running mean over 10 iterations."""
+    series = np.array(rewards(run))
+    smooth = np.convolve(series, np.ones(LAST) / LAST, "valid")
+    return float((series[LAST // 2 : LAST // 2 + len(smooth)] - smooth).std())
+
+
+def distinct_share(run: Record) -> float:
+    """Distinct-2 at the end over that of the same role in the first iteration, mean over agents."""
+    start = {row["role"]: row["distinct_2"] for row in run.rows if row["iteration"] == 0}
+    return mean(over(row["distinct_2"], start[row["role"]]) for agent in run.agents for row in run.of(agent, LAST))
+
+
+def share_of_limit(run: Record) -> float:
+    """Length of the pioneer's responses at the end over the longest allowed."""
+    rows = [row for row in run.rows if row["role"] == "pioneer" and row["iteration"] >= run.iterations - LAST]
+    return mean(row["response_tokens"] for row in rows) / flat(run.settings)["sampling.max_new_tokens"]
+
+
+def agents(metric: str) -> Callable[[Record], tuple[float, float]]:
+    """A metric over the last 10 iterations, of the first agent and of the second."""
+    return lambda run: (final(run, metric, run.agents[0]), final(run, metric, run.agents[1]))
+
+
+def apart_and_gain(run: Record) -> tuple[float, float]:
+    """How far apart the agents' combined rewards end, and the gain in task reward."""
+    one, two = agents("combined_reward")(run)
+    return abs(one - two), reward_and_gain(run)[1]
+
+
+def less_variance(cory: Sequence[Sequence[float]], ppo: Sequence[Sequence[float]]) -> float:
+    """1 - CORY's training variance over PPO's."""
+    return 1 - over(variance_of(cory), variance_of(ppo))
+
+
+def collapses(weight: float) -> Callable[[Evidence], Figure]:
+    """PPO's collapse rate times `weight`, minus CORY's; seeds are resampled, each with its runs at all values."""
+
+    def figure(evidence: Evidence) -> Figure:
+        if not any(map(collapsed, evidence.of(PPO) + evidence.of(CORY))):
+            raise Untested("no run collapsed")
+        ppo, cory = ([mean(map(collapsed, runs)) for runs in evidence.by_seed(name)] for name in (PPO, CORY))
+        return over_runs(lambda one, two: weight * mean(one) - mean(two), ppo, cory)
+
+    return figure
+
+
+def at(name: str, index: int, of: Callable[[Record], M]) -> Callable[[Evidence], list[M]]:
+    """What `of` gives for the runs of a name at one of the values, by its place among them sorted."""
+    return lambda evidence: [of(run) for run in evidence.of(name, sorted(evidence.values)[index])]
+
+
+def values_apart(
+    first: int, second: int, metric: str, statistic: Callable[[Sequence[float], Sequence[float]], float]
+) -> Callable[[Evidence], Figure]:
+    """CORY's runs at two of the values."""
+    one, two = (at(CORY, index, end(metric)) for index in (first, second))
+    return lambda evidence: over_runs(statistic, one(evidence), two(evidence))
+
+
+def kl_accelerates(evidence: Evidence) -> Figure:
+    """What PPO's KL gains in the second half of a run over what it gains in the first, at the smallest value."""
+    return over_runs(lambda halves, _: share(halves), at(PPO, 0, halves_of_kl)(evidence))
+
+
+def frontiers_apart(evidence: Evidence) -> Figure:
+    """CORY's hypervolume minus PPO's, over that of all points; seeds are resampled, with their runs at all values."""
+
+    def points(seeds: Sequence[Sequence[Record]]) -> list[tuple[float, float]]:
+        at: dict[Any, list[Record]] = {}
+        for run in (run for runs in seeds for run in runs):
+            at.setdefault(evidence.value(run), []).append(run)
+        return [
+            (mean(final(run, "task_reward") for run in runs), -mean(final(run, "kl") for run in runs))
+            for runs in at.values()
+        ]
+
+    cory, ppo = evidence.by_seed(CORY), evidence.by_seed(PPO)
+    every = points(cory) + points(ppo)
+    worst = (min(x for x, _ in every), min(y for _, y in every))
+    whole = hypervolume(every, worst)
+    statistic = lambda one, two: over(  # noqa: E731
+        hypervolume(points(one), worst) - hypervolume(points(two), worst), whole
+    )
+    return over_runs(statistic, cory, ppo)
+
+
+def passes(other: str) -> Callable[[Evidence], Figure]:
+    """The smallest difference over k of CORY's pass@k, mean over its agents alone, to that of PPO or of the base."""
+
+    def figure(evidence: Evidence) -> Figure:
+        runs: dict[str, dict[str, list[list[float]]]] = {"base": {}, PPO: {}, CORY: {}}
+        try:
+            for row in json.loads(evidence.evaluation.read_text(encoding="utf-8")):
+                folder = row["name"].split("/")[0]
+                kind = "base" if folder == "base" else CORY if "_cory" in folder else PPO
+                if " after " not in row["name"]:
+                    passes = [row[key] for key in row if key.startswith("pass@") and not key.endswith("_ci")]
+                    runs[kind].setdefault(folder, []).append(passes)
+        except FileNotFoundError:
+            raise Untested("no evaluation") from None
+        except (ValueError, TypeError, KeyError):
+            raise Untested(f"{evidence.evaluation.name} is damaged") from None
+        if not len(runs[CORY]) == len(evidence.of(CORY)) or not runs["base"] or not runs[PPO]:
+            raise Untested("the evaluation is of other runs")
+        cory, rivals = ([*map(means, runs[kind].values())] for kind in (CORY, other))
+        smallest = lambda a, b: min(x - y for x, y in zip(means(a), means(b), strict=True))  # noqa: E731
+        found = over_runs(smallest, cory, rivals)
+        return found if other == PPO else Figure(found.value, found.low, found.high, (len(cory),))
+
+    return figure
+
+
+def means(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Column by column."""
+    return [mean(values) for values in zip(*rows, strict=True)]

@@ -1,0 +1,157 @@
+"""Runs as their folders tell: settings, metrics, whether they ended; and how settings differ between them."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cory.config import UserError
+from cory.run.report import CURVES
+from cory.run.settings import differences
+
+
+@dataclass
+class Record:
+    """One run.
+
+    Args:
+        folder: where it is.
+        settings: of its config.yaml.
+        rows: of its metrics.jsonl, those of whole iterations.
+        samples: before and after training, by agent; empty for a run that has not ended.
+        problems: in words; empty for a run that ended as it should.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    rows: list[dict[str, Any]]
+    samples: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def agents(self) -> list[str]:
+        """Names, in the order of the first iteration."""
+        return list(dict.fromkeys(row["agent"] for row in self.rows))
+
+    @property
+    def iterations(self) -> int:
+        """How many are recorded."""
+        return max((row["iteration"] for row in self.rows), default=-1) + 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its iterations are there and every number is finite."""
+        return not self.problems
+
+    def of(self, agent: str, last: int | None = None) -> list[dict[str, Any]]:
+        """An agent's rows; of the last iterations only, where `last` is given."""
+        rows = [row for row in self.rows if row["agent"] == agent]
+        return rows if last is None else rows[-last:]
+
+
+def read(folder: Path) -> Record:
+    """Reads a run's folder; what is wrong with the run is in `problems`.
+
+    Raises:
+        UserError: it is no run's folder, or its files cannot be read.
+    """
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UserError(f"expected the folder of a run, with config.yaml and metrics.jsonl, got {str(folder)!r} "
+                        f"({error})") from None  # fmt: skip
+    if not isinstance(settings, dict):
+        raise UserError(f"{folder / 'config.yaml'}: expected settings, got {settings!r}")
+    record = Record(folder, settings, [])
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            rows.append({**row, "iteration": int(row["iteration"]), **{key: float(row[key]) for key in CURVES}})
+        except (ValueError, TypeError, KeyError):
+            record.problems.append(f"line {number} of metrics.jsonl is damaged; what follows is left out")
+            break
+    agents = _agents(settings)
+    count: dict[int, int] = {}
+    for row in rows:
+        count[row["iteration"]] = count.get(row["iteration"], 0) + 1
+    record.rows = [row for row in rows if count[row["iteration"]] == agents]
+    bad = [row["iteration"] for row in record.rows if not all(math.isfinite(row[key]) for key in CURVES)]
+    wrong = min(bad, default=None)
+    planned = settings.get("iterations")
+    if not record.rows:
+        record.problems.append("no iteration is recorded")
+    elif wrong is not None:
+        record.problems.append(f"diverged: a metric is not finite in iteration {wrong + 1}; what follows is left out")
+        record.rows = [row for row in record.rows if row["iteration"] < wrong]
+    try:
+        record.samples = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("samples", {})
+    except (OSError, ValueError, AttributeError):
+        if record.rows:
+            record.problems.append(f"incomplete: {record.iterations} of {planned} iterations, and no summary.json")
+    return record
+
+
+def _agents(settings: Mapping[str, Any]) -> int:
+    block = settings.get("cory")
+    return block.get("num_agents", 2) if isinstance(block, dict) else 2
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return result
+
+
+def same(a: Mapping[str, Any], b: Mapping[str, Any], apart_from: Sequence[str] = ("seed",)) -> bool:
+    """Whether two runs have the same settings, of those that matter, apart from some."""
+    return all(line.split(":")[0] in apart_from for line in differences(a, b))
+
+
+def method(settings: Mapping[str, Any]) -> str:
+    """`PPO`, `CORY`, or `CORY, 3 agents`."""
+    agents = _agents(settings)
+    return {1: "PPO", 2: "CORY"}.get(agents, f"CORY, {agents} agents")
+
+
+def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> list[str]:
+    """The dotted keys in which settings differ, of those that matter."""
+    keys: dict[str, None] = {}
+    for other in settings[1:]:
+        for line in differences(settings[0], other):
+            keys.setdefault(line.split(": ")[0])
+    return [key for key in keys if key not in ignored]
+
+
+def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed",)) -> list[str]:
+    """A name for each of several settings: the method, and where that does not tell them apart, what differs.
+
+    A PPO run has no use for the `cory` block, so that does not appear in its name.
+    """
+    methods = [method(each) for each in settings]
+    result = []
+    for each, kind in zip(settings, methods, strict=True):
+        rivals = [other for other, name in zip(settings, methods, strict=True) if name == kind]
+        keys = [k for k in varying(rivals, ignored) if not (kind == "PPO" and k.startswith("cory."))]
+        values = flat(each)
+        result.append(", ".join([kind, *(f"{key.split('.')[-1]} {_short(values.get(key))}" for key in keys)]))
+    return result
+
+
+def shown(value: Any) -> str:
+    """A setting as tables show it: of a path from the root its last two parts, as the rest is of a machine."""
+    path = Path(value) if isinstance(value, str) else None
+    return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)
+
+
+def _short(value: Any) -> str:
+    return Path(value).name if isinstance(value, str) and "/" in value else str(value)

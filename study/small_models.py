@@ -1,0 +1,201 @@
+"""Trains small models from scratch: a BPE tokenizer, a GPT-2 policy and a DistilBERT classifier.
+
+Real architectures, a minute or a few on two CPU cores. `study/toy.py` brings the texts.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+END = "<|endoftext|>"
+PAD = "<|pad|>"
+
+
+def cached(target: Path, build: Callable[[Path], None]) -> Path:
+    """The folder `target`, which `build` fills: either complete or absent.
+
+    Args:
+        build: called with an empty folder, which is renamed into place when it returns. Two processes that build at
+            once both succeed: the first rename wins and the later result, which is equal, is thrown away.
+    """
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        build(partial)
+        try:
+            partial.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of `vocab_size` tokens, `END` and `PAD` included; unpadded text gets no token added."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END, PAD],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, bos_token=END, pad_token=PAD)
+
+
+def train_gpt2(
+    texts: list[str],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    width: int,
+    layers: int,
+    positions: int,
+    steps: int,
+    batch: int = 64,
+    learning_rate: float = 4e-3,
+    beta2: float = 0.999,
+    after: str | None = None,
+    sinusoids: bool = False,
+    seed: int = 0,
+) -> GPT2LMHeadModel:
+    """A GPT-2 trained on `texts`, each followed by END, for `steps` batches of texts of similar length.
+
+    Args:
+        beta2: AdamW's; lower lets long runs of small batches settle faster.
+        after: learn to write only what follows the last `after` of each text, such as an answer; default, all of it.
+        sinusoids: start the position embeddings as sinusoids, so that places relate to each other from the start.
+    """
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=positions,
+            n_embd=width,
+            n_layer=layers,
+            n_head=4,
+            activation_function="gelu_pytorch_tanh",  # GPT-2's own function, in one kernel
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=tokenizer.eos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    if sinusoids:
+        angles = torch.arange(positions)[:, None] * torch.logspace(0, -3, width // 2)
+        model.transformer.wpe.weight.data = 0.1 * torch.cat([angles.sin(), angles.cos()], 1)
+    rows = [ids[:positions] for ids in tokenizer([text + END for text in texts])["input_ids"]]
+    # Tokens of each row that are given, not learnt.
+    given = (
+        [len(ids) for ids in tokenizer([t[: t.rindex(after) + len(after)] for t in texts])["input_ids"]]
+        if after
+        else [1] * len(rows)
+    )
+    batches = _length_sorted_batches(rows, batch)
+
+    def loss(index: torch.Tensor) -> torch.Tensor:
+        ids, mask = _pad([rows[i] for i in index], tokenizer.pad_token_id)
+        learnt = mask.bool() & (torch.arange(ids.shape[1]) >= torch.tensor([given[i] for i in index])[:, None])
+        hidden = model.transformer(input_ids=ids, attention_mask=mask).last_hidden_state[:, :-1]
+        return F.cross_entropy(model.lm_head(hidden[learnt[:, 1:]]), ids[:, 1:][learnt[:, 1:]])
+
+    _fit(model, loss, batches, steps, learning_rate, beta2)
+    return model.eval()
+
+
+def train_distilbert(
+    texts: list[str],
+    positive: list[float],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    width: int,
+    layers: int,
+    positions: int,
+    steps: int,
+    batch: int = 64,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+) -> DistilBertForSequenceClassification:
+    """A NEGATIVE/POSITIVE DistilBERT trained to give each text its stated probability of being POSITIVE."""
+    torch.manual_seed(seed)
+    model = DistilBertForSequenceClassification(
+        DistilBertConfig(
+            vocab_size=len(tokenizer),
+            max_position_embeddings=positions,
+            dim=width,
+            hidden_dim=4 * width,
+            n_layers=layers,
+            n_heads=4,
+            dropout=0.0,
+            attention_dropout=0.0,
+            seq_classif_dropout=0.0,
+            pad_token_id=tokenizer.pad_token_id,
+            id2label={0: "NEGATIVE", 1: "POSITIVE"},
+            label2id={"NEGATIVE": 0, "POSITIVE": 1},
+        )
+    )
+    rows = [ids[:positions] for ids in tokenizer(texts)["input_ids"]]
+    target = torch.tensor([[1 - p, p] for p in positive])
+
+    def loss(index: torch.Tensor) -> torch.Tensor:
+        ids, mask = _pad([rows[i] for i in index], tokenizer.pad_token_id)
+        return F.cross_entropy(model(input_ids=ids, attention_mask=mask).logits, target[index])
+
+    _fit(model, loss, _length_sorted_batches(rows, batch), steps, learning_rate)
+    return model.eval()
+
+
+def _length_sorted_batches(rows: list[list[int]], batch: int) -> list[torch.Tensor]:
+    """Row indices in batches of near-equal length, so that padding costs little."""
+    return list(torch.tensor(sorted(range(len(rows)), key=lambda i: len(rows[i]))).split(batch))
+
+
+def _pad(rows: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    return ids, mask
+
+
+def _fit(
+    model: torch.nn.Module,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    batches: list[torch.Tensor],
+    steps: int,
+    learning_rate: float,
+    beta2: float = 0.999,
+) -> None:
+    """AdamW under a one-cycle schedule over batches in random order."""
+    model.train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=(0.9, beta2), weight_decay=0.01, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[:steps]
+    for index in order.tolist():
+        optimizer.zero_grad()
+        loss(batches[index]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()

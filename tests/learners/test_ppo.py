@@ -1,0 +1,311 @@
+"""Our PPOTrainer against stock TRL, and what it changes on purpose."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import trl
+from conftest import make_gpt2
+
+from cory.config import PPOConfig, SamplingConfig
+from cory.learners.losses import TokenLogprobs, entropy
+from cory.learners.ppo import PPOTrainer
+from cory.learners.trl_parts import PolicyWithValueHead, trl_config
+from cory.policies import window
+from cory.policies.sampling import seed_everything
+
+LOSSES = [
+    "ppo/loss/policy", "ppo/loss/value", "ppo/loss/total", "objective/kl", "objective/kl_coef", "ppo/policy/entropy",
+    "ppo/policy/approxkl", "ppo/policy/policykl", "ppo/policy/clipfrac", "ppo/returns/mean", "ppo/returns/var",
+    "ppo/val/vpred", "ppo/val/error", "ppo/val/clipfrac", "ppo/val/mean", "ppo/mean_non_score_reward",
+    "tokens/responses_len_mean",
+]  # fmt: skip
+
+
+def ragged(rows: int = 8, seed: int = 0):
+    """Queries and responses of different lengths, with their scores."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return torch.randint(2, 300, (int(torch.randint(low, high, (1,), generator=generator)),), generator=generator)
+
+    queries, responses = [draw(2, 9) for _ in range(rows)], [draw(2, 12) for _ in range(rows)]
+    return queries, responses, torch.randn(rows, generator=generator)
+
+
+class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
+    """TRL's policy, its values in float32 like its logits; its trainer cannot mix them with double precision."""
+
+    def forward(self, **inputs):
+        logits, loss, values = super().forward(**inputs)
+        return logits, loss, values.float()
+
+
+def make_trainer(kind, tokenizer, seed=0, options=None, **settings):
+    """A stock or a cory trainer on the same double-precision policy and reference, which differ from each other.
+
+    In double precision, as Adam turns the rounding errors of gradients that are zero (the keys' biases) into steps.
+    """
+    base = make_gpt2(tokenizer).double()
+    ref = make_gpt2(tokenizer, seed=1).double()
+    wrapper = StockPolicy if kind == "stock" else PolicyWithValueHead
+    torch.manual_seed(5)
+    model, ref_model = wrapper(copy.deepcopy(base)).double(), wrapper(ref).double().requires_grad_(False)
+    model.is_peft_model = ref_model.is_peft_model = False  # TRL's from_pretrained sets it
+    config = trl_config(PPOConfig(**{"learning_rate": 1e-3, "batch_size": 8, "mini_batch_size": 8} | settings), seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = (trl.PPOTrainer if kind == "stock" else PPOTrainer)(
+            config=config, model=model, ref_model=ref_model, tokenizer=tokenizer, **(options or {})
+        )
+    seen = []
+    original = trainer.compute_advantages
+
+    def compute_advantages(values, rewards, mask):
+        result = original(values, rewards, mask)
+        seen.append([x[mask.bool()] for x in result])
+        return result
+
+    trainer.compute_advantages = compute_advantages
+    return trainer, seen
+
+
+def steps(trainer, n=2):
+    stats = []
+    for k in range(n):
+        np.random.seed(k)
+        queries, responses, scores = ragged(seed=k)
+        stock = type(trainer) is trl.PPOTrainer
+        stats.append(trainer.step(queries, responses, list(scores) if stock else scores))
+    return stats
+
+
+def weights(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
+@pytest.mark.parametrize("split", [{}, {"mini_batch_size": 2, "gradient_accumulation_steps": 2}])
+def test_equals_stock_trl(tokenizer, kl_penalty, split):
+    tokenizer.padding_side = "right"
+    (stock, stock_seen), (ours, ours_seen) = (
+        make_trainer(kind, tokenizer, kl_penalty=kl_penalty, **split) for kind in ("stock", "ours")
+    )
+    before = weights(ours)
+    for theirs, mine in zip(steps(stock), steps(ours), strict=True):
+        for name in LOSSES:
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-7), name
+    for theirs, mine in zip(stock_seen, ours_seen, strict=True):
+        for name, a, b in zip(("values", "advantages", "returns"), theirs, mine, strict=True):
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
+    assert (weights(ours) - before).abs().max() > 1e-3
+    update = (weights(ours) - before).norm()
+    assert (weights(stock) - weights(ours)).norm() <= 1e-5 * update  # relative to the update, not to the weights
+
+
+@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
+def test_padding_side_changes_no_number(tokenizer, kl_penalty):
+    results = []
+    for side in ("left", "right"):
+        tokenizer.padding_side = side
+        trainer, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty)
+        results.append(({name: steps(trainer)[-1][name] for name in LOSSES}, weights(trainer)))
+    tokenizer.padding_side = "right"
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
+def test_passes_over_rows_of_similar_length_change_no_number(tokenizer, kl_penalty):
+    one, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty)
+    several, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty)
+    one.pass_cost, several.pass_cost = 10**9, 0
+    batch = window.pack(*ragged()[:2], 0)
+    counts = [len(trainer._pieces(batch, range(8))) for trainer in (one, several)]
+    assert counts == [1, 8]
+    assert_same_update(one, several, tokenizer)
+
+
+MINIS = [{}, {"mini_batch_size": 4}, {"mini_batch_size": 4, "gradient_accumulation_steps": 2}]
+
+
+def assert_same_update(a, b, tokenizer):
+    """Two trainers made alike take the same two steps, but for rounding."""
+    before = weights(a)
+    for mine, theirs in zip(steps(a), steps(b), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-7)
+    update = (weights(a) - before).norm()
+    assert update > 1e-2
+    assert (weights(a) - weights(b)).norm() <= 1e-5 * update
+
+
+@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
+@pytest.mark.parametrize("split", MINIS)
+def test_micro_batches_change_no_number(tokenizer, kl_penalty, split):
+    whole, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty, **split)
+    pieces, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty, options={"micro_batch": 3}, **split)
+    assert_same_update(whole, pieces, tokenizer)
+
+
+@pytest.mark.parametrize("split", MINIS)
+@pytest.mark.parametrize("fits", [1, 3])
+def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, fits):
+    whole, _ = make_trainer("ours", tokenizer, **split)
+    small, _ = make_trainer("ours", tokenizer, **split)
+    forward = small._forward
+
+    def limited(rows):
+        result = forward(rows)
+        if len(rows.input_ids) > fits and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        return result
+
+    small._forward = limited
+    with pytest.warns(UserWarning, match="ppo.micro_batch"):
+        assert_same_update(whole, small, tokenizer)
+    assert small.micro_batch in (fits, fits - 1)
+
+
+def test_memory_that_runs_out_for_good_is_an_error(tokenizer):
+    for options in ({"micro_batch": 8}, {}):
+        trainer, _ = make_trainer("ours", tokenizer, options=options)
+
+        def full(rows):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+        trainer._forward = full
+        with warnings.catch_warnings(), pytest.raises(torch.OutOfMemoryError):
+            warnings.simplefilter("ignore")
+            steps(trainer, 1)
+
+
+def test_other_errors_are_not_taken_for_missing_memory(tokenizer):
+    trainer, _ = make_trainer("ours", tokenizer)
+
+    def broken(rows):
+        raise RuntimeError("shapes do not fit")
+
+    trainer._forward = broken
+    with pytest.raises(RuntimeError, match="shapes"):
+        steps(trainer, 1)
+    assert trainer.micro_batch == 8
+
+
+def test_gradient_of_token_logprobs():
+    logits = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(0, 5, (2, 3))
+    assert torch.autograd.gradcheck(lambda x: TokenLogprobs.apply(x, ids)[0], logits)
+
+
+def test_entropy_is_that_of_the_distribution():
+    logits = torch.randn(5, 3, 7)
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    assert torch.allclose(entropy(logits.log_softmax(-1), 2), expected, atol=1e-6)
+
+
+def test_a_ratio_above_the_threshold_drops_the_gradient(tokenizer):
+    trainer, _ = make_trainer("ours", tokenizer, ratio_threshold=1e-3)
+    before = weights(trainer)
+    assert [stats["dropped_steps"] for stats in steps(trainer)] == [4, 4]
+    assert torch.equal(weights(trainer), before)
+
+
+def test_bf16_is_near_fp32(tokenizer):
+    (full, _), (half, _) = (
+        make_trainer("ours", tokenizer, options={"precision": precision}) for precision in ("fp32", "bf16")
+    )
+    for trainer in (full, half):
+        trainer.model.float()
+        trainer.ref_model.float()
+    for mine, theirs in zip(steps(half), steps(full), strict=True):
+        assert mine["objective/kl"] == pytest.approx(theirs["objective/kl"], rel=0.1)
+        assert mine["objective/kl"] != theirs["objective/kl"]
+    assert weights(half).dtype == torch.float32
+
+
+def test_a_batch_of_another_size_is_refused(tokenizer):
+    trainer, _ = make_trainer("ours", tokenizer)
+    queries, responses, scores = ragged()
+    with pytest.raises(ValueError, match="batch_size = 8"):
+        trainer.step(queries[:7], responses[:7], scores[:7])
+
+
+def test_batch_equals_row_by_row(tokenizer):
+    model = make_gpt2(tokenizer).double()
+    queries, responses, _ = ragged()
+    with torch.no_grad():
+        batch = window.pack(queries, responses, 0)
+        logits, hidden = window.forward(model, *batch[:3], batch.response_ids.shape[1])
+        for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
+            full = model(input_ids=torch.cat([query, response])[None], output_hidden_states=True)
+            at = slice(len(query) - 1, len(query) + len(response) - 1)
+            assert torch.allclose(logits[row, : len(response)], full.logits[0, at], rtol=1e-5, atol=1e-9)
+            assert torch.allclose(hidden[row, : len(response)], full.hidden_states[-1][0, at], rtol=1e-5, atol=1e-9)
+            assert batch.response_mask[row].sum() == len(response)
+
+
+@pytest.mark.parametrize("settings", [{"reward_scaling": True}, {"reward_scaling": True, "reward_normalization": True}])
+def test_reward_scaling_uses_the_running_moments(tokenizer, settings):
+    trainer, _ = make_trainer("ours", tokenizer, **settings)
+    scores = [ragged(seed=k)[2] for k in range(2)]
+    stats = steps(trainer)
+    seen = torch.cat(scores)
+    centre = seen.mean() if "reward_normalization" in settings else 0
+    expected = (scores[1] - centre) / seen.std()
+    assert stats[1]["ppo/mean_scores"] == pytest.approx(expected.mean().item(), rel=1e-4)
+
+
+def test_gradients_are_clipped_at_every_step(tokenizer):
+    trainer, _ = make_trainer("ours", tokenizer, max_grad_norm=1e-3)
+    norms = []
+    step = trainer.optimizer.step
+
+    def spy(*args, **kwargs):
+        norms.append(torch.stack([p.grad.norm() for p in trainer.model_params if p.grad is not None]).norm().item())
+        return step(*args, **kwargs)
+
+    trainer.optimizer.step = spy
+    steps(trainer, 1)
+    assert len(norms) == 4
+    assert norms == pytest.approx([1e-3] * 4, rel=1e-3)
+
+
+def test_constructor_leaves_the_random_streams_alone(tokenizer):
+    make_trainer("ours", tokenizer)  # imports and caches aside
+    base = PolicyWithValueHead(make_gpt2(tokenizer))
+    seed_everything(1)
+    expected = (torch.rand(1), np.random.rand())
+    seed_everything(1)
+    PPOTrainer(trl_config(PPOConfig(), 0), base, copy.deepcopy(base), tokenizer)
+    assert (torch.rand(1), np.random.rand()) == expected
+
+
+def test_sampling_has_no_dropout_after_a_step(tokenizer):
+    trainer, _ = make_trainer("ours", tokenizer)
+    steps(trainer, 1)
+    trainer.model.train()  # what TRL leaves behind
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.append(trainer.generate(ragged()[0], SamplingConfig(), 6))
+    assert not trainer.model.training
+    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
+
+
+def test_responses_stop_at_their_first_end_token(tokenizer):
+    trainer, _ = make_trainer("ours", tokenizer)
+    ends = [0, 7]
+    bias = torch.zeros(len(tokenizer))
+    bias[ends] = 3.0
+    trainer.policy.lm_head.register_forward_hook(lambda module, args, output: output + bias)
+    trainer.policy.generation_config.eos_token_id = ends
+    torch.manual_seed(0)
+    responses = trainer.generate(ragged()[0] * 4, SamplingConfig(), 12)
+    lengths = [len(row) for row in responses]
+    assert min(lengths) < 12 <= max(lengths) or len(set(lengths)) > 1
+    for row in responses:
+        assert len(row) >= 1
+        assert not set(row[:-1].tolist()) & set(ends)
+        assert len(row) == 12 or row[-1].item() in ends

@@ -1,0 +1,520 @@
+"""A run is never lost: checkpoints, resume, signals, faults. docs/reliability.md has the table of faults."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import sentences
+
+from cory.agent import make_agents
+from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig, UserError
+from cory.prompts import RolePrompts
+from cory.run import checkpoint
+from cory.run.guards import Interrupted, Signals
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+ITERATIONS = 12
+AGENTS = ["agent_1", "agent_2"]
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
+
+
+def make_trainer(config, reward=count_good) -> CoryTrainer:
+    prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
+    task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts)
+    return CoryTrainer(config, make_agents(config), task)
+
+
+@pytest.fixture(params=["full", "lora"])
+def settings(request, config):
+    """Twelve iterations with everything that has a state: adaptive KL, running reward moments, exchanges."""
+    return replace(
+        config,
+        iterations=ITERATIONS,
+        cory=CoryConfig(exchange_period=3),
+        lora=LoraConfig(rank=4 if request.param == "lora" else 0),
+        ppo=replace(config.ppo, reward_scaling=True, reward_normalization=True, kl_horizon=100.0, mini_batch_size=4),
+        checkpoint=CheckpointConfig(save_every=5),
+    )
+
+
+@pytest.fixture
+def one(config):
+    """A full fine-tuning run of 6 iterations with a checkpoint after each."""
+    return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=1, keep=3))
+
+
+def outcome(folder: Path, agents=AGENTS):
+    """All that must be equal to the bit: metrics, samples, final weights."""
+    files = [folder / "metrics.jsonl", folder / "samples.jsonl"]
+    files += [file for agent in agents for file in sorted((folder / agent).glob("*.safetensors"))]
+    assert len(files) > 2
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def after(reward, calls: int, do):
+    """The reward, but for its call number `calls` (from 1), which does something first."""
+    count = [0]
+
+    def wrapped(prompts, completions):
+        count[0] += 1
+        if count[0] == calls:
+            do()
+        return reward(prompts, completions)
+
+    return wrapped
+
+
+def interrupt(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+
+
+def same(a, b):
+    a, b = outcome(a), outcome(b)
+    assert a.keys() == b.keys()
+    assert [name for name in a if a[name] != b[name]] == []
+
+
+def test_interrupted_after_every_iteration_it_ends_the_same(settings, tmp_path):
+    whole = make_trainer(settings).train().folder
+    broken = replace(settings, output=str(tmp_path / "broken"))
+    for k in range(ITERATIONS):
+        number = (signal.SIGTERM, signal.SIGINT)[k % 2]
+        # The first call of a fresh run scores the samples before training, of one agent each.
+        reward = after(count_good, 3 if k == 0 else 1, lambda number=number: interrupt(number))
+        with pytest.raises(Interrupted) as error:
+            make_trainer(replace(broken, resume=None if k == 0 else "auto"), reward).train()
+        assert error.value.code == 128 + number
+        lines = (tmp_path / "broken/metrics.jsonl").read_text().splitlines()
+        assert len(lines) == 2 * (k + 1)
+    make_trainer(replace(broken, resume="auto")).train()
+    same(whole, tmp_path / "broken")
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, tmp_path / "broken")]
+    assert summaries[0]["samples"] == summaries[1]["samples"] and summaries[0]["agents"] == summaries[1]["agents"]
+
+
+def test_resume_from_an_older_checkpoint(settings, tmp_path):
+    whole = make_trainer(settings).train().folder
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    names = sorted(path.name for path in (copy / "checkpoints").iterdir())
+    assert names == ["iter-000010", "iter-000012"]
+    make_trainer(replace(settings, resume=str(copy / "checkpoints/iter-000010"))).train()
+    same(whole, copy)
+
+
+def test_longer_run_continues_a_finished_one(one, tmp_path):
+    whole = make_trainer(one).train().folder
+    short = replace(one, iterations=4, output=str(tmp_path / "short"))
+    make_trainer(short).train()
+    make_trainer(replace(short, iterations=6, resume="auto")).train()
+    same(whole, tmp_path / "short")
+
+
+def test_without_a_checkpoint_it_starts_from_the_beginning(one, capsys, tmp_path):
+    whole = make_trainer(one).train().folder
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    shutil.rmtree(folder / "checkpoints")
+    make_trainer(replace(one, output=str(folder), resume="auto")).train()
+    assert "from the beginning" in capsys.readouterr().out
+    same(whole, folder)
+
+
+def test_auto_without_any_run_starts_one(one, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run = make_trainer(replace(one, output=None, resume="auto", iterations=2)).train()
+    assert "no earlier run" in capsys.readouterr().out
+    other = make_trainer(replace(one, output=None, resume="auto", iterations=2, seed=1)).train()
+    assert other.folder != run.folder  # other settings that matter: another run
+    again = make_trainer(replace(one, output=None, resume="auto", iterations=3)).train()
+    assert again.folder == run.folder
+    assert len({record["iteration"] for record in again.history}) == 3
+
+
+def test_settings_that_matter_must_be_the_same(one):
+    make_trainer(replace(one, iterations=1)).train()
+    for changes in ({"resume": "auto"}, {"resume": one.output}):
+        changed = replace(one, ppo=replace(one.ppo, learning_rate=5e-4), seed=3, **changes)
+        with pytest.raises(UserError, match=r"seed: 0 -> 3; ppo.learning_rate: 0.001 -> 0.0005"):
+            make_trainer(changed).train()
+    make_trainer(replace(one, tracker="none", sample_every=0, resume="auto", iterations=2)).train()
+
+
+def test_resume_of_what_is_no_run(one, tmp_path):
+    for place in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(UserError, match="resume: expected auto, or the folder of a run"):
+            make_trainer(replace(one, resume=str(place))).train()
+
+
+DAMAGE = {
+    "truncated": (lambda path: os.truncate(path / "agent_2.safetensors", 100), "100 bytes"),
+    "bit flipped": (lambda path: flip(path / "agent_1.safetensors"), "SHA-256"),
+    "missing": (lambda path: (path / "agent_1.safetensors").unlink(), "agent_1.safetensors is missing"),
+    "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+    "manifest no json": (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is no json"),
+    "foreign manifest": (lambda path: (path / "manifest.json").write_text('{"files": {"../x": {}}}'), r"\.\./x"),
+    "link": (lambda path: link(path / "agent_1.safetensors"), "agent_1.safetensors is missing"),
+}
+
+
+def flip(file: Path):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def link(file: Path):
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to(file.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_checkpoints_are_skipped_with_the_reason(one, tmp_path, capsys, damage):
+    whole = make_trainer(one).train().folder
+    short = replace(one, iterations=4, output=str(tmp_path / "short"))
+    folder = make_trainer(short).train().folder
+    harm, reason = DAMAGE[damage]
+    harm(folder / "checkpoints/iter-000004")
+    capsys.readouterr()
+    resumed = replace(one, output=str(folder), resume="auto")
+    make_trainer(resumed).train()
+    said = capsys.readouterr().out
+    assert "Skipping the checkpoint" in said and "iter-000004" in said
+    assert re.search(reason, said)
+    assert "iter-000003: next is iteration 4" in said
+    same(whole, folder)
+
+
+def test_damaged_checkpoint_that_is_named_is_an_error(one):
+    folder = make_trainer(replace(one, iterations=1)).train().folder
+    path = folder / "checkpoints/iter-000001"
+    flip(path / "agent_1.safetensors")
+    with pytest.raises(UserError, match=r"resume: expected a whole checkpoint.*SHA-256"):
+        make_trainer(replace(one, resume=str(path))).train()
+
+
+@pytest.mark.parametrize("change", ["short metrics", "no lengths", "no agents", "lengths elsewhere", "no size"])
+def test_named_checkpoint_whose_files_do_not_fit_is_an_error(one, change):
+    """Checksums can be right and the content wrong: nothing is cut, lengthened or raised raw."""
+    folder = make_trainer(replace(one, iterations=2)).train().folder
+    path = folder / "checkpoints/iter-000002"
+    state = json.loads((path / "state.json").read_text())
+    manifest = json.loads((path / "manifest.json").read_text())
+    if change == "short metrics":
+        os.truncate(folder / "metrics.jsonl", 10)
+    elif change == "no size":
+        manifest["files"]["state.json"] = 7
+    else:
+        state.pop("agents" if change == "no agents" else "lengths")
+        if change == "lengths elsewhere":
+            state["lengths"] = {"../../x": 0}
+        (path / "state.json").write_text(json.dumps(state))
+        content = (path / "state.json").read_bytes()
+        manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match="resume: expected a whole checkpoint"):
+        make_trainer(replace(one, resume=str(path))).train()
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_best_by_a_metric_that_is_none_is_refused_before_training(one):
+    with pytest.raises(UserError, match=r"checkpoint.best: expected null or one of the metrics .*'task_rewards'"):
+        make_trainer(replace(one, checkpoint=CheckpointConfig(best="task_rewards")))
+
+
+def test_a_checkpoint_that_is_written_again_leaves_nothing_behind(one):
+    folder = make_trainer(replace(one, iterations=2)).train().folder
+    make_trainer(replace(one, iterations=2, resume=str(folder / "checkpoints/iter-000001"))).train()
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["iter-000001", "iter-000002"]
+    assert checkpoint.read(folder / "checkpoints/iter-000002", AGENTS)["iteration"] == 2
+
+
+def test_checkpoint_of_another_model_is_an_error(one):
+    folder = make_trainer(replace(one, iterations=1)).train().folder
+    agents = make_agents(replace(one, lora=LoraConfig(rank=2)))
+    path, state = checkpoint.newest(folder, AGENTS)
+    with pytest.raises(UserError, match="resume: expected a checkpoint of these agents"):
+        checkpoint.load(path, state, agents)
+
+
+def test_no_pickle_is_written(one):
+    folder = make_trainer(replace(one, iterations=2)).train().folder
+    kinds = {file.suffix for file in (folder / "checkpoints").rglob("*") if file.is_file()}
+    assert kinds == {".json", ".safetensors"}
+
+
+def test_the_newest_and_the_best_stay(one):
+    config = replace(one, checkpoint=CheckpointConfig(save_every=1, keep=1, best="task_reward"))
+    run = make_trainer(config).train()
+    rewards = [sum(r["task_reward"] for r in run.history if r["iteration"] == k) for k in range(6)]
+    best = max(range(6), key=rewards.__getitem__) + 1
+    names = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert names == {"iter-000006", f"iter-{best:06d}"}
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "metrics"])
+def test_full_disk_leaves_the_run_alive(one, tmp_path, monkeypatch, where):
+    whole = make_trainer(one).train().folder
+    other = replace(one, output=str(tmp_path / "full"))
+    trainer = make_trainer(other)
+    full = [False]
+
+    def toggle(on):
+        full[0] = on
+
+    trainer.task.reward = after(after(count_good, 5, lambda: toggle(True)), 7, lambda: toggle(False))
+    if where == "checkpoint":
+        save_file = checkpoint.save_file
+
+        def failing(tensors, path):
+            if full[0]:
+                Path(path).write_bytes(b"part of it")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            save_file(tensors, path)
+
+        monkeypatch.setattr(checkpoint, "save_file", failing)
+    else:
+        from cory.run import jsonl
+
+        class Disk:
+            def __init__(self, file):
+                self.file = file
+
+            def write(self, data):
+                if full[0]:
+                    self.file.write(data[:5])
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return self.file.write(data)
+
+            def __getattr__(self, name):
+                return getattr(self.file, name)
+
+        opened = jsonl.JsonlWriter.__init__
+
+        def init(self, *args, **kwargs):
+            opened(self, *args, **kwargs)
+            self.file = Disk(self.file)
+
+        monkeypatch.setattr(jsonl.JsonlWriter, "__init__", init)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        run = trainer.train()
+    same(whole, run.folder)
+    assert not list((run.folder / "checkpoints").glob(".partial*"))
+
+
+def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match="output: expected a folder that can be written"):
+        make_trainer(replace(one, output=str(tmp_path / "file/run"))).train()
+
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for output in (str(tmp_path / "closed/run"), None):
+        with pytest.raises(UserError, match=r"output: expected a folder that can be written.*Permission denied"):
+            make_trainer(replace(one, output=output)).train()
+
+
+def test_run_that_another_process_writes_is_left_alone(one, tmp_path):
+    make_trainer(one).train()
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    code = "import sys; from pathlib import Path; from cory.run.jsonl import JsonlWriter; path = Path(sys.argv[1]);"
+    code += "file = JsonlWriter(path, path.stat().st_size); print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(Path(one.output) / "metrics.jsonl")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"1\n"
+        again = replace(one, resume="auto", iterations=one.iterations + 1)
+        with pytest.raises(UserError, match=r"expected a run that no other process is writing, got '.*metrics.jsonl"):
+            make_trainer(again).train()
+        assert files == {path: path.read_bytes() for path in files}
+        other.kill()
+    make_trainer(again).train()
+    assert outcome(Path(one.output))
+
+
+@pytest.mark.parametrize("kind", ["raises", "nan"])
+def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
+    one = replace(one, iterations=9)
+    whole = make_trainer(one).train().folder
+    count = [0]
+
+    def failing(prompts, completions):
+        count[0] += 1
+        if count[0] == 2 + 7:  # two for the samples before training: the seventh iteration
+            if kind == "raises":
+                raise ZeroDivisionError("the reward's own fault")
+            return [float("nan")] * len(prompts)
+        return count_good(prompts, completions)
+
+    other = replace(one, output=str(tmp_path / "failed"), checkpoint=CheckpointConfig(save_every=0))
+    with pytest.raises(ZeroDivisionError if kind == "raises" else UserError, match=r"own fault|iteration 7.*finite"):
+        make_trainer(other, failing).train()
+    assert (tmp_path / "failed/checkpoints/iter-000006/manifest.json").exists()
+    make_trainer(replace(other, resume="auto")).train()
+    same(whole, tmp_path / "failed")
+
+
+def spoil(trainer, agent: str, iteration: int):
+    """From this iteration on, the agent's update has a logit that is not a number in row 3."""
+    ppo = {a.name: a.learner for a in trainer.agents}[agent]
+    forward, seen = ppo._forward, [0]
+    step = ppo.step
+
+    def counted(*args):
+        seen[0] += 1
+        return step(*args)
+
+    def spoiled(rows):
+        result = forward(rows)
+        if seen[0] == iteration and len(rows.input_ids) == 8:
+            result.logprobs.data[3] = float("nan")
+        return result
+
+    ppo.step, ppo._forward = counted, spoiled
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
+    whole = make_trainer(one).train().folder
+    other = replace(one, output=str(tmp_path / "nan"))
+    trainer = make_trainer(other)
+    spoil(trainer, agent, 2)  # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2
+    before = [p.detach().clone() for p in trainer.agents[AGENTS.index(agent)].ppo.model_params]
+    with pytest.raises(UserError, match=rf"iteration 2: {agent} as \w+: the loss is not finite in rows .*3") as error:
+        trainer.train()
+    assert "iter-000001" in str(error.value)
+    weights = trainer.agents[AGENTS.index(agent)].ppo.model_params
+    assert all(p.isfinite().all() for p in weights)
+    assert not all(torch.equal(p, q) for p, q in zip(weights, before, strict=True))  # the first iteration's stay
+    make_trainer(replace(other, resume="auto")).train()
+    same(whole, tmp_path / "nan")
+
+
+def test_update_that_is_not_finite_can_be_skipped(one):
+    config = replace(one, guards=GuardsConfig(on_nonfinite="skip"))
+    trainer = make_trainer(config)
+    spoil(trainer, "agent_1", 2)
+    run = trainer.train()
+    skipped = {(r["iteration"], r["agent"]): r["skipped_steps"] for r in run.history if r["skipped_steps"]}
+    assert skipped == {(1, "agent_1"): config.ppo.ppo_epochs}
+    assert "not_finite" in next(r["flags"] for r in run.history if (r["iteration"], r["agent"]) == (1, "agent_1"))
+    assert all(p.isfinite().all() for agent in trainer.agents for p in agent.learner.model_params)
+
+
+def test_flags_are_raised_and_said_once(one, capsys):
+    config = replace(one, guards=GuardsConfig(kl_bound=1e-6), iterations=3)
+    run = make_trainer(config, lambda prompts, completions: [1.0] * len(prompts)).train()
+    assert all("equal_rewards" in record["flags"] for record in run.history)
+    assert any("kl" in record["flags"] for record in run.history[2:])
+    said = capsys.readouterr().err
+    assert said.count("nothing to learn from") == 1
+
+
+def test_early_stop_on_kl(one):
+    run = make_trainer(replace(one, guards=GuardsConfig(stop_at_kl=1e-9))).train()
+    done = len({record["iteration"] for record in run.history})
+    assert 1 < done < 6
+    assert (run.folder / "agent_2/model.safetensors").exists()
+    assert (run.folder / f"checkpoints/iter-{done:06d}").exists()
+
+
+SCRIPT = """
+import json, sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from jsonargparse import ArgumentParser
+from cory.config import Config
+from test_resume import make_trainer
+from cory.run.command_line import main
+parser = ArgumentParser()
+parser.add_class_arguments(Config, "config")
+config = parser.instantiate(parser.parse_object(json.load(open({settings!r})))).config
+print("ready", flush=True)
+main(lambda: make_trainer(config).train())
+"""
+
+
+def test_killed_at_random_moments_it_ends_the_same(one, tmp_path):
+    """SIGKILL 20 times, a checkpoint being written at some of them."""
+    one = replace(one, iterations=40)
+    whole = make_trainer(one).train().folder
+    folder = tmp_path / "killed"
+    config = replace(one, output=str(folder), resume="auto", device="cpu")
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps({"config": asdict(config)}))
+    here = Path(__file__).resolve().parent
+    script = SCRIPT.format(root=str(here.parent), tests=str(here), settings=str(settings))
+    rng = random.Random(0)
+    # One process that imports, then forks a run for each kill: importing takes longer than the runs.
+    killer = f"""
+import os, random, signal, sys, time
+sys.path[:0] = [{str(here.parent)!r}, {str(here)!r}]
+import test_resume
+import cory.trainer
+rng = random.Random({rng.random()})
+for attempt in range(20):
+    child = os.fork()
+    if child == 0:
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        exec({script!r}, {{"__name__": "run"}})
+        os._exit(0)
+    time.sleep(0.5 + 1.5 * rng.random())
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    metrics = {str(folder / "metrics.jsonl")!r}
+    print(len(open(metrics).readlines()) if os.path.exists(metrics) else 0)
+"""
+    # Sums are rounded otherwise by another number of threads.
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", killer], check=True, timeout=240, env=env, capture_output=True, text=True
+    )
+    lines = [int(line) for line in done.stdout.split() if line.isdigit()]
+    assert len(lines) == 20 and len({n for n in lines if n < 80}) > 3, lines  # killed in the middle, at many places
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    assert process.wait(120) == 0
+    same(whole, folder)
+
+
+def test_second_signal_ends_it_at_once(monkeypatch):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    before = signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
+    with Signals() as signals:
+        interrupt()
+        assert (signals.received, codes) == (signal.SIGTERM, [])
+        interrupt(signal.SIGINT)
+        assert codes == [130]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_signal_ends_a_process_with_its_status(one, tmp_path):
+    config = replace(one, iterations=10_000, output=str(tmp_path / "long"), device="cpu")
+    (tmp_path / "settings.json").write_text(json.dumps({"config": asdict(config)}))
+    here = Path(__file__).resolve().parent
+    script = SCRIPT.format(root=str(here.parent), tests=str(here), settings=str(tmp_path / "settings.json"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "long/metrics.jsonl").exists() or not (tmp_path / "long/metrics.jsonl").read_text():
+        time.sleep(0.1)
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert "--resume" in process.stderr.read()

@@ -1,0 +1,104 @@
+"""The paper's claims judged on runs' folders written by hand."""
+
+import json
+import math
+
+import pytest
+import yaml
+from conftest import ROOT
+from test_compare import make_run
+
+from cory.config import UserError
+from study import claims
+from study.claims import Figure
+from study.experiment import plan, read_experiment
+
+
+def make_experiment(name, runs, **values):
+    """All runs of an experiment at the tiny scale: `values(label, settings)` gives what make_run takes."""
+    for item in plan(read_experiment(ROOT / f"configs/experiments/{name}.yaml"), "tiny", {}, runs):
+        if not item.folder.exists():
+            settings = item.settings
+            changes = {key: change(item.label, settings) for key, change in values.items()}
+            make_run(item.folder, settings["seed"], settings["cory"]["num_agents"], settings["iterations"], **changes)
+            (item.folder / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+def verdict(low, high, *holds, seeds=(3, 3)):
+    return Figure((low + high) / 2, low, high, seeds).verdict(holds)
+
+
+def test_a_verdict_is_where_the_interval_lies():
+    assert verdict(2.1, 3, 2, math.inf) == "reproduced"
+    assert verdict(1.9, 3, 2, math.inf) == "not reproduced (undecided)"
+    assert verdict(1, 2, 2, math.inf) == "not reproduced (contradicted)"
+    assert verdict(-0.1, 0.1, -0.2, 0.2) == "reproduced"
+    assert verdict(-0.3, 0.1, -0.2, 0.2) == "not reproduced (undecided)"
+    assert verdict(0.3, 0.4, -0.2, 0.2) == "not reproduced (contradicted)"
+    assert verdict(2.1, 3, 2, math.inf, seeds=(3, 1)) == verdict(math.nan, math.nan, 2, math.inf) == "not tested"
+
+
+def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
+    def kl(label, settings):
+        ppo = 6.0 if label == "PPO" else 3.0 if label.startswith("PPO") else 1.0
+        return ppo * (1 + settings["ppo"]["init_kl_coef"]) + 0.01 * settings["seed"]
+
+    def distinct(label, settings):
+        return 0.4 if label == "PPO" and settings["ppo"]["learning_rate"] > 2e-4 else 0.9
+
+    for name in dict.fromkeys(name for claim in claims.CLAIMS for name in claim.experiments):
+        make_experiment(name, tmp_path, kl=kl, distinct=distinct, reward=lambda label, settings: 0.1 * settings["seed"])
+    folder = tmp_path / "tiny/gsm8k_curves-evaluation"
+    folder.mkdir()
+    passes = {"base": 0.3}
+    for seed in range(3):
+        passes[f"gsm8k_ppo_tiny-seed{seed}/agent_1"] = 0.5
+        passes[f"gsm8k_cory_tiny-seed{seed}/agent_1"] = 0.4
+        passes[f"gsm8k_cory_tiny-seed{seed}/agent_2"] = 0.5
+        passes[f"gsm8k_cory_tiny-seed{seed}/agent_2 after agent_1"] = 0.9
+    rows = [{"name": name, "pass@1": p, "pass@1_ci": 9.0, "pass@2": p + 0.1} for name, p in passes.items()]
+    (folder / "evaluation.json").write_text(json.dumps(rows))
+    judged = claims.judge(["tiny"], tmp_path)
+    assert len(judged) == sum(len(claim.experiments) for claim in claims.CLAIMS)
+    assert not [row for row in judged if row["verdict"] == "not tested"]
+    found = {(row["the paper says"], row["at"].split(",")[0]): (row["value"], row["verdict"]) for row in judged}
+    value, said = found["PPO's KL is more than twice CORY's", "imdb"]
+    assert value.startswith("5.9") and value.endswith("n = 5)") and said == "reproduced"
+    assert found["PPO's combined reward falls", "imdb"][1] == "not reproduced (contradicted)"
+    assert found["CORY is above the base at every k", "gsm8k"] == ("0.15 (0.15 to 0.15; n = 3)", "reproduced")
+    assert found["CORY is above PPO at every k", "gsm8k"][0].startswith("-0.05 ")
+    rate = "PPO collapses at learning rates at which CORY is stable"
+    assert found[rate, "imdb"] == ("0.50 (0.50 to 0.50; n = 3)", "reproduced")  # at two of the four rates, every seed
+    assert found["67 % fewer collapses", "imdb"][0].startswith("0.16 ")  # 0.33 of 0.5
+    assert found["CORY's frontier lies outside PPO's", "gsm8k"][1] == "reproduced"
+    assert found["PPO's texts run on to the token limit", "gsm8k"][0].startswith(f"{9 / 40:.2f}")
+    (folder / "evaluation.json").write_text(json.dumps(rows)[:99])
+    values = [row["value"] for row in claims.judge(["tiny"], tmp_path) if row["claim"] == "E3"]
+    assert values == ["evaluation.json is damaged"] * 2
+
+
+def test_what_has_not_ended_is_not_tested(tmp_path, capsys):
+    claims.command_line(["--runs", str(tmp_path / "none"), "--scales", "tiny", "paper"])
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert len(lines) >= 2 * len(claims.CLAIMS) and all("| not run | not tested |" in line for line in lines if line)
+    make_experiment("imdb_curves", tmp_path, kl=lambda label, settings: 0.0)
+
+    def first():
+        row = claims.judge(["tiny"], tmp_path)[1]
+        return row["value"], row["verdict"]
+
+    assert first() == ("nan (nan to nan; n = 5)", "not tested")  # a ratio of KLs that are 0
+    last = tmp_path / "tiny/imdb_cory_tiny-seed4"
+    (last / "summary.json").rename(last / "summary")
+    assert first() == ("9 of 10 runs ended", "not tested")
+    (last / "summary").rename(last / "summary.json")
+    (last / "config.yaml").write_text((last / "config.yaml").read_text().replace("lam: 0.95", "lam: 0.5"))
+    assert first() == ("runs of other settings", "not tested")
+
+
+def test_the_table_is_written_and_an_unknown_scale_refused(tmp_path):
+    claims.command_line(["--runs", str(tmp_path), "--out", str(tmp_path / "new/claims.md")])
+    assert (tmp_path / "new/claims.md").read_text().startswith("# The paper's claims\n")
+    scales = r"\['paper', 'real', 'real_full_kl', 'tiny', 'tiny_full_kl'\]"
+    with pytest.raises(UserError, match=rf"scales: expected some of {scales}, got 'huge'"):
+        claims.command_line(["--runs", str(tmp_path), "--scales", "tiny", "huge"])

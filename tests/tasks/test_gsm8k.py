@@ -1,0 +1,271 @@
+"""The GSM8K task, its scripts, pass@k and its evaluation."""
+
+import itertools
+import json
+import random
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from test_lora import llama_folder  # noqa: F401
+
+from cory.agent import make_agents
+from cory.config import SamplingConfig, UserError
+from cory.metrics import pass_at_k
+from cory.policies import sampling, window
+from cory.policies.sampling import encode, plain_text
+from cory.prompts import RolePrompts
+from cory.run.settings import load
+from cory.task import Task
+from cory.trainer import CoryTrainer
+from gsm8k_train import evaluate, toy
+from gsm8k_train.answers import correct, gold
+from gsm8k_train.config import Gsm8kConfig, Gsm8kTaskConfig
+from gsm8k_train.task import make_task, problems, rule_reward, unparseable
+from gsm8k_train.toy import EXAMPLE
+from study.coupling import coupling
+
+REAL = ROOT.parent / "shared/data/gsm8k"
+
+
+@pytest.fixture(scope="session")
+def problem_folder(tmp_path_factory):
+    """Sums as problems in GSM8K's form, train and test."""
+    folder = tmp_path_factory.mktemp("problems")
+    for split, first in (("train", 1), ("test", 50)):
+        rows = [
+            {"question": f"a film has {a} good and {a + 1} bad music", "answer": f"{a} + {a + 1}\n#### {2 * a + 1}"}
+            for a in range(first, first + 20)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_pass_at_k_equals_a_count_over_all_subsets(n):
+    for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+        samples = [True] * c + [False] * (n - c)
+        subsets = list(itertools.combinations(samples, k))
+        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    assert pass_at_k(n, 0, n) == 0 and pass_at_k(n, 1, n) == 1
+
+
+def test_pass_at_k_of_many_samples():
+    assert pass_at_k(10_000, 5_000, 5_000) == 1
+    with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 4, got 5"):
+        pass_at_k(4, 1, 5)
+
+
+def test_rule_reward_reads_only_the_agents_own_answer():
+    completions = [" 3 + 4 = 7. Question: What is 2? Answer: 2", " so 8", " none", "#### 1,234"]
+    assert rule_reward(["q"] * 4, completions, ["#### 7", "#### 7", "#### 7", "x\n#### 1,234"]) == [1, 0, 0, 1]
+    assert [unparseable(c) for c in completions] == [0, 0, 1, 0]
+
+
+def test_gold_answer_without_a_number(tmp_path):
+    rows = [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "no number"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"expected a gold answer with a number after ####, got 'no number' in row 1"):
+        problems(Gsm8kTaskConfig(dataset=str(tmp_path)), "train")
+
+
+def test_papers_prompts():
+    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", [])
+    prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
+    start = "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad."
+    first = prompts.render(0, {"prompt": "How many?"})
+    assert first.startswith(start) and first.endswith("5 + 4 = 9. Question: How many? Answer:")
+    second = prompts.render(1, {"prompt": "How many?"}, "two")
+    assert second.startswith(start) and second.endswith("5 + 4 = 9. Question: How many? Reference: two Answer:")
+
+
+def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypatch):
+    """A policy that rambles on into a new question: nothing after its first `Question:` is trained or handed on."""
+    config = replace(config, sampling=SamplingConfig(20, 20, stop=["good bad", "Question:"]))
+    trainer = CoryTrainer(config, make_agents(config), Task.from_prompts(["the film"] * 8, _zero, RolePrompts()))
+    agent = trainer.agents[0]
+    ramble = [tokenizer(text)["input_ids"] for text in ("some good bad film good bad", "a story", " Question: was")]
+    forced = [(ids * 20)[:20] for ids in ramble]
+    rollouts = []
+    for row in forced:
+        tokens = iter(row)
+        monkeypatch.setattr(sampling, "draw", lambda *args, tokens=tokens: torch.tensor([[next(tokens)]]))
+        rollouts.append(agent.respond(["the film"], 20))
+    texts = [tokenizer.decode(rollout.responses[0]) for rollout in rollouts]
+    assert texts == ["some good bad", tokenizer.decode(forced[1]), " Question:"]
+    assert [rollout.completions[0] for rollout in rollouts] == ["some ", texts[1], " "]
+    packed = window.pack([r.queries[0] for r in rollouts], [r.responses[0] for r in rollouts], 0)
+    assert packed.response_mask.sum(1).tolist() == [len(r.responses[0]) for r in rollouts]
+
+
+def _zero(prompts, completions):
+    return [0.0] * len(prompts)
+
+
+def test_generation_stops_early_at_a_stop_text(config, tokenizer):
+    agent = make_agents(config, num_agents=1)[0]
+    letter = tokenizer("g")["input_ids"][0]
+    bias = torch.zeros(len(tokenizer))
+    bias[letter] = 100.0
+    calls = []
+    agent.learner.policy.lm_head.register_forward_hook(lambda module, args, output: calls.append(1) or output + bias)
+    agent.sampling = SamplingConfig(20, 20, stop=["ggg"])
+    rollout = agent.respond(["the film", "a"], 20)
+    assert [len(row) for row in rollout.responses] == [3, 3] and len(calls) == 3
+    assert rollout.completions == ["", ""]
+
+
+def test_chat_template_puts_everything_into_one_turn(tokenizer):
+    with pytest.raises(UserError, match=r"model.chat_template: expected a tokenizer with a chat template"):
+        encode(tokenizer, ["a"], chat_template=True)
+    chat = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+    )
+    tokenizer.chat_template = chat
+    try:
+        (ids,) = encode(tokenizer, ["good film"], chat_template=True)
+        assert tokenizer.decode(ids) == "<user>good film<bot>"
+    finally:
+        tokenizer.chat_template = None
+
+
+def test_greedy_is_the_likeliest_token(config, tokenizer):
+    agent = make_agents(config, num_agents=1)[0]
+    query = torch.tensor(tokenizer("the film")["input_ids"])
+    settings = SamplingConfig(8, 8, top_k=1)
+    drawn = [plain_text(tokenizer, agent.learner.generate([query], settings, 8)[0]) for _ in range(3)]
+    expected = agent.learner.policy.generate(query[None], do_sample=False, max_new_tokens=8, pad_token_id=1)[
+        0, len(query) :
+    ]
+    assert drawn == [plain_text(tokenizer, expected)] * 3
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real GSM8K is not beside this checkout")
+def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, monkeypatch):  # noqa: F811
+    pytest.importorskip("bitsandbytes")
+    argv = [
+        f"--model.name={llama_folder}", f"--task.dataset={REAL}", "--task.subset=null", "--iterations=3",
+        "--device=cpu",
+        "--sampling.min_new_tokens=8", "--sampling.max_new_tokens=8", "--tracker=none", f"--output={tmp_path / 'run'}",
+        "--ppo.batch_size=8", "--ppo.gradient_accumulation_steps=4", "--model.dtype=float32",
+    ]  # fmt: skip
+    from gsm8k_train.cory import make_task
+
+    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", argv)
+    assert (config.model.quantization, config.ppo.mini_batch_size, config.lora.rank) == ("4bit", 2, 16)
+    run = CoryTrainer(config, make_agents(config), make_task(config)).train()
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    assert len(records) == 6 and all("unparseable" in record for record in records)
+    assert (run.folder / "agent_2/adapter_model.safetensors").exists()
+
+
+def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeypatch, capsys):
+    flags = [
+        f"--model.name={policy_folder}", f"--task.dataset={problem_folder}", "--iterations=2", "--device=cpu",
+        "--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--sampling.min_new_tokens=4", "--sampling.max_new_tokens=4",
+        "--task.pioneer_prompt={prompt} answer:", "--task.observer_prompt={prompt} reference {response} answer:",
+    ]  # fmt: skip
+    for script, agents in (("cory", 2), ("ppo", 1)):
+        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors"))) == agents
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "evaluate.py",
+        "runs/gsm8k_cory_tiny",
+        "runs/gsm8k_ppo_tiny",
+        "--samples=4",
+        "--ks=[1,2,4]",
+        "--problems=6",
+    ]
+    command += ["--device=cpu", "--output=out", "--batch_size=8"]
+    monkeypatch.setattr(sys, "argv", command)
+    evaluate.run()
+    whole = (tmp_path / "out/problems.jsonl").read_text()
+    rows = json.loads((tmp_path / "out/evaluation.json").read_text())
+    names = ["base", "gsm8k_cory_tiny/agent_1", "gsm8k_cory_tiny/agent_2", "gsm8k_ppo_tiny/agent_1"]
+    names += ["gsm8k_cory_tiny/agent_2 after agent_1", "gsm8k_cory_tiny/agent_1 after agent_2"]
+    assert [row["name"] for row in rows] == names
+    assert {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"} < set(rows[0])
+    assert (tmp_path / "out/pass_at_k.png").read_bytes().startswith(b"\x89PNG")
+    measured = coupling(Path("runs/gsm8k_cory_tiny"), Gsm8kConfig, lambda config, _: make_task(config), 6, 4)
+    assert set(measured) == {"all", "reference"}
+
+    # Killed in the middle of a line: the rest is answered again, finished problems are not, and all comes out equal.
+    lines = whole.splitlines(keepends=True)
+    (tmp_path / "out/problems.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
+    calls = []
+    original = evaluate.respond
+    monkeypatch.setattr(evaluate, "respond", lambda *args: calls.append(1) or original(*args))
+    evaluate.run()
+    assert json.loads((tmp_path / "out/evaluation.json").read_text()) == rows
+    assert 0 < len(calls) < 2 * 3 * len(names)
+    monkeypatch.setattr(sys, "argv", [*command, "--temperature=0.5"])
+    with pytest.raises(
+        UserError, match=r"output: expected the settings with which 'out' was begun, got others: \['temp"
+    ):
+        evaluate.run()
+
+
+def test_k_larger_than_n(monkeypatch):
+    with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"):
+        evaluate.Evaluation(models=["x"], samples=2, ks=[1, 4])
+
+
+def test_generated_problems_are_in_gsm8ks_form():
+    rng = random.Random(3)
+    made = [toy.problem(rng) for _ in range(400)]
+    assert len(toy.TEMPLATES) >= 36 and {len(p.steps) for p in made} == {1, 2, 3}
+    for p in made:
+        *steps, last = p.answer.split("\n")
+        assert re.fullmatch(r"#### \d+", last) and len(steps) == len(p.steps)
+        for step in steps:  # every worked step is right
+            expression, result = re.search(r"(\d+(?: [-+*/] \d+)+) = (\d+)", step).groups()
+            first, *rest = expression.split()
+            total = Fraction(int(first))
+            for operator, number in zip(rest[::2], rest[1::2], strict=True):
+                number = int(number)
+                total = {"+": total + number, "-": total - number, "*": total * number, "/": total / number}[operator]
+            assert total == int(result), step
+        assert steps[-1].split(" = ")[1].startswith(last.removeprefix("#### "))
+        assert correct(p.answer, gold(p.answer))
+
+
+def test_generated_mistakes_are_mistakes_and_references_come_right_and_wrong():
+    rng = random.Random(4)
+    made = [toy.problem(rng) for _ in range(300)]
+    wrong = [(p, toy.solve(rng, p, mistake=True)) for p in made]
+    assert sum(text is not None and not correct(text, gold(p.answer)) for p, text in wrong) > 200
+    lessons = [toy.lesson(rng, p) for p in made]
+    observers = [(p, text.split(" Reference: ")[1].split(" Answer:")[0]) for p, text in zip(made, lessons, strict=True)
+                 if " Reference: " in text]  # fmt: skip
+    right = [correct(reference, gold(p.answer)) for p, reference in observers]
+    assert 0.25 * len(made) < len(observers) < 0.75 * len(made) and 0.25 < sum(right) / len(right) < 0.75
+    assert any(text.startswith(EXAMPLE + "Question: ") for text in lessons)
+
+
+def test_generated_splits_share_no_combination_of_template_and_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(toy.tiny, "train_gpt2", lambda texts, tokenizer, **settings: Nothing(texts))
+    monkeypatch.setattr(tiny, "TEXTS", 3000)
+    toy.build(tmp_path)
+    rows = {s: [json.loads(line)["question"] for line in (tmp_path / f"{s}.jsonl").open()] for s in ("train", "test")}
+    names = "|".join([*toy.GIRLS, *toy.BOYS, *toy.ITEMS, "she", "he", "She", "He", "her", "him"])
+    bare = {split: {re.sub(rf"\b({names})\b", "_", question) for question in rows[split]} for split in rows}
+    assert bare["train"] and bare["test"] and not bare["train"] & bare["test"]
+
+
+class Nothing:
+    """Stands in for a trained model."""
+
+    def __init__(self, texts):
+        assert len(texts) > 1000
+
+    def save_pretrained(self, folder):
+        folder.mkdir()
