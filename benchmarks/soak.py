@@ -54,9 +54,8 @@ def main() -> None:
         }  # fmt: skip
         argv = [f"--{key}={value}" for key, value in flags.items()]
         config, _ = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml", argv)
-        resolve_tiny(config)
         agents = make_agents(config)
-        trainer = CoryTrainer(config, agents, make_task(config, agents[0].learner.current_device))
+        trainer = CoryTrainer(config, agents, make_task(config, agents[0].device))
         iteration, seen, started = trainer.iteration, [], time.monotonic()
 
         def watched(k, history=()):  # type: ignore[no-untyped-def]

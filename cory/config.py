@@ -34,6 +34,7 @@ def _between(block: str, settings: Any, low: float, high: float, *names: str) ->
         expect(low <= value <= high, f"{block}.{name}", f"a number from {low:g} to {high:g}", value)
 
 
+@dataclass
 class Settings:
     """A block of settings. A name that it does not have, or a value of another type, is refused where it is assigned."""
 

@@ -1,6 +1,6 @@
 """The toy setting's world: short film reviews from a small grammar, and small models that were trained on them.
 
-The models are shipped in `toy/` beside this file (`python -m study.toy` makes them); the reviews are generated, the same
+The models are shipped in `weights/` beside this file (`python -m study.toy` makes them); the reviews are generated, the same
 everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier has learnt
 the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text goes on one
 mood better than the quoted sentence. So a better response helps its reader, as it does for a pre-trained LLM.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cory.config import UserError
 
-SHIPPED = Path(__file__).resolve().parent / "toy"
+SHIPPED = Path(__file__).resolve().parent / "weights"
 POLICY, REWARD_MODEL = SHIPPED / "policy", SHIPPED / "reward_model"
 LARGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cory" / "imdb_large_v1"
 TRAIN_REVIEWS, ALL_REVIEWS = 8000, 9000  # the rest is for testing

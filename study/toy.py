@@ -142,7 +142,7 @@ def command_line() -> None:
         for name, make in (("imdb_train", make_imdb), ("gsm8k_train", make_gsm8k)):
             make(Path(sys.argv[1]) / name)
         print(
-            f"To ship them: copy {sys.argv[1]}/imdb_train to imdb_train/toy, {sys.argv[1]}/gsm8k_train to gsm8k_train/toy"
+            f"To ship them: copy {sys.argv[1]}/imdb_train to imdb_train/weights, {sys.argv[1]}/gsm8k_train to gsm8k_train/weights"
         )
     else:
         print(__doc__)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from cory.config import LoraConfig, UserError
+from cory.policies.load import quiet
 
 
 def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
@@ -54,11 +55,13 @@ def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, me
         merge: whether to write a full model; the policy in memory is left as it was.
     """
     if not isinstance(policy, PeftModel):
-        policy.save_pretrained(folder)
+        with quiet():
+            policy.save_pretrained(folder)
         return
     if merge:
         alone = copy.deepcopy(policy)  # merging and unmerging in place would leave rounding errors in the base
-        alone.merge_and_unload(adapter_names=[name]).save_pretrained(folder)
+        with quiet():
+            alone.merge_and_unload(adapter_names=[name]).save_pretrained(folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
     # PEFT's own save_pretrained would write a named adapter one folder further down, and a model card above it.

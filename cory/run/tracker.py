@@ -21,15 +21,16 @@ def start_tracker(config: Config, folder: Path) -> Any:
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     tracker_class = LOGGER_TYPE_TO_CLASS[config.tracker]
-    if config.tracker == "wandb" and not (os.environ.get("WANDB_MODE") or _wandb_account()):
-        os.environ["WANDB_MODE"] = "offline"
-        print(f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later.")
-    options: dict[str, Any] = {
-        "wandb": {"dir": str(folder), "name": folder.name, **_wandb_run(config, folder)},
-        "tensorboard": {"logging_dir": str(folder)},
-    }
+    options: dict[str, Any] = {}
+    if config.tracker == "wandb":
+        options = {"dir": str(folder), "name": folder.name, **_wandb_run(folder)}
+        if not os.environ.get("WANDB_MODE") and not _wandb_account():
+            options["mode"] = "offline"
+            print(f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later.")
+    if config.tracker == "tensorboard":
+        options = {"logging_dir": str(folder)}
     try:
-        tracker = tracker_class("cory", **options.get(config.tracker, {}))
+        tracker = tracker_class("cory", **options)
     except ImportError as error:
         raise UserError(f"tracker: expected {config.tracker} to be installed, got: {error}") from None
     if hasattr(tracker, "start"):
@@ -38,10 +39,8 @@ def start_tracker(config: Config, folder: Path) -> Any:
     return tracker
 
 
-def _wandb_run(config: Config, folder: Path) -> dict[str, str]:
+def _wandb_run(folder: Path) -> dict[str, str]:
     """The run that wandb goes on with where this one is resumed: its id lies in the run's folder."""
-    if config.tracker != "wandb":
-        return {}
     file = folder / "wandb_id"
     known = file.exists() and file.read_text(encoding="utf-8").strip().isalnum()
     if not known:

@@ -123,7 +123,7 @@ def test_passes_over_rows_of_similar_length_change_no_number(tokenizer, kl_penal
     several, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty)
     one.pass_cost, several.pass_cost = 10**9, 0
     batch = window.pack(*ragged()[:2], 0)
-    counts = [len(trainer._pieces(batch, range(8))) for trainer in (one, several)]
+    counts = [len(trainer._micro_batches(batch, range(8))) for trainer in (one, several)]
     assert counts == [1, 8]
     assert_same_update(one, several, tokenizer)
 

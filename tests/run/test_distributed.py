@@ -111,7 +111,7 @@ def test_an_update_of_two_processes_is_that_of_one(tokenizer, tmp_path, kl):
     here = Path(__file__).resolve().parent
     worker = tmp_path / "worker.py"
     out = str(tmp_path / "result")
-    path = [str(here), str(here.parent)]
+    path = [str(here), str(here.parent), str(here.parents[1])]
     worker.write_text(WORKER.format(path=path, tokenizer=str(tmp_path / "tokenizer"), kl=kl, out=out))
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", str(worker)]

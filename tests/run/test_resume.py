@@ -1,6 +1,7 @@
 """A run is never lost: checkpoints, resume, signals, faults. docs/reliability.md has the table of faults."""
 
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import sentences
+from conftest import ROOT, sentences
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig, UserError
@@ -49,7 +50,7 @@ def settings(request, config):
         cory=CoryConfig(exchange_period=3),
         lora=LoraConfig(rank=4 if request.param == "lora" else 0),
         ppo=replace(config.ppo, reward_scaling=True, reward_normalization=True, kl_horizon=100.0, mini_batch_size=4),
-        checkpoint=CheckpointConfig(save_every=5),
+        checkpoint=CheckpointConfig(save_every=5, save_final=True),
     )
 
 
@@ -71,6 +72,7 @@ def after(reward, calls: int, do):
     """The reward, but for its call number `calls` (from 1), which does something first."""
     count = [0]
 
+    @functools.wraps(reward)  # the same reward, as far as a run's record tells
     def wrapped(prompts, completions):
         count[0] += 1
         if count[0] == calls:
@@ -241,7 +243,7 @@ def test_a_checkpoint_that_is_written_again_leaves_nothing_behind(one):
     folder = make_trainer(replace(one, iterations=2)).train().folder
     make_trainer(replace(one, iterations=2, resume=str(folder / "checkpoints/iter-000001"))).train()
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["iter-000001", "iter-000002"]
-    assert checkpoint.read(folder / "checkpoints/iter-000002", AGENTS)["iteration"] == 2
+    assert checkpoint.read(folder / "checkpoints/iter-000002", AGENTS).iteration == 2
 
 
 def test_checkpoint_of_another_model_is_an_error(one):
@@ -395,11 +397,11 @@ def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
     other = replace(one, output=str(tmp_path / "nan"))
     trainer = make_trainer(other)
     spoil(trainer, agent, 2)  # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2
-    before = [p.detach().clone() for p in trainer.agents[AGENTS.index(agent)].ppo.model_params]
+    before = [p.detach().clone() for p in trainer.agents[AGENTS.index(agent)].learner.model_params]
     with pytest.raises(UserError, match=rf"iteration 2: {agent} as \w+: the loss is not finite in rows .*3") as error:
         trainer.train()
     assert "iter-000001" in str(error.value)
-    weights = trainer.agents[AGENTS.index(agent)].ppo.model_params
+    weights = trainer.agents[AGENTS.index(agent)].learner.model_params
     assert all(p.isfinite().all() for p in weights)
     assert not all(torch.equal(p, q) for p, q in zip(weights, before, strict=True))  # the first iteration's stay
     make_trainer(replace(other, resume="auto")).train()
@@ -436,7 +438,7 @@ def test_early_stop_on_kl(one):
 
 SCRIPT = """
 import json, sys
-sys.path[:0] = [{root!r}, {tests!r}]
+sys.path[:0] = [{root!r}, {tests!r}, {root!r} + '/tests']
 from jsonargparse import ArgumentParser
 from cory.config import Config
 from test_resume import make_trainer
@@ -458,12 +460,12 @@ def test_killed_at_random_moments_it_ends_the_same(one, tmp_path):
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps({"config": asdict(config)}))
     here = Path(__file__).resolve().parent
-    script = SCRIPT.format(root=str(here.parent), tests=str(here), settings=str(settings))
+    script = SCRIPT.format(root=str(ROOT), tests=str(here), settings=str(settings))
     rng = random.Random(0)
     # One process that imports, then forks a run for each kill: importing takes longer than the runs.
     killer = f"""
 import os, random, signal, sys, time
-sys.path[:0] = [{str(here.parent)!r}, {str(here)!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(here)!r}, {str(here.parent)!r}]
 import test_resume
 import cory.trainer
 rng = random.Random({rng.random()})
@@ -508,7 +510,7 @@ def test_signal_ends_a_process_with_its_status(one, tmp_path):
     config = replace(one, iterations=10_000, output=str(tmp_path / "long"), device="cpu")
     (tmp_path / "settings.json").write_text(json.dumps({"config": asdict(config)}))
     here = Path(__file__).resolve().parent
-    script = SCRIPT.format(root=str(here.parent), tests=str(here), settings=str(tmp_path / "settings.json"))
+    script = SCRIPT.format(root=str(ROOT), tests=str(here), settings=str(tmp_path / "settings.json"))
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
