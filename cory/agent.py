@@ -1,15 +1,13 @@
 """An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, in whatever role."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config, UserError
@@ -17,7 +15,7 @@ from cory.learners.ppo import PPOTrainer
 from cory.learners.state import load_state, save_state
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.policies.load import choose_device, load_policy
-from cory.policies.lora import add_adapter, save_policy
+from cory.policies.lora import activate, add_adapter, save_policy
 from cory.policies.sampling import check_lengths, context_length, encode, plain_text, seed_everything
 from cory.run import processes
 
@@ -81,7 +79,7 @@ class Agent:
         )
 
     @property
-    def policy(self) -> PreTrainedModel | PeftModel:
+    def policy(self) -> PreTrainedModel:
         """The causal language model, with the adapters of all agents that share it."""
         return self.learner.policy
 
@@ -104,12 +102,9 @@ class Agent:
         """Token ids of prompts, as the policy reads them."""
         return encode(self.tokenizer, prompts, self.chat_template)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def activate(self) -> None:
         """Makes this agent's adapter the one that answers and learns, where agents share a base."""
-        if isinstance(self.policy, PeftModel):
-            self.policy.set_adapter(self.name)
-        yield
+        activate(self.policy, self.name)
 
     def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
         """Samples one response of at most `max_new_tokens` tokens per prompt.
@@ -119,8 +114,8 @@ class Agent:
         """
         queries = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         check_lengths([len(query) for query in queries], max_new_tokens, self.context_length, prompts)
-        with self.active():
-            responses = self.learner.generate(queries, self.sampling, max_new_tokens)
+        self.activate()
+        responses = self.learner.generate(queries, self.sampling, max_new_tokens)
         completions = [plain_text(self.tokenizer, response, self.sampling.stop) for response in responses]
         return Rollout(prompts, completions, queries, responses)
 
@@ -136,8 +131,8 @@ class Agent:
         Raises:
             NotFinite: a loss or gradient is not finite (`guards.on_nonfinite`).
         """
-        with self.active():
-            stats = self.learner.step(rollout.queries, rollout.responses, rewards)
+        self.activate()
+        stats = self.learner.step(rollout.queries, rollout.responses, rewards)
         return {name: float(stats[key]) for name, key in STATS.items()}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -154,8 +149,8 @@ class Agent:
 
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder; the value head stays out."""
-        with self.active():
-            save_policy(self.policy, folder, self.name, self.merge)
+        self.activate()
+        save_policy(self.policy, folder, self.name, self.merge)
         self.tokenizer.save_pretrained(folder)
 
 

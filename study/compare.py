@@ -6,9 +6,8 @@
 Runs of equal settings but for the seed form a group. Definitions: docs/metrics.md, "Comparison".
 """
 
-import csv
 import html
-import statistics
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,11 @@ from cory.run.command_line import main
 from cory.run.jsonl import replace_text
 from cory.run.report import CURVES
 from cory.run.tables import markdown_table
-from study.comparison import FINAL, LAST, ROLE_WINDOW, Comparison, find, group, spread
-from study.plots import plot_comparison, plot_frontier, plot_over
+from study.comparison import FINAL, ROLE_WINDOW, Comparison
+from study.groups import find, group
+from study.measures import LAST, spread
 from study.records import read
+from study.statistics import Interval, with_interval
 
 
 def write(comparison: Comparison, out: Path, title: str = "Comparison", question: str = "", command: str = "") -> Path:
@@ -31,6 +32,8 @@ def write(comparison: Comparison, out: Path, title: str = "Comparison", question
     Returns:
         comparison.md.
     """
+    from study.plots import plot_comparison, plot_frontier, plot_over  # here, as importing matplotlib takes a while
+
     out.mkdir(parents=True, exist_ok=True)
     plot_comparison(comparison.curves(), out / "curves")
     parts = [f"# {title}\n", *([question + "\n"] if question else [])]
@@ -70,10 +73,7 @@ def write(comparison: Comparison, out: Path, title: str = "Comparison", question
     if texts:
         parts += ["## The same queries, each agent alone\n", "Task reward in brackets; the first seed of each group.\n"]
         parts.append(markdown_table(texts))
-    _write_csv(out / "final.csv", _final_csv(rows))
-    every = comparison.run_rows()
-    _write_csv(out / "runs.csv", [list(every[0]), *(list(row.values()) for row in every)])
-    _write_csv(out / "curves.csv", _curve_csv(comparison))
+    write_csv(comparison, out)
     replace_text(out / "comparison.md", "\n".join(parts))
     return out / "comparison.md"
 
@@ -107,10 +107,8 @@ def _group_table(comparison: Comparison) -> list[dict[str, str]]:
     return table
 
 
-def _percent(change: tuple[float, float, float] | None) -> str:
-    if change is None or change[0] != change[0]:
-        return ""
-    return f"{change[0]:+.0%} ({change[1]:+.0%} to {change[2]:+.0%})"
+def _percent(change: Interval | None) -> str:
+    return "" if change is None or math.isnan(change[0]) else with_interval(change, "+.0%")
 
 
 def _method_note(comparison: Comparison) -> str:
@@ -118,37 +116,27 @@ def _method_note(comparison: Comparison) -> str:
         f"Baseline: {comparison.baseline}. Policy optimality: mean combined reward over the last {LAST} "
         "iterations and over agents. Training variance: of the task reward across seeds, mean over iterations. "
         "Differences are relative to the size of the baseline's value, with the 95 % interval of 10,000 bootstrap "
-        "resamples of the seeds (rough at few seeds).\n"
+        "resamples of the seeds: rough at few seeds, and none where there is a single one.\n"
     )
 
 
-def _final_csv(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    lines: list[list[Any]] = [["agent", "n", *(f"{m}_{part}" for m in FINAL for part in ("mean", "std"))]]
-    for row in rows:
-        values = [x for m in FINAL for x in _mean_std(row[m])]
-        lines.append([row["name"], row["n"], *values])
-    return lines
+def write_csv(comparison: Comparison, out: Path) -> None:
+    """Writes the final values of every run (runs.csv) and of every agent (final.csv), and the curves (curves.csv)."""
+    import pandas as pd  # here, as importing it takes a while
 
-
-def _curve_csv(comparison: Comparison) -> list[list[Any]]:
-    lines: list[list[Any]] = [["iteration", "agent", "n", *(f"{m}_{part}" for m in CURVES for part in ("mean", "std"))]]
+    runs = pd.DataFrame(comparison.run_rows())
+    by_agent = runs.groupby("agent", sort=False)
+    final = by_agent[list(FINAL)].agg(["mean", "std"])
+    final.columns = ["_".join(column) for column in final.columns]
+    final.insert(0, "n", by_agent.size())
+    curves = []
     for curve in comparison.curves():
-        longest = max((len(values) for values in curve.values["kl"]), default=0)
-        for k in range(longest):
-            there = {m: [v[k] for v in curve.values[m] if len(v) > k] for m in CURVES}
-            lines.append([k, curve.name, len(there["kl"]), *(x for m in CURVES for x in _mean_std(there[m]))])
-    return lines
-
-
-def _mean_std(values: Sequence[float]) -> list[Any]:
-    if not values:
-        return ["", ""]
-    return [f"{statistics.fmean(values):.6g}", f"{statistics.stdev(values):.6g}" if len(values) > 1 else ""]
-
-
-def _write_csv(path: Path, lines: Sequence[Sequence[Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(lines)
+        over_runs = {"iteration": curve.values["kl"].index, "agent": curve.name, "n": curve.values["kl"].count(axis=1)}
+        for metric, values in curve.values.items():
+            over_runs |= {f"{metric}_mean": values.mean(axis=1), f"{metric}_std": values.std(axis=1)}
+        curves.append(pd.DataFrame(over_runs))
+    for name, frame in (("runs", runs), ("final", final.reset_index()), ("curves", pd.concat(curves))):
+        frame.to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

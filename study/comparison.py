@@ -1,144 +1,44 @@
-"""What runs come to side by side: groups of seeds, final values, differences to a baseline, and what weakens them.
+"""What groups of runs come to side by side: final values, differences to a baseline, and what weakens them.
 
-Definitions: docs/metrics.md, "Comparison". `cory/compare.py` writes it all down.
+Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes it all down.
 """
 
-import glob
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
-from cory import metrics
 from cory.config import UserError
 from cory.run.report import CURVES
-from study.plots import Curve, Point
-from study.records import Record, flat, method, names, same, shown, varying
-from study.statistics import bootstrap, hypervolume, nondominated
+from study.groups import DATA, Group, folders, varying
+from study.measures import collapsed, final, rewards, spread, variance, variance_of
+from study.records import Record, flat, shown
+from study.statistics import Interval, bootstrap, hypervolume, nondominated
 
-LAST = 10  # iterations averaged into a final value
 ROLE_WINDOW = 20  # iterations averaged by role: as many of each role, with the paper's exchange period of 5
 TEXT = 160  # characters of a sample that are shown
 FINAL = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward", "distinct_2": "distinct-2",
          "response_tokens": "length"}  # fmt: skip
+M = TypeVar("M")
 
 
-@dataclass
-class Group:
-    """Runs that differ in their seed alone.
+class Curve(NamedTuple):
+    """An agent's metrics over the iterations: by metric, a pandas.DataFrame of iterations by runs.
 
-    Args:
-        name: unique. family: of the groups that differ in the key `over` alone. value: of that key.
-        runs: all of them; `whole` are those without a problem.
+    `place` is the agent's in its group, `number` the group's: colour by group, line style by agent.
     """
 
     name: str
+    place: int
+    number: int
+    values: dict[str, Any]
+
+
+class Point(NamedTuple):
+    """What a group came to at one value of the key that families differ in: by metric, a value for every run."""
+
     family: str
     value: Any
-    runs: list[Record] = field(default_factory=list)
-
-    @property
-    def whole(self) -> list[Record]:
-        """Its runs without a problem."""
-        return [run for run in self.runs if run.complete]
-
-
-def find(patterns: Sequence[str]) -> list[Path]:
-    """The runs' folders that paths and globs name, each once, sorted within a glob.
-
-    Raises:
-        UserError: a pattern matches no run.
-    """
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        paths = [Path(pattern)] if Path(pattern).is_dir() else [Path(name) for name in sorted(glob.glob(pattern))]
-        runs = [path for path in paths if (path / "config.yaml").is_file()]
-        if not runs:
-            raise UserError(f"runs: expected folders of runs (with a config.yaml), got {pattern!r}, which matches none")
-        found |= dict.fromkeys(runs)
-    return list(found)
-
-
-def group(runs: Sequence[Record], over: str | None = None, families: Sequence[str] | None = None) -> list[Group]:
-    """Groups runs by their settings.
-
-    Args:
-        over: a dotted key whose values make groups of one family.
-        families: a name for each run; default: from the settings.
-    """
-    apart = ["seed", *([over] if over else [])]
-    if over and any(over not in flat(run.settings) for run in runs):
-        raise UserError(f"over: expected a key of the runs' settings, such as ppo.init_kl_coef, got {over!r}")
-    if families is None:
-        kinds: list[Record] = []
-        for run in runs:
-            if not any(same(kind.settings, run.settings, apart) for kind in kinds):
-                kinds.append(run)
-        labels = names([kind.settings for kind in kinds], apart)
-        families = [
-            next(name for kind, name in zip(kinds, labels, strict=True) if same(kind.settings, run.settings, apart))
-            for run in runs
-        ]
-    groups: dict[str, Group] = {}
-    for run, family in zip(runs, families, strict=True):
-        concerned = over and not (over.startswith("cory.") and method(run.settings) == "PPO")
-        value = flat(run.settings)[over] if over and concerned else None
-        name = family if value is None else f"{family}, {str(over).split('.')[-1]} {value}"
-        groups.setdefault(name, Group(name, family, value)).runs.append(run)
-    for each in groups.values():
-        if not all(same(each.runs[0].settings, run.settings) for run in each.runs):
-            raise UserError(f"{each.name}: expected runs that differ in their seed alone, got {_folders(each.runs)}")
-    return list(groups.values())
-
-
-def final(run: Record, metric: str, agent: str | None = None) -> float:
-    """A metric's mean over the last 10 iterations, of one agent or of all."""
-    rows = [row for name in ([agent] if agent else run.agents) for row in run.of(name, LAST)]
-    return statistics.fmean(row[metric] for row in rows)
-
-
-def collapsed(run: Record) -> bool:
-    """Whether an agent has collapsed by the last 10 iterations (`cory.metrics.collapsed`)."""
-    start = {row["role"]: row["distinct_2"] for row in run.rows if row["iteration"] == 0}
-    bound = flat(run.settings).get("guards.kl_bound", 50.0)
-    for agent in run.agents:
-        rows = run.of(agent, LAST)
-        share = statistics.fmean(row["distinct_2"] / max(start[row["role"]], 1e-9) for row in rows)
-        if metrics.collapsed(share, statistics.fmean(row["kl"] for row in rows), bound):
-            return True
-    return False
-
-
-def variance(runs: Sequence[Record]) -> float:
-    """Training variance: of the task reward across seeds (mean over agents), averaged over iterations; 0 for one."""
-    return variance_of([rewards(run) for run in runs])
-
-
-def variance_of(series: Sequence[Sequence[float]]) -> float:
-    """Variance across series, averaged over their places (as many as the shortest has); 0 for one."""
-    if len(series) < 2:
-        return 0.0
-    length = min(map(len, series))
-    return float(np.var([values[:length] for values in series], axis=0, ddof=1).mean())
-
-
-def rewards(run: Record) -> list[float]:
-    """The task reward of each iteration, mean over agents."""
-    by_iteration: dict[int, list[float]] = {}
-    for row in run.rows:
-        by_iteration.setdefault(row["iteration"], []).append(row["task_reward"])
-    return [statistics.fmean(values) for values in by_iteration.values()]
-
-
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    """`mean ± std`, or the value of a single one."""
-    if not values:
-        return "none"
-    std = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{std}"
+    values: dict[str, list[float]]
 
 
 class Comparison:
@@ -159,7 +59,7 @@ class Comparison:
         known = [g for g in self.groups if g.whole]
         if not known:
             raise UserError(
-                f"runs: expected at least one that ended, got {_folders([r for g in groups for r in g.runs])}"
+                f"runs: expected at least one that ended, got {folders([r for g in groups for r in g.runs])}"
             )
         if baseline is None:
             first = next((g for g in known if len(g.whole[0].agents) == 1), known[0])
@@ -179,12 +79,12 @@ class Comparison:
         return next((base for base in self.base if base.value == g.value), self.base[0])
 
     def agents(self, g: Group) -> list[tuple[str, str]]:
-        """A group's agents and what they are called: the group's name, and LLM1, LLM2 where there are several."""
+        """A group's agents and what they are called: the group's name, with `agent_1`, ... where there are several."""
         agents = next((run.agents for run in g.runs if run.rows), [])
         if len(agents) == 1:
             return [(agents[0], g.name)]
         kind, _, rest = g.name.partition(", ")
-        return [(a, f"{kind} LLM{i}" + (f", {rest}" if rest else "")) for i, a in enumerate(agents, 1)]
+        return [(agent, f"{kind} {agent}" + (f", {rest}" if rest else "")) for agent in agents]
 
     def final_rows(self) -> list[dict[str, Any]]:
         """By group and agent: the metrics over the last iterations, a list with a value per run."""
@@ -198,7 +98,7 @@ class Comparison:
         """By run and agent: the metrics over the last iterations, and whether the run collapsed."""
         return [
             {"group": g.name, "agent": name, "seed": run.settings.get("seed"),
-             **{m: f"{final(run, m, agent):.6g}" for m in FINAL}, "collapsed": collapsed(run)}
+             **{m: final(run, m, agent) for m in FINAL}, "collapsed": collapsed(run)}
             for g in self.groups
             for run in g.whole
             for agent, name in self.agents(g)
@@ -206,20 +106,23 @@ class Comparison:
 
     def role_rows(self) -> list[dict[str, str]]:
         """By group, agent and role: task reward and KL over the last 20 iterations."""
-        rows = []
-        for g in self.groups:
-            for agent, name in self.agents(g):
-                for role in dict.fromkeys(row["role"] for run in g.whole for row in run.of(agent, ROLE_WINDOW)):
-                    values: dict[str, list[float]] = {"task_reward": [], "kl": []}
-                    for run in g.whole:
-                        part = [row for row in run.of(agent, ROLE_WINDOW) if row["role"] == role]
-                        for metric in values:
-                            values[metric] += [statistics.fmean(row[metric] for row in part)] if part else []
-                    rows.append(
-                        {"agent": name, "role": role, "task reward": spread(values["task_reward"]),
-                         "KL": spread(values["kl"], 2)}
-                    )  # fmt: skip
-        return rows
+        import pandas as pd  # here and below, as importing it takes a while
+
+        rows = pd.DataFrame(
+            [
+                {**row, "agent": name, "run": str(run.folder)}
+                for g in self.groups
+                for agent, name in self.agents(g)
+                for run in g.whole
+                for row in run.of(agent, ROLE_WINDOW)
+            ]
+        )
+        by_run = rows.groupby(["agent", "role", "run"], sort=False)[["task_reward", "kl"]].mean()
+        return [
+            {"agent": agent, "role": role, "task reward": spread(of["task_reward"].tolist()),
+             "KL": spread(of["kl"].tolist(), 2)}
+            for (agent, role), of in by_run.groupby(level=["agent", "role"], sort=False)
+        ]  # fmt: skip
 
     def group_rows(self) -> list[dict[str, Any]]:
         """By group: policy optimality, collapse rate, training variance, and the differences to the baseline."""
@@ -230,34 +133,42 @@ class Comparison:
             row = {
                 "name": g.name,
                 "n": len(g.whole),
-                "policy_optimality": [final(run, "combined_reward") for run in g.whole],
+                "policy_optimality": [_optimality(run) for run in g.whole],
                 "collapse_rate": statistics.fmean(collapsed(run) for run in g.whole),
                 "training_variance": variance(g.whole),
             }
             if g not in self.base:
-                for key, measure in (("optimality", _optimality), ("variance", variance)):
-                    row[f"{key}_change"] = self.change(g, measure)
+                row["optimality_change"] = self.change(g, _optimality, statistics.fmean)
+                row["variance_change"] = self.change(g, rewards, variance_of)
             rows.append(row)
         return rows
 
-    def change(self, g: Group, measure: Callable[[Sequence[Record]], float]) -> tuple[float, float, float]:
-        """A group's measure against the baseline's: the difference over the baseline's size, and its 95 % interval."""
+    def change(self, g: Group, of: Callable[[Record], M], measure: Callable[[Sequence[M]], float]) -> Interval:
+        """A group against its baseline: the difference over the size of the baseline's value, and its 95 % interval.
 
-        def relative(runs: Sequence[Record], base: Sequence[Record]) -> float:
-            reference = measure(base)
-            return (measure(runs) - reference) / abs(reference) if reference else float("nan")
+        Args:
+            of: what counts of a run. measure: of what counts of several.
+        """
 
-        return bootstrap(relative, g.whole, self.against(g).whole)
+        def relative(ours: Sequence[M], theirs: Sequence[M]) -> float:
+            base = measure(theirs)
+            return (measure(ours) - base) / abs(base) if base else float("nan")
+
+        return bootstrap(relative, *([of(run) for run in each.whole] for each in (g, self.against(g))))
 
     def curves(self) -> list[Curve]:
-        """By group and agent, each metric's values of every run."""
+        """By group and agent, each metric of every run; shorter runs end in NaN."""
+        import pandas as pd
+
         return [
-            Curve(
-                name, index, number, {m: [[r[m] for r in run.of(agent)] for run in g.runs if run.rows] for m in CURVES}
-            )
+            Curve(name, place, number, {
+                metric: pd.DataFrame({
+                    i: pd.Series([row[metric] for row in run.of(agent)]) for i, run in enumerate(g.runs) if run.rows
+                }) for metric in CURVES
+            })
             for number, g in enumerate(self.groups)
-            for index, (agent, name) in enumerate(self.agents(g))
-        ]
+            for place, (agent, name) in enumerate(self.agents(g))
+        ]  # fmt: skip
 
     def points(self) -> list[Point]:
         """By group, with `over`: its value, and the final metrics of every whole run, mean over agents."""
@@ -287,17 +198,31 @@ class Comparison:
         return rows
 
     def setting_rows(self) -> list[dict[str, str]]:
-        """The settings in which groups differ, a column for each group."""
-        first = [g.runs[0].settings for g in self.groups]
-        keys = varying(first, ("seed",)) + (["iterations"] if len({s.get("iterations") for s in first}) > 1 else [])
-        return [
-            {"setting": key, **{g.name: shown(flat(s).get(key, "")) for g, s in zip(self.groups, first, strict=True)}}
-            for key in keys
-        ]
+        """The settings and the fingerprints in which groups differ, a column for each group."""
+        settings = {g.name: flat(g.settings) for g in self.groups}
+        keys = varying([g.settings for g in self.groups], ("seed",))
+        if len({each.get("iterations") for each in settings.values()}) > 1:
+            keys.append("iterations")
+        rows = [{"setting": key, **{name: shown(of.get(key, "")) for name, of in settings.items()}} for key in keys]
+        return rows + self._data_rows()
+
+    def _data_rows(self) -> list[dict[str, str]]:
+        """The data of each group at the first seed at which they differ; empty where they do not."""
+        by_seed: dict[Any, dict[str, str]] = {}
+        for g in self.groups:
+            for run in g.runs:
+                data = flat(run.settings).get(DATA[0])
+                if data:
+                    by_seed.setdefault(run.settings.get("seed"), {})[g.name] = str(data)
+        for seed, data_of in by_seed.items():
+            if len(set(data_of.values())) > 1:
+                row = {g.name: data_of.get(g.name, "") for g in self.groups}
+                return [{"setting": f"{DATA[0]} (seed {seed})", **row}]
+        return []
 
     def problems(self) -> list[str]:
         """Everything that makes the comparison weaker than it looks."""
-        said = []
+        said = self._other_rewards()
         for g in self.groups:
             said += [f"{g.name}, {run.folder.name}: {problem}" for run in g.runs for problem in run.problems]
             if g.runs and not g.whole:
@@ -313,6 +238,24 @@ class Comparison:
             said.append(f"runs of unequal length in iterations ({text}): final values are of each run's own end")
         return said
 
+    def _other_rewards(self) -> list[str]:
+        """That groups were trained on different rewards, by function or by its source."""
+        trained: dict[tuple[str, str], list[str]] = {}
+        for g in self.groups:
+            of = flat(g.settings)
+            reward = str(of.get("fingerprint.reward", "")), str(of.get("fingerprint.reward_sha256", ""))
+            if reward[0]:
+                trained.setdefault(reward, []).append(g.name)
+        if len(trained) < 2:
+            return []
+        functions = [function for function, _ in trained]
+        parts = []
+        for (function, source), groups in trained.items():
+            said = f"{function} (source {source[:8]})" if functions.count(function) > 1 else function
+            verb = "" if parts else f" {'was' if len(groups) == 1 else 'were'} trained"
+            parts.append(f"{' and '.join(groups)}{verb} on {'' if parts else 'the reward '}{said}")
+        return [f"{', '.join(parts)}: their task rewards do not compare"]
+
     def texts(self) -> list[dict[str, str]]:
         """The same queries answered by the base and by every agent of each group's first whole run."""
         rows: list[dict[str, str]] = []
@@ -324,27 +267,23 @@ class Comparison:
                 for number, after in enumerate(samples.get("after", {}).get(agent, [])):
                     if number == len(rows):
                         base = samples["before"][agent][number]
-                        rows.append({"query": _cut(after["query"]), "base": _shown(base)})
+                        rows.append({"query": _cut(after["query"]), "base": _sample(base)})
                     if _cut(after["query"]) == rows[number]["query"]:
-                        rows[number][name] = _shown(after)
+                        rows[number][name] = _sample(after)
         columns = dict.fromkeys(key for row in rows for key in row)
         return [{key: row.get(key, "") for key in columns} for row in rows]
 
 
-def _optimality(runs: Sequence[Record]) -> float:
-    return statistics.fmean(final(run, "combined_reward") for run in runs)
+def _optimality(run: Record) -> float:
+    return final(run, "combined_reward")
 
 
-def _shown(sample: dict[str, Any]) -> str:
+def _sample(sample: dict[str, Any]) -> str:
     return f"[{sample['task_reward']:+.2f}] {_cut(sample['completion'])}"
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= TEXT else text[: TEXT - 3] + "..."
-
-
-def _folders(runs: Sequence[Record]) -> str:
-    return ", ".join(f"{run.folder} ({'; '.join(run.problems) or 'whole'})" for run in runs)
 
 
 def _twice(values: Sequence[Any]) -> Any:

@@ -1,6 +1,6 @@
-"""Figures by which claims are judged: what runs come to, two groups of them or one, with an interval over seeds.
+"""Estimates by which claims are judged: of two groups of runs or of one, with a confidence interval over seeds.
 
-A figure is made by a function of the `Evidence`; `cory/claims.py` names one for each claim.
+An estimate is made by a function of the `Evidence`; `study/claims.py` names one for each claim.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from study.comparison import LAST, collapsed, final, rewards, variance_of
+from study.measures import LAST, collapsed, final, rewards, variance_of
 from study.records import Record, flat
 from study.statistics import bootstrap, hypervolume
 
@@ -27,8 +27,8 @@ class Untested(Exception):
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A measured value, the ends of its 95 % interval, and of how many seeds each side is."""
+class Estimate:
+    """An estimate with its confidence interval: the ends of the 95 % interval, and of how many seeds each side is."""
 
     value: float
     low: float
@@ -46,7 +46,8 @@ class Figure:
 
     def __str__(self) -> str:
         count = " and ".join(map(str, dict.fromkeys(self.seeds)))
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f}; n = {count})"
+        interval = f"{self.low:.2f} to {self.high:.2f}; " if min(self.seeds) > 1 else ""  # one seed has none
+        return f"{self.value:.2f} ({interval}n = {count})"
 
 
 @dataclass(frozen=True)
@@ -86,25 +87,21 @@ class Evidence:
 
 def between(
     first: str, second: str, of: Callable[[Record], M], statistic: Callable[[Sequence[M], Sequence[M]], float]
-) -> Callable[[Evidence], Figure]:
-    """A figure from what `of` gives for each run of two groups."""
-    return lambda evidence: over_runs(statistic, *([of(run) for run in evidence.of(name)] for name in (first, second)))
+) -> Callable[[Evidence], Estimate]:
+    """An estimate from what `of` gives for each run of two groups."""
+    return lambda evidence: estimate(statistic, *([of(run) for run in evidence.of(name)] for name in (first, second)))
 
 
 def measured(
     name: str, of: Callable[[Record], M], statistic: Callable[[Sequence[Any]], float] = mean
-) -> Callable[[Evidence], Figure]:
-    """A figure from one group of runs."""
+) -> Callable[[Evidence], Estimate]:
+    """An estimate from one group of runs."""
+    return lambda evidence: estimate(statistic, [of(run) for run in evidence.of(name)])
 
-    return lambda evidence: over_runs(lambda x, _: statistic(x), [of(run) for run in evidence.of(name)])
 
-
-def over_runs(
-    statistic: Callable[[Sequence[M], Sequence[M]], float], one: Sequence[M], two: Sequence[M] | None = None
-) -> Figure:
+def estimate(statistic: Callable[..., float], one: Sequence[M], two: Sequence[M] | None = None) -> Estimate:
     """A statistic of one or two samples of runs, with its interval."""
-    interval = bootstrap(statistic, one, one[:1] if two is None else two)
-    return Figure(*interval, (len(one),) if two is None else (len(one), len(two)))
+    return Estimate(*bootstrap(statistic, one, two), (len(one),) if two is None else (len(one), len(two)))
 
 
 def end(metric: str) -> Callable[[Record], float]:
@@ -220,16 +217,16 @@ def less_variance(cory: Sequence[Sequence[float]], ppo: Sequence[Sequence[float]
     return 1 - over(variance_of(cory), variance_of(ppo))
 
 
-def collapses(weight: float) -> Callable[[Evidence], Figure]:
+def collapses(weight: float) -> Callable[[Evidence], Estimate]:
     """PPO's collapse rate times `weight`, minus CORY's; seeds are resampled, each with its runs at all values."""
 
-    def figure(evidence: Evidence) -> Figure:
-        if not any(map(collapsed, evidence.of(PPO) + evidence.of(CORY))):
-            raise Untested("no run collapsed")
+    def of(evidence: Evidence) -> Estimate:
         ppo, cory = ([mean(map(collapsed, runs)) for runs in evidence.by_seed(name)] for name in (PPO, CORY))
-        return over_runs(lambda one, two: weight * mean(one) - mean(two), ppo, cory)
+        if not any(ppo + cory):
+            raise Untested("no run collapsed")
+        return estimate(lambda one, two: weight * mean(one) - mean(two), ppo, cory)
 
-    return figure
+    return of
 
 
 def at(name: str, index: int, of: Callable[[Record], M]) -> Callable[[Evidence], list[M]]:
@@ -239,51 +236,55 @@ def at(name: str, index: int, of: Callable[[Record], M]) -> Callable[[Evidence],
 
 def values_apart(
     first: int, second: int, metric: str, statistic: Callable[[Sequence[float], Sequence[float]], float]
-) -> Callable[[Evidence], Figure]:
+) -> Callable[[Evidence], Estimate]:
     """CORY's runs at two of the values."""
     one, two = (at(CORY, index, end(metric)) for index in (first, second))
-    return lambda evidence: over_runs(statistic, one(evidence), two(evidence))
+    return lambda evidence: estimate(statistic, one(evidence), two(evidence))
 
 
-def kl_accelerates(evidence: Evidence) -> Figure:
+def kl_accelerates(evidence: Evidence) -> Estimate:
     """What PPO's KL gains in the second half of a run over what it gains in the first, at the smallest value."""
-    return over_runs(lambda halves, _: share(halves), at(PPO, 0, halves_of_kl)(evidence))
+    return estimate(share, at(PPO, 0, halves_of_kl)(evidence))
 
 
-def frontiers_apart(evidence: Evidence) -> Figure:
+def frontiers_apart(evidence: Evidence) -> Estimate:
     """CORY's hypervolume minus PPO's, over that of all points; seeds are resampled, with their runs at all values."""
 
-    def points(seeds: Sequence[Sequence[Record]]) -> list[tuple[float, float]]:
-        at: dict[Any, list[Record]] = {}
-        for run in (run for runs in seeds for run in runs):
-            at.setdefault(evidence.value(run), []).append(run)
+    def ends(name: str) -> list[list[tuple[Any, float, float]]]:
         return [
-            (mean(final(run, "task_reward") for run in runs), -mean(final(run, "kl") for run in runs))
-            for runs in at.values()
+            [(evidence.value(run), final(run, "task_reward"), -final(run, "kl")) for run in runs]
+            for runs in evidence.by_seed(name)
         ]
 
-    cory, ppo = evidence.by_seed(CORY), evidence.by_seed(PPO)
+    def points(seeds: Sequence[Sequence[tuple[Any, float, float]]]) -> list[tuple[float, float]]:
+        at: dict[Any, list[tuple[float, float]]] = {}
+        for value, reward, kl in (run for runs in seeds for run in runs):
+            at.setdefault(value, []).append((reward, kl))
+        return [(mean(x for x, _ in runs), mean(y for _, y in runs)) for runs in at.values()]
+
+    cory, ppo = ends(CORY), ends(PPO)
     every = points(cory) + points(ppo)
     worst = (min(x for x, _ in every), min(y for _, y in every))
     whole = hypervolume(every, worst)
     statistic = lambda one, two: over(  # noqa: E731
         hypervolume(points(one), worst) - hypervolume(points(two), worst), whole
     )
-    return over_runs(statistic, cory, ppo)
+    return estimate(statistic, cory, ppo)
 
 
-def passes(other: str) -> Callable[[Evidence], Figure]:
+def passes(other: str) -> Callable[[Evidence], Estimate]:
     """The smallest difference over k of CORY's pass@k, mean over its agents alone, to that of PPO or of the base."""
 
-    def figure(evidence: Evidence) -> Figure:
+    def of(evidence: Evidence) -> Estimate:
         runs: dict[str, dict[str, list[list[float]]]] = {"base": {}, PPO: {}, CORY: {}}
         try:
-            for row in json.loads(evidence.evaluation.read_text(encoding="utf-8")):
+            for row in json.loads(evidence.evaluation.read_text(encoding="utf-8"))["rows"]:
+                if " after " in row["name"]:
+                    continue  # agents in a chain, or one as its own observer
                 folder = row["name"].split("/")[0]
                 kind = "base" if folder == "base" else CORY if "_cory" in folder else PPO
-                if " after " not in row["name"]:
-                    passes = [row[key] for key in row if key.startswith("pass@") and not key.endswith("_ci")]
-                    runs[kind].setdefault(folder, []).append(passes)
+                alone = [row[key] for key in row if key.startswith("pass@") and not key.endswith("_ci")]
+                runs[kind].setdefault(folder, []).append(alone)
         except FileNotFoundError:
             raise Untested("no evaluation") from None
         except (ValueError, TypeError, KeyError):
@@ -292,10 +293,11 @@ def passes(other: str) -> Callable[[Evidence], Figure]:
             raise Untested("the evaluation is of other runs")
         cory, rivals = ([*map(means, runs[kind].values())] for kind in (CORY, other))
         smallest = lambda a, b: min(x - y for x, y in zip(means(a), means(b), strict=True))  # noqa: E731
-        found = over_runs(smallest, cory, rivals)
-        return found if other == PPO else Figure(found.value, found.low, found.high, (len(cory),))
+        if other == PPO:
+            return estimate(smallest, cory, rivals)
+        return estimate(lambda ours: smallest(ours, rivals), cory)  # the base is one model, without seeds
 
-    return figure
+    return of
 
 
 def means(rows: Sequence[Sequence[float]]) -> list[float]:

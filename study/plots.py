@@ -3,32 +3,13 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib.pyplot as plt
 
-from cory.run.plots import CURVE_TITLES, SMOOTHING, colours, running_mean
+from cory.run.plots import CURVE_TITLES, SMOOTHING, colours
+from study.comparison import Curve, Point
 from study.statistics import nondominated
-
-
-class Curve(NamedTuple):
-    """An agent's metrics over the iterations: by metric, a list of values for every run.
-
-    `place` is the agent's in its group, `number` the group's: colour by group, line style by agent.
-    """
-
-    name: str
-    place: int
-    number: int
-    values: dict[str, list[list[float]]]
-
-
-class Point(NamedTuple):
-    """What a group came to at one value of the key that families differ in: by metric, a value for every run."""
-
-    family: str
-    value: Any
-    values: dict[str, list[float]]
 
 
 def plot_comparison(curves: Sequence[Curve], path: Path) -> None:
@@ -40,16 +21,12 @@ def plot_comparison(curves: Sequence[Curve], path: Path) -> None:
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.8), layout="constrained")
     for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
         for curve in curves:
-            series = [running_mean(values, SMOOTHING) for values in curve.values[metric]]
-            there = [
-                [values[k] for values in series if len(values) > k] for k in range(max(map(len, series), default=0))
-            ]
-            mean = [statistics.fmean(values) for values in there]
-            std = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in there]
+            runs = curve.values[metric]
+            smooth = runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
+            mean, std = smooth.mean(axis=1), smooth.std(axis=1).fillna(0.0)
             colour, style = colours(groups)[curve.number], ("-", "--", ":", "-.")[curve.place % 4]
-            axis.plot(mean, color=colour, ls=style, lw=1.6, label=f"{curve.name} (n = {len(series)})")
-            low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
-            axis.fill_between(range(len(mean)), low, high, color=colour, alpha=0.15, lw=0)
+            axis.plot(mean, color=colour, ls=style, lw=1.6, label=f"{curve.name} (n = {runs.shape[1]})")
+            axis.fill_between(mean.index, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
         axis.set(title=title, xlabel="iteration")
         axis.margins(x=0.01)
         axis.spines[["top", "right"]].set_visible(False)

@@ -1,17 +1,15 @@
-"""Runs as their folders tell: settings, metrics, whether they ended; and how settings differ between them."""
+"""Runs as their folders tell: settings, metrics, sample texts, and whether they ended."""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cory.config import UserError
 from cory.run.report import CURVES
-from cory.run.settings import differences
+from cory.run.settings import read_settings
 
 
 @dataclass
@@ -20,7 +18,7 @@ class Record:
 
     Args:
         folder: where it is.
-        settings: of its config.yaml.
+        settings: what its config.yaml holds, `versions` and `fingerprint` included.
         rows: of its metrics.jsonl, those of whole iterations.
         samples: before and after training, by agent; empty for a run that has not ended.
         problems: in words; empty for a run that ended as it should.
@@ -59,15 +57,13 @@ def read(folder: Path) -> Record:
     Raises:
         UserError: it is no run's folder, or its files cannot be read.
     """
+    record = Record(folder, read_settings(folder), [])
     try:
-        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise UserError(f"expected the folder of a run, with config.yaml and metrics.jsonl, got {str(folder)!r} "
-                        f"({error})") from None  # fmt: skip
-    if not isinstance(settings, dict):
-        raise UserError(f"{folder / 'config.yaml'}: expected settings, got {settings!r}")
-    record = Record(folder, settings, [])
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"expected the folder of a run, with a metrics.jsonl, got {str(folder)!r} ({error})"
+        ) from None
     rows = []
     for number, line in enumerate(lines, 1):
         if not line:
@@ -78,14 +74,14 @@ def read(folder: Path) -> Record:
         except (ValueError, TypeError, KeyError):
             record.problems.append(f"line {number} of metrics.jsonl is damaged; what follows is left out")
             break
-    agents = _agents(settings)
+    agents = num_agents(record.settings)
     count: dict[int, int] = {}
     for row in rows:
         count[row["iteration"]] = count.get(row["iteration"], 0) + 1
     record.rows = [row for row in rows if count[row["iteration"]] == agents]
     bad = [row["iteration"] for row in record.rows if not all(math.isfinite(row[key]) for key in CURVES)]
     wrong = min(bad, default=None)
-    planned = settings.get("iterations")
+    planned = record.settings.get("iterations")
     if not record.rows:
         record.problems.append("no iteration is recorded")
     elif wrong is not None:
@@ -99,7 +95,8 @@ def read(folder: Path) -> Record:
     return record
 
 
-def _agents(settings: Mapping[str, Any]) -> int:
+def num_agents(settings: Mapping[str, Any]) -> int:
+    """How many agents a run has."""
     block = settings.get("cory")
     return block.get("num_agents", 2) if isinstance(block, dict) else 2
 
@@ -112,46 +109,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def same(a: Mapping[str, Any], b: Mapping[str, Any], apart_from: Sequence[str] = ("seed",)) -> bool:
-    """Whether two runs have the same settings, of those that matter, apart from some."""
-    return all(line.split(":")[0] in apart_from for line in differences(a, b))
-
-
-def method(settings: Mapping[str, Any]) -> str:
-    """`PPO`, `CORY`, or `CORY, 3 agents`."""
-    agents = _agents(settings)
-    return {1: "PPO", 2: "CORY"}.get(agents, f"CORY, {agents} agents")
-
-
-def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> list[str]:
-    """The dotted keys in which settings differ, of those that matter."""
-    keys: dict[str, None] = {}
-    for other in settings[1:]:
-        for line in differences(settings[0], other):
-            keys.setdefault(line.split(": ")[0])
-    return [key for key in keys if key not in ignored]
-
-
-def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed",)) -> list[str]:
-    """A name for each of several settings: the method, and where that does not tell them apart, what differs.
-
-    A PPO run has no use for the `cory` block, so that does not appear in its name.
-    """
-    methods = [method(each) for each in settings]
-    result = []
-    for each, kind in zip(settings, methods, strict=True):
-        rivals = [other for other, name in zip(settings, methods, strict=True) if name == kind]
-        keys = [k for k in varying(rivals, ignored) if not (kind == "PPO" and k.startswith("cory."))]
-        values = flat(each)
-        result.append(", ".join([kind, *(f"{key.split('.')[-1]} {_short(values.get(key))}" for key in keys)]))
-    return result
-
-
 def shown(value: Any) -> str:
     """A setting as tables show it: of a path from the root its last two parts, as the rest is of a machine."""
     path = Path(value) if isinstance(value, str) else None
     return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)
-
-
-def _short(value: Any) -> str:
-    return Path(value).name if isinstance(value, str) and "/" in value else str(value)

@@ -1,36 +1,64 @@
 """Statistics of comparisons: intervals by the bootstrap, frontiers, hypervolumes."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-T = TypeVar("T")
+Interval = tuple[float, float, float]  # a value, and the ends of its 95 % interval
 
 
 def bootstrap(
-    statistic: Callable[[Sequence[T], Sequence[T]], float],
-    first: Sequence[T],
-    second: Sequence[T],
+    statistic: Callable[..., float],
+    first: Sequence[Any],
+    second: Sequence[Any] | None = None,
     resamples: int = 10_000,
     seed: int = 0,
-) -> tuple[float, float, float]:
-    """A statistic of two samples and its 95 % interval: percentiles over resamples of each (Efron, 1979).
+) -> Interval:
+    """A statistic of one or two samples and its 95 % interval: percentiles over resamples of each (Efron, 1979).
 
-    With few members there are few distinct resamples, each computed once, and the interval is rough.
+    With few members there are few distinct resamples, each computed once, and the interval is rough. Resamples for
+    which the statistic is not finite are left out.
+
+    Args:
+        statistic: takes as many sequences as there are samples; members may be any objects.
+
+    Returns:
+        the value and the ends of the interval, which are NaN where a sample has a single member: it has no spread.
     """
-    rng = np.random.default_rng(seed)
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
-    values = []
-    for _ in range(resamples):
-        one, two = (tuple(sorted(rng.integers(len(x), size=len(x)).tolist())) for x in (first, second))
-        if (one, two) not in known:
-            known[one, two] = statistic([first[i] for i in one], [second[i] for i in two])
-        values.append(known[one, two])
-    finite = [value for value in values if math.isfinite(value)]
-    low, high = np.percentile(finite, [2.5, 97.5]).tolist() if finite else (math.nan, math.nan)
-    return statistic(first, second), low, high
+    from scipy import stats  # here, as importing it takes a while
+
+    samples = [first] if second is None else [first, second]
+    value = statistic(*samples)
+    if min(map(len, samples)) < 2:
+        return value, math.nan, math.nan
+
+    @cache
+    def of(*drawn: tuple[int, ...]) -> float:
+        return statistic(*([sample[i] for i in places] for sample, places in zip(samples, drawn, strict=True)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # of values that are not finite
+        distribution = stats.bootstrap(
+            [np.arange(len(sample)) for sample in samples],
+            lambda *drawn: of(*(tuple(sorted(places.tolist())) for places in drawn)),
+            n_resamples=resamples,
+            vectorized=False,
+            method="percentile",
+            random_state=np.random.default_rng(seed),
+        ).bootstrap_distribution
+    finite = distribution[np.isfinite(distribution)]
+    low, high = np.percentile(finite, [2.5, 97.5]).tolist() if finite.size else (math.nan, math.nan)
+    return value, low, high
+
+
+def with_interval(interval: Interval, form: str) -> str:
+    """`0.15 (0.10 to 0.20)`, or the value alone where there is no interval; `form` is a number's format."""
+    value, low, high = (format(number, form) for number in interval)
+    return value if math.isnan(interval[1]) else f"{value} ({low} to {high})"
 
 
 def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:

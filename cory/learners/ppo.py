@@ -113,6 +113,7 @@ class PPOTrainer(trl.PPOTrainer):
         ):
             warnings.filterwarnings("ignore", message="`PPOTrainer` is deprecated", category=FutureWarning)
             warnings.filterwarnings("ignore", message="No dataset is provided", category=UserWarning)
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
             super().__init__(config=config, model=model, ref_model=None, tokenizer=tokenizer, optimizer=optimizer)
         self.ref_model = None if ref_model is None else ref_model.to(self.accelerator.device)
         # TRL keeps a generator here, empty after one use: only the first step would clip its gradients.

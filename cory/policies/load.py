@@ -254,7 +254,8 @@ def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, 
             raise UserError(
                 f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
             )
-        model = AutoModelForSequenceClassification.from_pretrained(name, dtype="float32", **where)
+        with quiet():
+            model = AutoModelForSequenceClassification.from_pretrained(name, dtype="float32", **where)
     except UserError:
         raise
     except LOADING as error:

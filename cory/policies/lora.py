@@ -47,6 +47,12 @@ def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) 
     return base
 
 
+def activate(policy: PreTrainedModel | PeftModel, name: str) -> None:
+    """Makes an adapter the active one, where the policy has adapters."""
+    if isinstance(policy, PeftModel):
+        policy.set_adapter(name)
+
+
 def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> None:
     """Writes a policy: a model as it is; an adapter as a PEFT folder, or merged into a full model.
 

@@ -116,7 +116,8 @@ def test_saved_adapters_open_without_trl_and_answer_alike(config, merge):
             base = AutoModelForCausalLM.from_pretrained(config.model.name)
             model = peft.PeftModel.from_pretrained(base, folder)
         ids = torch.tensor([agent.tokenizer(sentences(1)[0])["input_ids"]])
-        with agent.active(), torch.no_grad():
+        agent.activate()
+        with torch.no_grad():
             expected = agent.learner.policy.eval()(input_ids=ids).logits
             got = model.eval()(input_ids=ids).logits
         assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4)

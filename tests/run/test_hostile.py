@@ -19,7 +19,7 @@ from cory.run import checkpoint
 from cory.run.settings import load
 from cory.task import load_dataset
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
 
 
@@ -103,8 +103,8 @@ def test_checkpoint(bomb, config, name):
 
 
 def test_run_folder(bomb, config, tmp_path):
-    run = make_trainer(replace(config, iterations=1)).train()
-    lengths = checkpoint.newest(run.folder, ["agent_1", "agent_2"])[1]["lengths"]
+    run = make_trainer(replace(config, iterations=1, checkpoint=CheckpointConfig(save_final=True))).train()
+    lengths = checkpoint.newest(run.folder, ["agent_1", "agent_2"])[1].lengths
     (run.folder / "metrics.jsonl").write_bytes((bomb * 99)[: lengths["metrics"]])
     with pytest.raises(UserError, match=r"metrics.jsonl: expected lines of json"):
         make_trainer(replace(config, resume=str(run.folder), iterations=2)).train()
