@@ -38,8 +38,8 @@ from cory.prompts import RolePrompts, fit_responses
 from cory.rewards import score
 from cory.run.evaluation_settings import EvaluationConfig, output_folder, run_agents, run_config
 from cory.run.jsonl import replace_text
+from cory.run.report import text_table
 from cory.run.settings import read_settings
-from cory.run.tables import evaluation_markdown, text_table
 from cory.task import Task
 
 TITLES = {
@@ -312,14 +312,25 @@ def columns_shown(task: Task, settings: EvaluationConfig) -> dict[str, str]:
     return {**{f"pass@{k}": f"pass@{k}" for k in settings.ks}, **greedy, **own, "tokens": "tokens", "kl": "KL to base"}
 
 
+@dataclass
+class Evaluation:
+    """What an evaluation came to: its folder, and a row per model and chain.
+
+    A row has `name`, and every metric with the half-width of its 95 % interval, `METRIC_ci`.
+    """
+
+    folder: Path
+    rows: list[dict[str, Any]]
+
+
 def evaluate(
     models: Sequence[str | Path],
     task: Task,
     settings: EvaluationConfig | None = None,
     kind: type[Config] = Config,
     name: str = "evaluation",
-) -> list[dict[str, Any]]:
-    """Evaluates models on a held-out task, prints the table, and writes tables, texts and a figure into a folder.
+) -> Evaluation:
+    """Evaluates models on a held-out task, prints the table, and writes rows and responses into a folder.
 
     Args:
         models: Hub ids, local folders, or folders of runs (all their agents).
@@ -328,35 +339,20 @@ def evaluate(
         kind: the configuration class of the runs, where they are of a task with one.
         name: of the folder where `settings.output` is null.
 
-    Returns:
-        a row per model and chain: `name`, and every metric with the half-width of its 95 % interval, `METRIC_ci`.
-
     Raises:
         UserError: a model or a run cannot be loaded, or the folder holds an evaluation of other settings.
     """
-    from cory.run.plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while
-    from cory.run.tables import over_seeds
-
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()
     folder = output_folder(settings, name)
     evaluator = Evaluator(task, settings, folder, kind)
-    records = evaluator.run()
-    queries = evaluator.columns["prompt"]
-    rows = summarise(records, task, settings, evaluator.kl_coef)
-    titles = columns_shown(task, settings)
+    rows = summarise(evaluator.run(), task, settings, evaluator.kl_coef)
+    queries, titles = evaluator.columns["prompt"], columns_shown(task, settings)
     said = (
         f"{len(queries)} queries, {settings.samples} responses each, temperature {evaluator.sampling.temperature:g}, "
         f"eta = {evaluator.kl_coef:g}"
     )
     print(f"\n{said}; mean +- half-width of the 95 % interval over queries\n{text_table(rows, titles)}")
-    result = {"settings": asdict(settings), "rows": rows}
+    result = {"settings": asdict(settings), "said": said, "titles": titles, "queries": queries, "rows": rows}
     replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
-    markdown = evaluation_markdown(rows, titles, queries, records, settings.shown)
-    replace_text(folder / "evaluation.md", f"{said}.\n\n{markdown}")
-    if settings.ks:
-        plot_pass_at_k(over_seeds(rows) or rows, settings.ks, folder / "pass_at_k.png")
-    else:
-        plot_bars(over_seeds(rows) or rows, titles, folder / "evaluation.png")
-    print(f"\nTables, texts and figure are in {folder}")
-    return rows
+    return Evaluation(folder, rows)

@@ -49,9 +49,10 @@ def run() -> None:
     from cory import evaluate  # after the settings are checked: importing torch takes seconds
     from cory.policies.load import choose_device
     from gsm8k_train.task import make_task
+    from study.report import write_report
 
     task = make_task(config, choose_device(settings.device), settings.split)
-    evaluate(settings.models, task, settings, Gsm8kConfig, name="gsm8k-evaluation")
+    write_report(evaluate(settings.models, task, settings, Gsm8kConfig, name="gsm8k-evaluation").folder)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,40 @@
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import UserError
-from cory.policies.load import load_classifier, load_tokenizer
+from cory.policies.load import LOADING, check_vocabulary, find, first_line, load_tokenizer, quiet
 from cory.policies.window import pad
 from cory.prompts import RolePrompts
 from cory.task import Task, load_dataset
 from imdb_train import toy
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
+
+
+def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    """A sequence classifier, its tokenizer, and the index of `label` (upper or lower case alike).
+
+    Raises:
+        UserError: it is missing, is no classifier, or has no such label among at least two.
+    """
+    where = find(name, what)
+    try:
+        labels = AutoConfig.from_pretrained(name, **where).id2label
+        tokenizer = load_tokenizer(name, where)
+        index = [i for i, text in labels.items() if text.upper() == label.upper()]
+        if len(labels) < 2 or not index:
+            raise UserError(
+                f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
+            )
+        with quiet():
+            model = AutoModelForSequenceClassification.from_pretrained(name, dtype="float32", **where)
+    except UserError:
+        raise
+    except LOADING as error:
+        raise UserError(f"{what}: expected a sequence classifier, got {name!r} ({first_line(error)})") from None
+    check_vocabulary(model, tokenizer, what, name)
+    return model.eval().requires_grad_(False), tokenizer, int(index[0])
 
 
 class PositiveLogit:

@@ -2,39 +2,30 @@
 
     python -m study.claims --scales tiny real --out results/claims.md
 
-Each claim is a figure and the range in which its 95 % interval must lie (docs/experiments.md, "Claims"). Nothing is
+Each claim is an estimate and the range in which its 95 % interval must lie (docs/experiments.md, "Claims"). Nothing is
 run; claims whose experiment has not ended at a scale are not tested there.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-
-from jsonargparse import ArgumentError, ArgumentParser
 
 from cory.config import UserError
 from cory.run.command_line import main
 from cory.run.jsonl import replace_text
-from cory.run.tables import markdown_table
-from study.comparison import rewards
+from study.arguments import Arguments
 from study.estimates import (
     CORY,
     PPO,
+    Estimate,
     Evidence,
-    Figure,
     Untested,
-    agents,
-    apart_and_gain,
     between,
     collapses,
-    decline,
     difference,
-    distinct_share,
-    early_gain,
-    end,
     frontiers_apart,
-    growth_of_kl,
     kl_accelerates,
     less_variance,
     measured,
@@ -42,15 +33,26 @@ from study.estimates import (
     passes,
     ratio,
     relative,
-    reward_and_gain,
-    rise,
     share,
-    share_of_limit,
-    unsteadiness,
     values_apart,
 )
-from study.experiment import ROOT, plan, read_experiment
+from study.measures import (
+    agents,
+    apart_and_gain,
+    decline,
+    distinct_share,
+    early_gain,
+    end,
+    growth_of_kl,
+    reward_and_gain,
+    rewards,
+    rise,
+    share_of_limit,
+    unsteadiness,
+)
+from study.plan import Experiment, checkout_file, plan, read_experiment
 from study.records import Record, flat, read
+from study.tables import markdown_table
 
 SIMILAR = 0.2  # of the gain in task reward: how far apart values may be that count as similar or close
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
@@ -63,9 +65,9 @@ class Claim:
     """A claim of the paper.
 
     Args:
-        number: of its experiment. says: in words. measured: what the figure is.
-        holds: the open range in which the figure's interval must lie. experiments: that it is judged by, one a task.
-        figure: raises Untested where it cannot be had.
+        number: of its experiment. says: in words. measured: what is estimated.
+        holds: the open range in which the estimate's interval must lie. experiments: that it is judged by, one a task.
+        estimate: raises Untested where it cannot be had.
     """
 
     number: str
@@ -73,7 +75,7 @@ class Claim:
     measured: str
     holds: tuple[float, float]
     experiments: tuple[str, ...]
-    figure: Callable[[Evidence], Figure]
+    estimate: Callable[[Evidence], Estimate]
 
 
 IMDB, GSM8K, CURVES = ("imdb_curves",), ("gsm8k_curves",), ("imdb_curves", "gsm8k_curves")
@@ -88,7 +90,7 @@ CLAIMS = [
           measured(CORY, rise)),
     Claim("E1", "PPO's combined reward falls", "combined reward, last - first 10 iterations", BELOW, IMDB,
           measured(PPO, rise)),
-    Claim("E1", "LLM1 and LLM2 end close together", "combined reward, distance of LLM1 and LLM2 / gain",
+    Claim("E1", "agent_1 and agent_2 end close together", "combined reward, distance of agent_1 and agent_2 / gain",
           (-math.inf, SIMILAR), IMDB, measured(CORY, apart_and_gain, share)),
     Claim("E1, E5", "a larger model does not bring PPO to CORY's KL", "KL, larger PPO / CORY", MORE, ABLATIONS,
           between("PPO, larger model", CORY, end("kl"), ratio)),
@@ -147,6 +149,12 @@ CLAIMS = [
 ]  # fmt: skip
 
 
+@cache
+def experiment_of(name: str) -> Experiment:
+    """A shipped experiment. Raises a UserError where this is no checkout."""
+    return read_experiment(checkout_file(f"configs/experiments/{name}.yaml", "experiment"))
+
+
 def gather(name: str, scale: str, runs: Path) -> Evidence:
     """What an experiment's runs tell.
 
@@ -154,7 +162,7 @@ def gather(name: str, scale: str, runs: Path) -> Evidence:
         Untested: not all of its runs have ended, or they have other settings.
         UserError: a file cannot be read.
     """
-    experiment = read_experiment(ROOT / f"configs/experiments/{name}.yaml")
+    experiment = experiment_of(name)
     needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
     there = [p.folder for p in plan(experiment, scale, needs, runs) if (p.folder / "summary.json").exists()]
     if not there:
@@ -175,13 +183,13 @@ def gather(name: str, scale: str, runs: Path) -> Evidence:
 
 
 def judge(scales: Sequence[str], runs: Path) -> list[dict[str, str]]:
-    """A row for each claim, task and scale: the figure and the verdict."""
+    """A row for each claim, task and scale: the estimate and the verdict."""
     known: dict[tuple[str, str], Evidence | Untested] = {}
     rows = []
     for claim in CLAIMS:
         for name in claim.experiments:
             for scale in scales:
-                if scale not in read_experiment(ROOT / f"configs/experiments/{name}.yaml").scales:
+                if scale not in experiment_of(name).scales:
                     continue
                 if (name, scale) not in known:
                     try:
@@ -192,8 +200,8 @@ def judge(scales: Sequence[str], runs: Path) -> list[dict[str, str]]:
                     evidence = known[name, scale]
                     if isinstance(evidence, Untested):
                         raise evidence
-                    figure = claim.figure(evidence)
-                    text, verdict = str(figure), figure.verdict(claim.holds)
+                    found = claim.estimate(evidence)
+                    text, verdict = str(found), found.verdict(claim.holds)
                 except Untested as why:
                     text, verdict = str(why), "not tested"
                 rows.append(
@@ -212,16 +220,13 @@ def _range(holds: tuple[float, float]) -> str:
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.claims`: see the module."""
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, description=__doc__)
+    parser = Arguments(__doc__)
     parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, paper")
     parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the experiments' runs")
     parser.add_argument("--out", type=str | None, help="File for the table. null: print it only")
-    try:
-        args = parser.parse_args(argv)
-    except ArgumentError as error:
-        raise UserError(" ".join(str(error).split())) from None
-    files = {name for claim in CLAIMS for name in claim.experiments}
-    known = {scale for name in files for scale in read_experiment(ROOT / f"configs/experiments/{name}.yaml").scales}
+    args = parser.of(argv)
+    files = dict.fromkeys(name for claim in CLAIMS for name in claim.experiments)
+    known = {scale for name in files for scale in experiment_of(name).scales}
     for scale in args.scales:
         if scale not in known:
             raise UserError(f"scales: expected some of {sorted(known)}, got {scale!r}")
@@ -236,9 +241,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
 
 HEAD = """# The paper's claims
 
-A claim is reproduced where the 95 % interval of the figure (bootstrap over seeds) lies wholly in the range that is
+A claim is reproduced where the 95 % interval of the estimate (bootstrap over seeds) lies wholly in the range that is
 named with it. Else it is not: contradicted where the interval lies wholly outside, undecided where it does not. That is
-said of the scale in the table, not of the paper's own models. Figures are of training, over both agents and their
+said of the scale in the table, not of the paper's own models. Estimates are of training, over both agents and their
 roles, as in the paper's curves, where nothing else is said; those of pass@k are of each agent alone, and their
 intervals leave out the spread over problems. With three seeds such an interval is too narrow: it covers about three
 cases in four. Definitions: docs/metrics.md, "Comparison"; docs/experiments.md, "Claims".

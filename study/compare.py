@@ -12,18 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser
-
-from cory.config import UserError
 from cory.run.command_line import main
 from cory.run.jsonl import replace_text
-from cory.run.report import CURVES
-from cory.run.tables import markdown_table
+from study.arguments import Arguments
 from study.comparison import FINAL, ROLE_WINDOW, Comparison
 from study.groups import find, group
 from study.measures import LAST, spread
 from study.records import read
 from study.statistics import Interval, with_interval
+from study.tables import markdown_table
 
 
 def write(comparison: Comparison, out: Path, title: str = "Comparison", question: str = "", command: str = "") -> Path:
@@ -141,17 +138,14 @@ def write_csv(comparison: Comparison, out: Path) -> None:
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.compare`: see the module."""
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, description=__doc__)
+    parser = Arguments(__doc__)
     parser.add_argument("runs", nargs="+", help="Folders of runs, or globs that match some")
     parser.add_argument("--out", type=str, default="runs/comparison", help="Folder of the results")
     parser.add_argument(
         "--baseline", type=str | None, help="Group or family to measure against. null: PPO, or the first"
     )
     parser.add_argument("--over", type=str | None, help="Key of the settings to draw results over: ppo.init_kl_coef")
-    try:
-        args = parser.parse_args(argv)
-    except ArgumentError as error:
-        raise UserError(" ".join(str(error).split())) from None
+    args = parser.of(argv)
     comparison = Comparison(group([read(path) for path in find(args.runs)], args.over), args.baseline, args.over)
     path = write(comparison, Path(args.out))
     print(html.unescape(path.read_text(encoding="utf-8").split("## Settings")[0]))

@@ -150,11 +150,12 @@ class Comparison:
             of: what counts of a run. measure: of what counts of several.
         """
 
-        def relative(ours: Sequence[M], theirs: Sequence[M]) -> float:
-            base = measure(theirs)
-            return (measure(ours) - base) / abs(base) if base else float("nan")
+        def relative(runs: Sequence[M], baseline: Sequence[M]) -> float:
+            base = measure(baseline)
+            return (measure(runs) - base) / abs(base) if base else float("nan")
 
-        return bootstrap(relative, *([of(run) for run in each.whole] for each in (g, self.against(g))))
+        ours, theirs = ([of(run) for run in each.whole] for each in (g, self.against(g)))
+        return bootstrap(relative, ours, theirs)
 
     def curves(self) -> list[Curve]:
         """By group and agent, each metric of every run; shorter runs end in NaN."""
@@ -249,7 +250,7 @@ class Comparison:
         if len(trained) < 2:
             return []
         functions = [function for function, _ in trained]
-        parts = []
+        parts: list[str] = []
         for (function, source), groups in trained.items():
             said = f"{function} (source {source[:8]})" if functions.count(function) > 1 else function
             verb = "" if parts else f" {'was' if len(groups) == 1 else 'were'} trained"

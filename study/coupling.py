@@ -1,30 +1,31 @@
-"""How the rewards of a run's two agents go together: their correlation, and what of it comes through the reference.
+"""Correlation of the rewards of a run's two agents, overall and within each query.
 
-Eq. 4 rewards an agent with `r_1 + r_2`. What the other one earns teaches a pioneer as far as it depends on the response
-that the observer reads. The rest is noise, and the more so the more both rewards rise and fall with the query.
+Eq. 4 rewards an agent with `r_1 + r_2`. What the observer earns teaches the pioneer as far as it depends on the
+response that the observer reads. The rest is noise, and the more so the more both rewards rise and fall with the query.
 """
 
-import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
-from jsonargparse import ArgumentParser
 
-from cory.config import Config, ModelConfig, UserError
-from cory.evaluation import respond, run_agents, run_config
-from cory.policies.load import choose_device, load_policy
+from cory.config import Config, UserError
+from cory.evaluation import respond
+from cory.policies.load import ModelPool, choose_device
 from cory.policies.sampling import context_length, encode
 from cory.prompts import fit_responses
 from cory.rewards import score
+from cory.run.evaluation_settings import run_agents
+from cory.run.settings import as_config, read_settings
 from cory.task import Task
-from study.statistics import bootstrap
+from study.statistics import Interval, bootstrap, with_interval
 
 C = TypeVar("C", bound=Config)
-Interval = tuple[float, float, float]
+RESAMPLES = 1000  # of the queries
 
 
 def correlations(pioneer: np.ndarray, observer: np.ndarray) -> dict[str, Interval]:
@@ -34,21 +35,20 @@ def correlations(pioneer: np.ndarray, observer: np.ndarray) -> dict[str, Interva
         pioneer: (queries, samples) rewards. observer: those of the responses that read them, in the same places.
 
     Returns:
-        `all`: over all responses. `reference`: of their deviations from the query's mean, which is what the observer's
+        `all`: over all responses. `response`: of their deviations from the query's mean, which is what the observer's
         reward has from the response that it read; 0 where it does not depend on it. NaN where a reward never varies.
     """
     rewards = np.stack([pioneer, observer])
 
-    def over(queries: Sequence[int], _: Sequence[int], axes: tuple[int, ...]) -> float:
+    def over(queries: Sequence[int], axes: tuple[int, ...]) -> float:
         chosen = rewards[:, list(queries)]
         one, two = chosen - chosen.mean(axis=axes, keepdims=True)
         size = float(np.sqrt((one**2).sum() * (two**2).sum()))
         return float((one * two).sum()) / size if size > 0 else float("nan")
 
-    places = list(range(pioneer.shape[0]))
     return {
-        name: bootstrap(partial(over, axes=axes), places, places[:1], 1000)
-        for name, axes in (("all", (1, 2)), ("reference", (2,)))
+        name: bootstrap(partial(over, axes=axes), range(len(pioneer)), resamples=RESAMPLES)
+        for name, axes in (("all", (1, 2)), ("response", (2,)))
     }
 
 
@@ -58,7 +58,7 @@ def coupling(
     """`correlations` of a run's first two agents on held-out queries, the second as observer of the first.
 
     Args:
-        folder: of a run that has ended.
+        folder: of a run that has ended. Its agents are loaded as the run had them.
         kind: the configuration class of its task; make_task: makes the task, of the split `test`.
         queries: so many of its rows, from the first, are answered; samples: times each.
 
@@ -68,40 +68,40 @@ def coupling(
     agents = list(run_agents(folder).values())[:2]
     if len(agents) < 2:
         raise UserError(f"{folder}: expected a run with two saved agents, got {len(agents)}")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
-    settings = {key: value for key, value in read_settings(folder).items() if key != "versions"}
-    settings["task"] |= {"split": "test"}
-    config = kind(**vars(parser.instantiate(parser.parse_object(settings))))
+    config = as_config(kind, read_settings(folder), folder / "config.yaml")
+    config.task.split = "test"  # type: ignore[attr-defined]
     device = choose_device("auto")
     task = make_task(config, device)
-    rows = task.dataset.select(range(min(queries, len(task.dataset)))).to_list()
-    rows = [row for row in rows for _ in range(samples)]
-    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
-
-    def render(role: int, texts: Sequence[str]) -> list[str]:
-        return [task.prompts.render(role, row, text) for row, text in zip(rows, texts, strict=True)]
-
-    rewards, read = [], [""] * len(rows)
-    for role, agent in enumerate(agents):
-        policy, tokenizer = load_policy(ModelConfig(str(agent)))
-        policy.to(device)
-        prompts = fit_responses(
-            partial(render, role if config.cory.knowledge_transfer else 0),
-            read,
-            partial(encode, tokenizer, chat_template=config.model.chat_template),
-            (context_length(policy) or sys.maxsize) - config.sampling.max_new_tokens,
-        )
-        answers = respond(
-            policy, policy, tokenizer, prompts, config.sampling, seed=role, chat_template=config.model.chat_template
-        )
+    columns = {key: [x for x in column for _ in range(samples)] for key, column in task.dataset[:queries].items()}
+    others = {key: column for key, column in columns.items() if key != "prompt"}
+    model = replace(config.model, name=config.resolve(config.model.name))
+    models = [
+        (model, path)
+        if (path / "adapter_config.json").exists()
+        else (replace(model, name=str(path), revision=None, quantization="none"), None)
+        for path in agents
+    ]
+    pool = ModelPool(device, models[0][0])
+    rewards: list[np.ndarray] = []
+    read = None
+    for role, (own, adapter) in enumerate(models):
+        with pool.loaded(own, adapter) as (policy, base, tokenizer):
+            tokens = partial(encode, tokenizer, chat_template=own.chat_template)
+            if read is None or not config.cory.knowledge_transfer:
+                prompts = task.render(0, columns)
+            else:
+                render, length = partial(task.render, role, columns), config.sampling.max_new_tokens
+                prompts = fit_responses(render, read, tokens, context_length(policy), length)
+            answers = respond(
+                policy, base, tokenizer, prompts, config.sampling, seed=role, chat_template=own.chat_template
+            )
         read = answers.completions
-        values = score(task.reward, [row["prompt"] for row in rows], read, columns)
+        values = score(task.reward, columns["prompt"], read, others)
         rewards.append(values.double().numpy().reshape(-1, samples))
     return correlations(*rewards)
 
 
 def text(measured: dict[str, Interval]) -> str:
     """One line of it."""
-    parts = {name: f"{value:+.2f} ({low:+.2f} to {high:+.2f})" for name, (value, low, high) in measured.items()}
-    return f"correlation of the agents' rewards {parts['all']}, through the reference {parts['reference']}"
+    parts = {name: with_interval(interval, "+.2f") for name, interval in measured.items()}
+    return f"correlation of the agents' rewards {parts['all']}, through the pioneer's response {parts['response']}"

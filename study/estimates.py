@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from study.measures import LAST, collapsed, final, rewards, variance_of
+from study.measures import collapsed, end, final, halves_of_kl, variance_of
 from study.records import Record, flat
-from study.statistics import bootstrap, hypervolume
+from study.statistics import bootstrap, hypervolume, over
 
 PPO, CORY = "PPO", "CORY"
 M = TypeVar("M")
@@ -104,16 +102,6 @@ def estimate(statistic: Callable[..., float], one: Sequence[M], two: Sequence[M]
     return Estimate(*bootstrap(statistic, one, two), (len(one),) if two is None else (len(one), len(two)))
 
 
-def end(metric: str) -> Callable[[Record], float]:
-    """A metric over the last 10 iterations, mean over agents."""
-    return lambda run: final(run, metric)
-
-
-def over(a: float, b: float) -> float:
-    """A ratio; undefined where the denominator is not above 0."""
-    return a / b if b > 0 else math.nan
-
-
 def ratio(one: Sequence[float], two: Sequence[float]) -> float:
     """A ratio of means."""
     return over(mean(one), mean(two))
@@ -137,79 +125,6 @@ def of_gain(one: Sequence[tuple[float, float]], two: Sequence[tuple[float, float
 def share(runs: Sequence[tuple[float, float]]) -> float:
     """The mean of the first numbers over that of the second ones."""
     return over(mean(x for x, _ in runs), mean(y for _, y in runs))
-
-
-def start(run: Record) -> float:
-    """Task reward of the pioneer (or PPO's only agent) in the first iteration, before any update."""
-    return next(row["task_reward"] for row in run.rows if row["iteration"] == 0 and row["role"] == "pioneer")
-
-
-def reward_and_gain(run: Record) -> tuple[float, float]:
-    """Task reward at the end, and how far that is above the start."""
-    return final(run, "task_reward"), final(run, "task_reward") - start(run)
-
-
-def window(run: Record, metric: str, end: int) -> float:
-    """Mean over agents and the 10 iterations before `end`."""
-    return mean(row[metric] for row in run.rows if end - LAST <= row["iteration"] < end)
-
-
-def rise(run: Record) -> float:
-    """Change of the combined reward from the first 10 iterations to the last 10."""
-    return window(run, "combined_reward", run.iterations) - window(run, "combined_reward", LAST)
-
-
-def decline(run: Record) -> float:
-    """How far the task reward of the last 10 iterations is below that of the 10 about the middle."""
-    middle = window(run, "task_reward", run.iterations // 2 + LAST // 2)
-    return middle - window(run, "task_reward", run.iterations)
-
-
-def growth_of_kl(run: Record) -> tuple[float, float]:
-    """What the KL gained in the last 10 iterations, and the KL."""
-    end = window(run, "kl", run.iterations)
-    return end - window(run, "kl", run.iterations - LAST), end
-
-
-def halves_of_kl(run: Record) -> tuple[float, float]:
-    """What the KL gained in the second half of the run, and in the first."""
-    middle = window(run, "kl", run.iterations // 2 + LAST // 2)
-    return window(run, "kl", run.iterations) - middle, middle
-
-
-def early_gain(run: Record) -> tuple[float, float]:
-    """Gain in task reward by iterations 11 to 20, and by the end."""
-    return window(run, "task_reward", 2 * LAST) - start(run), reward_and_gain(run)[1]
-
-
-def unsteadiness(run: Record) -> float:
-    """Standard deviation of the task reward (mean over agents) around its running mean over 10 iterations."""
-    series = np.array(rewards(run))
-    smooth = np.convolve(series, np.ones(LAST) / LAST, "valid")
-    return float((series[LAST // 2 : LAST // 2 + len(smooth)] - smooth).std())
-
-
-def distinct_share(run: Record) -> float:
-    """Distinct-2 at the end over that of the same role in the first iteration, mean over agents."""
-    start = {row["role"]: row["distinct_2"] for row in run.rows if row["iteration"] == 0}
-    return mean(over(row["distinct_2"], start[row["role"]]) for agent in run.agents for row in run.of(agent, LAST))
-
-
-def share_of_limit(run: Record) -> float:
-    """Length of the pioneer's responses at the end over the longest allowed."""
-    rows = [row for row in run.rows if row["role"] == "pioneer" and row["iteration"] >= run.iterations - LAST]
-    return mean(row["response_tokens"] for row in rows) / flat(run.settings)["sampling.max_new_tokens"]
-
-
-def agents(metric: str) -> Callable[[Record], tuple[float, float]]:
-    """A metric over the last 10 iterations, of the first agent and of the second."""
-    return lambda run: (final(run, metric, run.agents[0]), final(run, metric, run.agents[1]))
-
-
-def apart_and_gain(run: Record) -> tuple[float, float]:
-    """How far apart the agents' combined rewards end, and the gain in task reward."""
-    one, two = agents("combined_reward")(run)
-    return abs(one - two), reward_and_gain(run)[1]
 
 
 def less_variance(cory: Sequence[Sequence[float]], ppo: Sequence[Sequence[float]]) -> float:

@@ -1,6 +1,6 @@
 """Runs an experiment: every method, value and seed that its file names, then compares them.
 
-    python -m study.experiment configs/experiments/imdb_curves.yaml                             # embedded size
+    python -m study.experiment configs/experiments/imdb_curves.yaml                             # the toy setting
     python -m study.experiment configs/experiments/imdb_curves.yaml --scale paper --dry-run     # one command line a run
     python -m study.experiment FILE --jobs 2 --out results/imdb_curves
 
@@ -8,9 +8,7 @@ Runs that are finished are skipped, interrupted ones resumed. Experiments share 
 configuration, what is changed in it, and its seed.
 """
 
-import importlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,209 +16,16 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser
-
-from cory.config import Config, UserError
+from cory.config import UserError, expect
 from cory.run.command_line import main
-from cory.run.settings import differences, load
+from study.arguments import Arguments
 from study.compare import write
-from study.comparison import Comparison, group
+from study.comparison import Comparison
+from study.groups import group
+from study.plan import ROOT, Planned, plan, read_experiment
 from study.records import read
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@dataclass
-class Runs:
-    """Runs that differ in their seed, and in the experiment's `over`, alone.
-
-    Args:
-        script: What trains: imdb_train/cory.py, ...
-        flags: Keys that are changed in the configuration.
-        at: More of them, by scale.
-        with_values: Whether there is a run for each value of the experiment's `over`; else it keeps its own.
-        config: Configuration by scale, where it is not the scale's.
-        scales: Where these runs take part. null: everywhere.
-    """
-
-    script: str
-    flags: dict[str, Any] = field(default_factory=dict)
-    at: dict[str, dict[str, Any]] = field(default_factory=dict)
-    with_values: bool = True
-    config: dict[str, str] = field(default_factory=dict)
-    scales: list[str] | None = None
-
-
-@dataclass
-class Scale:
-    """A size at which the experiment runs.
-
-    Args:
-        config: Configuration; {method} stands for the script's name, cory or ppo.
-        seeds: A run for each.
-        minutes: What a run of `config` takes, by script's name.
-        hardware: On what, and how that is known.
-        flags: Keys that are changed in every configuration.
-        needs: Keys that the user must give with --set, as they name local folders.
-        values: Of the experiment's `over`.
-        evaluate: Script and options that judge all runs when they are done.
-    """
-
-    config: str
-    seeds: list[int]
-    minutes: dict[str, float]
-    hardware: str
-    flags: dict[str, Any] = field(default_factory=dict)
-    needs: list[str] = field(default_factory=list)
-    values: list[Any] | None = None
-    evaluate: str | None = None
-
-
-@dataclass
-class Experiment:
-    """An experiment.
-
-    Args:
-        title: What it is, and where in the paper.
-        question: What it answers.
-        runs: By name.
-        scales: By name: tiny, paper, ...
-        baseline: Name of the runs that others are measured against. null: the first PPO.
-        over: Key of which every run is made with several values.
-    """
-
-    title: str
-    question: str
-    runs: dict[str, Runs]
-    scales: dict[str, Scale]
-    baseline: str | None = None
-    over: str | None = None
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One run: its name in tables, its folder, its settings, and the command that makes it."""
-
-    label: str
-    folder: Path
-    settings: dict[str, Any]
-    command: list[str]
-    minutes: float
-
-    def state(self) -> str:
-        """`missing`, `begun` or `finished`.
-
-        Raises:
-            UserError: the folder holds a run of other settings.
-        """
-        if not (self.folder / "config.yaml").exists():
-            return "missing"
-        there = read(self.folder) if (self.folder / "metrics.jsonl").exists() else None
-        changed = [
-            line
-            for line in differences(there.settings if there else {}, self.settings)
-            if not re.search("-> 'tiny(_large)?'$", line)  # stands for the folder of the embedded default
-        ]
-        if there and changed:
-            raise UserError(
-                f"{self.folder}: expected a run of this experiment, got one of other settings ({'; '.join(changed)}). "
-                "Name another folder with --runs, or take that one away"
-            )
-        long_enough = there is not None and there.iterations >= self.settings["iterations"]
-        return "finished" if there and there.complete and long_enough else "begun"
-
-
-def read_experiment(path: Path) -> Experiment:
-    """An experiment's file.
-
-    Raises:
-        UserError: it is missing or holds what an experiment has not.
-    """
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    parser.add_class_arguments(Experiment)
-    try:
-        return Experiment(**vars(parser.instantiate(parser.parse_path(str(path)))))
-    except (ArgumentError, OSError, TypeError, UnicodeError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
-
-
-def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs: Path) -> list[Planned]:
-    """All runs of an experiment at a scale.
-
-    Args:
-        changes: keys that the user sets for every run.
-        runs: the folder in which the runs' folders lie.
-
-    Raises:
-        UserError: there is no such scale, a key is missing, or a configuration is refused.
-    """
-    if scale_name not in experiment.scales:
-        raise UserError(f"scale: expected one of {list(experiment.scales)}, got {scale_name!r}")
-    scale = experiment.scales[scale_name]
-    for key in scale.needs:
-        if key not in changes:
-            raise UserError(f"scale {scale_name}: expected --set {key}=..., the name or folder to use, got none")
-    planned = []
-    for label, spec in experiment.runs.items():
-        if spec.scales is not None and scale_name not in spec.scales:
-            continue
-        kind = Path(spec.script).stem
-        file = spec.config.get(scale_name, scale.config.format(method=kind))
-        varied = experiment.over if spec.with_values else None
-        for value in scale.values if varied and scale.values else [None]:
-            own = spec.flags | spec.at.get(scale_name, {})
-            own |= {varied: value} if varied and value is not None else {}
-            flags = [f"--{k}={_text(v)}" for k, v in {**scale.flags, **own, **changes}.items()]
-            unseeded = _settings(spec.script, ROOT / file, *flags)
-            base = _settings(spec.script, ROOT / file)
-            of_scale = _settings(spec.script, ROOT / file, *(f"--{k}={_text(v)}" for k, v in scale.flags.items()))
-            for seed in scale.seeds:
-                settings = unseeded | {"seed": seed}
-                name = _name(spec.script, file, {k: v for k, v in own.items() if _get(of_scale, k) != v}, seed)
-                folder = runs / scale_name / name
-                command = [sys.executable, spec.script, "--config", file, *flags, f"--seed={seed}"]
-                command += ["--output", str(folder), "--resume", "auto"]
-                share = _work(settings) / _work(base)
-                planned.append(Planned(label, folder, settings, command, share * scale.minutes.get(kind, 0.0)))
-    return planned
-
-
-def _work(settings: dict[str, Any]) -> float:
-    """What a run computes, up to a factor of its model: docs/experiments.md, "Costs"."""
-    ppo = settings["ppo"]
-    return settings["iterations"] * ppo["batch_size"] * (4 + 6 * ppo["ppo_epochs"])
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _get(settings: dict[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        settings = settings.get(part, {})
-    return settings
-
-
-def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
-    task = Path(script).parent.name.removesuffix("_train")
-    parts = [f"{task}_{Path(file).stem}"]
-    parts += [f"{key.split('.')[-1]}={Path(_text(value)).name}" for key, value in sorted(changed.items())]
-    return re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"seed{seed}"]))
-
-
-@cache
-def _settings(script: str, file: Path, *flags: str) -> dict[str, Any]:
-    """The settings that a script would have, read as it reads them: by the configuration class of its task."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    task = importlib.import_module(f"{Path(script).parent.name}.task")
-    (kind,) = (c for c in vars(task).values() if isinstance(c, type) and issubclass(c, Config) and c is not Config)
-    return asdict(load(kind, file, ["--config", str(file), *flags])[0])
 
 
 def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned]:
@@ -229,6 +34,10 @@ def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned
     Returns:
         those that failed.
     """
+    if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
+        from imdb_train.make_weights import large  # here, as importing torch takes a while
+
+        print(f"The larger policy of the toy setting, which is not shipped: {large()}", flush=True)
     failed = []
     count = [0]
 
@@ -273,7 +82,7 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.experiment`: see the module."""
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, description=__doc__)
+    parser = Arguments(__doc__)
     parser.add_argument("file", type=str, help="An experiment: configs/experiments/NAME.yaml")
     parser.add_argument("--scale", type=str, default="tiny", help="tiny, paper, or another that the file has")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A key for every run")
@@ -281,10 +90,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="Runs at a time")
     parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the runs")
     parser.add_argument("--out", type=str | None, help="Folder of the comparison. null: beside the runs")
-    try:
-        args = parser.parse_args(argv)
-    except ArgumentError as error:
-        raise UserError(" ".join(str(error).split())) from None
+    args = parser.of(argv)
+    expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
     changes = {}
     for text in args.set:
         key, equals, value = text.partition("=")
@@ -309,7 +116,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         return
     print(summary, flush=True)
     failed = run_all(missing, args.jobs, max(1, (os.cpu_count() or 1) // args.jobs))
-    begun = [item for item in planned if (item.folder / "config.yaml").exists()]
+    begun = [item for item in planned if (item.folder / "metrics.jsonl").exists()]
     if not begun:
         raise UserError(f"no run was begun; the first one's output is in {planned[0].folder}.log")
     groups = group([read(item.folder) for item in begun], experiment.over, [item.label for item in begun])

@@ -1,4 +1,4 @@
-"""Groups of runs that differ in their seed alone: which runs belong together, what a group is called, where they differ."""
+"""Groups of runs that differ in their seed alone: which runs belong together, and what a group is called."""
 
 import glob
 import itertools

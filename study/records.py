@@ -61,9 +61,7 @@ def read(folder: Path) -> Record:
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeError) as error:
-        raise UserError(
-            f"expected the folder of a run, with a metrics.jsonl, got {str(folder)!r} ({error})"
-        ) from None
+        raise UserError(f"expected the folder of a run, with a metrics.jsonl, got {str(folder)!r} ({error})") from None
     rows = []
     for number, line in enumerate(lines, 1):
         if not line:

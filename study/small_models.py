@@ -1,6 +1,6 @@
 """Trains small models from scratch: a BPE tokenizer, a GPT-2 policy and a DistilBERT classifier.
 
-Real architectures, a minute or a few on two CPU cores. `study/toy.py` brings the texts.
+Real architectures, a minute or a few on two CPU cores. The tasks' `make_weights.py` bring the texts.
 """
 
 import shutil
@@ -44,6 +44,12 @@ def cached(target: Path, build: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def save_half(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes a model in half precision, and its tokenizer, as a Hugging Face folder."""
+    model.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -61,6 +61,11 @@ def with_interval(interval: Interval, form: str) -> str:
     return value if math.isnan(interval[1]) else f"{value} ({low} to {high})"
 
 
+def over(a: float, b: float) -> float:
+    """A ratio; undefined where the denominator is not above 0."""
+    return a / b if b > 0 else math.nan
+
+
 def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:
     """Which points no other one beats, at least as good in both coordinates and better in one; larger is better.
 

@@ -13,12 +13,12 @@ from transformers import DistilBertForSequenceClassification
 
 from cory.agent import make_agents
 from cory.config import ModelConfig, UserError
-from cory.policies.load import choose_device, load_classifier, load_policy
+from cory.policies.load import choose_device, load_policy
 from cory.prompts import RolePrompts
 from cory.task import Task, load_dataset
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig
-from imdb_train.task import queries
+from imdb_train.task import load_classifier, queries
 
 PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
 

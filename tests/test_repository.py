@@ -1,17 +1,14 @@
 """The repository holds together: README, environments, documents, sizes."""
 
+import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import ROOT
-
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONSTRAINTS = {
@@ -46,8 +43,8 @@ def test_readme_names_every_config_and_existing_files():
         assert f"`{config.stem}`" in text
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert link.startswith("http") or (ROOT / link).exists(), link
-    for module in (ROOT / "cory").glob("[a-z]*.py"):
-        assert module.name in text
+    for module in [*ROOT.glob("cory/**/[a-z]*.py"), *ROOT.glob("study/[a-z]*.py")]:
+        assert module.name in text, module
 
 
 def test_environment_is_in_step_with_the_project():
@@ -71,9 +68,78 @@ def test_installed_versions_are_the_pinned_ones():
         assert version(name).split("+")[0] == CONSTRAINTS[name]
 
 
-def test_files_stay_small():
-    for path in [*ROOT.glob("cory/*.py"), *ROOT.glob("*_train/*.py")]:
-        assert len(path.read_text().splitlines()) < 400, path
+SOURCES = [path for folder in ("cory", "study", "imdb_train", "gsm8k_train") for path in ROOT.glob(f"{folder}/**/*.py")]
+
+
+def lines(paths) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def test_files_and_packages_stay_small():
+    for path in SOURCES:
+        assert len(path.read_text().splitlines()) <= 400, path
+    assert lines(ROOT.glob("cory/**/*.py")) <= 4000
+    assert lines([*ROOT.glob("cory/*.py"), *ROOT.glob("cory/learners/*.py")]) <= 2500
+
+
+def imports(path: Path) -> set[str]:
+    """The project's modules that a file imports, wherever in it, as dotted names."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found & {module(each) for each in SOURCES}
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+GRAPH = {module(path): imports(path) for path in SOURCES}
+# What a folder may import besides itself; config.py and metrics.py of the top level are for everybody.
+BELOW = {
+    "cory.run": set(),
+    "cory.policies": {"cory.run"},
+    "cory.learners": {"cory.run", "cory.policies"},
+    "cory": {"cory.run", "cory.policies", "cory.learners"},
+    "imdb_train": {"cory", "cory.run", "cory.policies"},
+    "gsm8k_train": {"cory", "cory.run", "cory.policies"},
+    "study": {"cory", "cory.run", "cory.policies", "imdb_train", "gsm8k_train"},
+}
+
+
+def folder(name: str) -> str:
+    return max((f for f in BELOW if name == f or name.startswith(f"{f}.")), key=len)
+
+
+def test_no_import_runs_up_and_cory_knows_no_study():
+    for name, imported in GRAPH.items():
+        for other in imported - {"cory.config", "cory.metrics"}:
+            assert folder(other) in BELOW[folder(name)] | {folder(name)}, f"{name} imports {other}"
+    assert not any(other.startswith(("study", "imdb_train", "gsm8k_train"))
+                   for name, imported in GRAPH.items() if name.startswith("cory") for other in imported)  # fmt: skip
+
+
+def test_no_import_cycle():
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path, name])
+        if name not in done:
+            for other in GRAPH[name]:
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in GRAPH:
+        visit(name, ())
+
+
+def test_nothing_outside_the_agent_reaches_into_its_learner():
+    for path in SOURCES:
+        if path.name != "agent.py":
+            assert not re.search(r"agents?(\[\w+\])?\.learner\b", path.read_text()), path
 
 
 @pytest.mark.parametrize("pattern", ["*.py", "*.md", "*.yaml", "*.yml", "*.toml", "*.txt", "Makefile", "*.json"])
@@ -85,6 +151,12 @@ def test_nothing_names_a_machine(pattern):
             )
 
 
-def test_only_two_files_touch_trl():
-    using = [p.name for p in (ROOT / "cory").glob("*.py") if re.search(r"^\s*(import|from) trl", p.read_text(), re.M)]
-    assert sorted(using) == ["ppo.py", "trl_parts.py"]
+def test_few_files_touch_trl_and_peft():
+    def using(library):
+        pattern = rf"^\s*(import|from) {library}\b"
+        return sorted(str(p.relative_to(ROOT)) for p in SOURCES if re.search(pattern, p.read_text(), re.M))
+
+    assert using("trl") == ["cory/learners/ppo.py", "cory/learners/trl_parts.py"]
+    # PEFT is imported by the folder's __init__ first, which keeps bitsandbytes out.
+    assert all(file.startswith(("cory/policies/", "cory/learners/")) for file in using("peft"))
+    assert using("bitsandbytes") == []

@@ -15,9 +15,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from peft import PeftConfig, PeftModel
 from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     BitsAndBytesConfig,
     PreTrainedModel,
@@ -129,7 +127,7 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
         with quiet():
             policy = AutoModelForCausalLM.from_pretrained(model.name, **options, **where)
     except LOADING as error:
-        reason = _first_line(error)
+        reason = first_line(error)
         raise UserError(f"model.name: expected a causal language model, got {model.name!r} ({reason})") from None
     for module in policy.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -170,7 +168,7 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
         return PeftModel.from_pretrained(base, str(folder))
     except LOADING as error:
         fits = f"an adapter that fits its base {base.name_or_path!r}"
-        raise UserError(f"model.name: expected {fits}, got {str(folder)!r} ({_first_line(error)})") from None
+        raise UserError(f"model.name: expected {fits}, got {str(folder)!r} ({first_line(error)})") from None
 
 
 def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -239,31 +237,6 @@ def quantization(model: ModelConfig) -> dict[str, Any]:
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
-def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """A sequence classifier, its tokenizer, and the index of `label` (upper or lower case alike).
-
-    Raises:
-        UserError: it is missing, is no classifier, or has no such label among at least two.
-    """
-    where = find(name, what)
-    try:
-        labels = AutoConfig.from_pretrained(name, **where).id2label
-        tokenizer = load_tokenizer(name, where)
-        index = [i for i, text in labels.items() if text.upper() == label.upper()]
-        if len(labels) < 2 or not index:
-            raise UserError(
-                f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
-            )
-        with quiet():
-            model = AutoModelForSequenceClassification.from_pretrained(name, dtype="float32", **where)
-    except UserError:
-        raise
-    except LOADING as error:
-        raise UserError(f"{what}: expected a sequence classifier, got {name!r} ({_first_line(error)})") from None
-    check_vocabulary(model, tokenizer, what, name)
-    return model.eval().requires_grad_(False), tokenizer, int(index[0])
-
-
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str) -> None:
     """Raises a UserError where the tokenizer has ids that the model has no embedding for."""
     rows = model.get_input_embeddings().weight.shape[0]
@@ -275,5 +248,5 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
         )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__

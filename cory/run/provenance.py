@@ -6,6 +6,7 @@ import inspect
 import json
 import platform
 import subprocess
+import tokenize
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import version
@@ -46,7 +47,7 @@ def source_hash(function: Callable[..., Any]) -> str:
     code = function if hasattr(function, "__qualname__") else type(function)
     try:
         source = inspect.getsource(code)
-    except (OSError, TypeError):  # builtin, or typed at a prompt
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # builtin, or typed at a prompt
         source = getattr(getattr(code, "__code__", None), "co_code", repr(code.__qualname__).encode()).hex()
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     if code is not function:

@@ -1,5 +1,6 @@
 """What a run shows at its end: tables for the terminal, and the card of a saved agent."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +28,17 @@ def sample_table(before: dict[str, list[dict[str, Any]]], after: dict[str, list[
         lines.append(f"\n{one_line(sample['query'])}")
         answers = [("before", sample)] + [(agent, rows[row]) for agent, rows in after.items()]
         lines += [f"  {who:10}{s['task_reward']:+7.2f}  {one_line(s['completion'])}" for who, s in answers]
+    return "\n".join(lines)
+
+
+def text_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
+    """A line per model, each metric with the half-width of its interval."""
+    name = max(len(row["name"]) for row in rows)
+    cells = [[f"{row[m]:.3f} +- {row[f'{m}_ci']:.3f}" for m in titles] for row in rows]
+    widths = [max(len(title), *(len(line[i]) for line in cells)) for i, title in enumerate(titles.values())]
+    lines = [" " * name + "".join(f"  {title:>{w}}" for title, w in zip(titles.values(), widths, strict=True))]
+    for row, line in zip(rows, cells, strict=True):
+        lines.append(f"{row['name']:{name}}" + "".join(f"  {c:>{w}}" for c, w in zip(line, widths, strict=True)))
     return "\n".join(lines)
 
 

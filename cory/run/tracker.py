@@ -26,7 +26,9 @@ def start_tracker(config: Config, folder: Path) -> Any:
         options = {"dir": str(folder), "name": folder.name, **_wandb_run(folder)}
         if not os.environ.get("WANDB_MODE") and not _wandb_account():
             options["mode"] = "offline"
-            print(f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later.")
+            print(
+                f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later."
+            )
     if config.tracker == "tensorboard":
         options = {"logging_dir": str(folder)}
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from test_ppo import make_trainer as make_ppo
 from test_ppo import ragged, weights
 from test_resume import make_trainer as make_run
@@ -108,10 +109,9 @@ def test_an_update_of_two_processes_is_that_of_one(tokenizer, tmp_path, kl):
     before = weights(whole)
     stats = whole.step(*ragged())
     torch.save(tokenizer, tmp_path / "tokenizer")
-    here = Path(__file__).resolve().parent
     worker = tmp_path / "worker.py"
     out = str(tmp_path / "result")
-    path = [str(here), str(here.parent), str(here.parents[1])]
+    path = [str(ROOT / part) for part in ("", "tests", "tests/learners", "tests/run")]
     worker.write_text(WORKER.format(path=path, tokenizer=str(tmp_path / "tokenizer"), kl=kl, out=out))
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", str(worker)]

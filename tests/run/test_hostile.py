@@ -14,10 +14,11 @@ from test_resume import make_trainer
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig, UserError
-from cory.policies.load import load_classifier, load_policy
+from cory.policies.load import load_policy
 from cory.run import checkpoint
 from cory.run.settings import load
 from cory.task import load_dataset
+from imdb_train.task import load_classifier
 
 ROOT = Path(__file__).resolve().parents[2]
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)

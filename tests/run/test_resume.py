@@ -488,7 +488,9 @@ for attempt in range(20):
         [sys.executable, "-c", killer], check=True, timeout=240, env=env, capture_output=True, text=True
     )
     lines = [int(line) for line in done.stdout.split() if line.isdigit()]
-    assert len(lines) == 20 and len({n for n in lines if n < 2 * one.iterations}) > 3, lines  # killed in the middle, at many places
+    assert len(lines) == 20 and len({n for n in lines if n < 2 * one.iterations}) > 3, (
+        lines
+    )  # killed in the middle, at many places
     process = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
     assert process.wait(120) == 0

@@ -2,15 +2,16 @@
 
 import json
 import math
+import statistics
 
 import pytest
 import yaml
 from conftest import ROOT
-from test_compare import make_run
+from handmade import make_run
 
 from cory.config import UserError
 from study import claims
-from study.claims import Figure
+from study.estimates import Estimate, difference, estimate
 from study.experiment import plan, read_experiment
 
 
@@ -25,7 +26,7 @@ def make_experiment(name, runs, **values):
 
 
 def verdict(low, high, *holds, seeds=(3, 3)):
-    return Figure((low + high) / 2, low, high, seeds).verdict(holds)
+    return Estimate((low + high) / 2, low, high, seeds).verdict(holds)
 
 
 def test_a_verdict_is_where_the_interval_lies():
@@ -36,6 +37,12 @@ def test_a_verdict_is_where_the_interval_lies():
     assert verdict(-0.3, 0.1, -0.2, 0.2) == "not reproduced (undecided)"
     assert verdict(0.3, 0.4, -0.2, 0.2) == "not reproduced (contradicted)"
     assert verdict(2.1, 3, 2, math.inf, seeds=(3, 1)) == verdict(math.nan, math.nan, 2, math.inf) == "not tested"
+
+
+def test_a_single_seed_has_no_interval_and_no_verdict():
+    one, unequal = estimate(statistics.fmean, [0.5]), estimate(difference, [1.0, 1.2], [0.6])
+    assert (str(one), str(unequal)) == ("0.50 (n = 1)", "0.50 (n = 2 and 1)")
+    assert one.verdict((0, math.inf)) == unequal.verdict((0, math.inf)) == "not tested"
 
 
 def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
@@ -56,8 +63,9 @@ def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
         passes[f"gsm8k_cory_tiny-seed{seed}/agent_1"] = 0.4
         passes[f"gsm8k_cory_tiny-seed{seed}/agent_2"] = 0.5
         passes[f"gsm8k_cory_tiny-seed{seed}/agent_2 after agent_1"] = 0.9
+        passes[f"gsm8k_ppo_tiny-seed{seed}/agent_1 after itself"] = 0.9
     rows = [{"name": name, "pass@1": p, "pass@1_ci": 9.0, "pass@2": p + 0.1} for name, p in passes.items()]
-    (folder / "evaluation.json").write_text(json.dumps(rows))
+    (folder / "evaluation.json").write_text(json.dumps({"settings": {}, "rows": rows}))
     judged = claims.judge(["tiny"], tmp_path)
     assert len(judged) == sum(len(claim.experiments) for claim in claims.CLAIMS)
     assert not [row for row in judged if row["verdict"] == "not tested"]
@@ -72,9 +80,11 @@ def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
     assert found["67 % fewer collapses", "imdb"][0].startswith("0.16 ")  # 0.33 of 0.5
     assert found["CORY's frontier lies outside PPO's", "gsm8k"][1] == "reproduced"
     assert found["PPO's texts run on to the token limit", "gsm8k"][0].startswith(f"{9 / 40:.2f}")
-    (folder / "evaluation.json").write_text(json.dumps(rows)[:99])
+    (folder / "evaluation.json").write_text(json.dumps({"settings": {}, "rows": rows})[:99])
     values = [row["value"] for row in claims.judge(["tiny"], tmp_path) if row["claim"] == "E3"]
     assert values == ["evaluation.json is damaged"] * 2
+    (folder / "evaluation.json").write_text(json.dumps(rows))  # as it was written before it had its settings
+    assert [row["value"] for row in claims.judge(["tiny"], tmp_path) if row["claim"] == "E3"] == values
 
 
 def test_what_has_not_ended_is_not_tested(tmp_path, capsys):

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
+from cory import evaluation
 from cory.agent import make_agents
 from cory.config import SamplingConfig, UserError
 from cory.metrics import pass_at_k
@@ -29,7 +29,6 @@ from gsm8k_train.answers import correct, gold
 from gsm8k_train.config import Gsm8kConfig, Gsm8kTaskConfig
 from gsm8k_train.task import make_task, problems, rule_reward, unparseable
 from gsm8k_train.toy import EXAMPLE
-from study.coupling import coupling
 
 REAL = ROOT.parent / "shared/data/gsm8k"
 
@@ -114,7 +113,7 @@ def test_generation_stops_early_at_a_stop_text(config, tokenizer):
     bias = torch.zeros(len(tokenizer))
     bias[letter] = 100.0
     calls = []
-    agent.learner.policy.lm_head.register_forward_hook(lambda module, args, output: calls.append(1) or output + bias)
+    agent.policy.lm_head.register_forward_hook(lambda module, args, output: calls.append(1) or output + bias)
     agent.sampling = SamplingConfig(20, 20, stop=["ggg"])
     rollout = agent.respond(["the film", "a"], 20)
     assert [len(row) for row in rollout.responses] == [3, 3] and len(calls) == 3
@@ -155,8 +154,6 @@ def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, m
         "--sampling.min_new_tokens=8", "--sampling.max_new_tokens=8", "--tracker=none", f"--output={tmp_path / 'run'}",
         "--ppo.batch_size=8", "--ppo.gradient_accumulation_steps=4", "--model.dtype=float32",
     ]  # fmt: skip
-    from gsm8k_train.cory import make_task
-
     config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", argv)
     assert (config.model.quantization, config.ppo.mini_batch_size, config.lora.rank) == ("4bit", 2, 16)
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
@@ -177,35 +174,28 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
         assert done.returncode == 0, done.stderr
         assert len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors"))) == agents
     monkeypatch.chdir(tmp_path)
-    command = [
-        "evaluate.py",
-        "runs/gsm8k_cory_tiny",
-        "runs/gsm8k_ppo_tiny",
-        "--samples=4",
-        "--ks=[1,2,4]",
-        "--problems=6",
-    ]
-    command += ["--device=cpu", "--output=out", "--batch_size=8"]
+    command = ["evaluate.py", "runs/gsm8k_cory_tiny", "runs/gsm8k_ppo_tiny", "--samples=4", "--ks=[1,2,4]"]
+    command += ["--queries=6", "--device=cpu", "--output=out", "--batch_size=8"]
     monkeypatch.setattr(sys, "argv", command)
     evaluate.run()
-    whole = (tmp_path / "out/problems.jsonl").read_text()
-    rows = json.loads((tmp_path / "out/evaluation.json").read_text())
+    whole = (tmp_path / "out/responses.jsonl").read_text()
+    rows = json.loads((tmp_path / "out/evaluation.json").read_text())["rows"]
     names = ["base", "gsm8k_cory_tiny/agent_1", "gsm8k_cory_tiny/agent_2", "gsm8k_ppo_tiny/agent_1"]
     names += ["gsm8k_cory_tiny/agent_2 after agent_1", "gsm8k_cory_tiny/agent_1 after agent_2"]
+    names += ["gsm8k_ppo_tiny/agent_1 after itself"]
     assert [row["name"] for row in rows] == names
     assert {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"} < set(rows[0])
     assert (tmp_path / "out/pass_at_k.png").read_bytes().startswith(b"\x89PNG")
-    measured = coupling(Path("runs/gsm8k_cory_tiny"), Gsm8kConfig, lambda config, _: make_task(config), 6, 4)
-    assert set(measured) == {"all", "reference"}
+    assert "Where models differ from the base" in (tmp_path / "out/evaluation.md").read_text()
 
     # Killed in the middle of a line: the rest is answered again, finished problems are not, and all comes out equal.
     lines = whole.splitlines(keepends=True)
-    (tmp_path / "out/problems.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
+    (tmp_path / "out/responses.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
     calls = []
-    original = evaluate.respond
-    monkeypatch.setattr(evaluate, "respond", lambda *args: calls.append(1) or original(*args))
+    original = evaluation.respond
+    monkeypatch.setattr(evaluation, "respond", lambda *args: calls.append(1) or original(*args))
     evaluate.run()
-    assert json.loads((tmp_path / "out/evaluation.json").read_text()) == rows
+    assert json.loads((tmp_path / "out/evaluation.json").read_text())["rows"] == rows
     assert 0 < len(calls) < 2 * 3 * len(names)
     monkeypatch.setattr(sys, "argv", [*command, "--temperature=0.5"])
     with pytest.raises(
@@ -216,7 +206,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
 
 def test_k_larger_than_n(monkeypatch):
     with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"):
-        evaluate.Evaluation(models=["x"], samples=2, ks=[1, 4])
+        evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4])
 
 
 def test_generated_problems_are_in_gsm8ks_form():
@@ -251,21 +241,9 @@ def test_generated_mistakes_are_mistakes_and_references_come_right_and_wrong():
     assert any(text.startswith(EXAMPLE + "Question: ") for text in lessons)
 
 
-def test_generated_splits_share_no_combination_of_template_and_numbers(monkeypatch, tmp_path):
-    monkeypatch.setattr(toy.tiny, "train_gpt2", lambda texts, tokenizer, **settings: Nothing(texts))
-    monkeypatch.setattr(tiny, "TEXTS", 3000)
-    toy.build(tmp_path)
-    rows = {s: [json.loads(line)["question"] for line in (tmp_path / f"{s}.jsonl").open()] for s in ("train", "test")}
+def test_generated_splits_share_no_combination_of_template_and_numbers():
+    rows = {split: [row["question"] for row in toy.problems(split)] for split in ("train", "test")}
+    assert len(rows["train"]) == toy.TRAIN_PROBLEMS and len(rows["test"]) == toy.TEST_PROBLEMS
     names = "|".join([*toy.GIRLS, *toy.BOYS, *toy.ITEMS, "she", "he", "She", "He", "her", "him"])
     bare = {split: {re.sub(rf"\b({names})\b", "_", question) for question in rows[split]} for split in rows}
     assert bare["train"] and bare["test"] and not bare["train"] & bare["test"]
-
-
-class Nothing:
-    """Stands in for a trained model."""
-
-    def __init__(self, texts):
-        assert len(texts) > 1000
-
-    def save_pretrained(self, folder):
-        folder.mkdir()

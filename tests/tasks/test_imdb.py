@@ -1,4 +1,4 @@
-"""The IMDB task, its scripts, and the embedded default."""
+"""The IMDB task, its scripts and its evaluation."""
 
 import json
 import subprocess
@@ -10,17 +10,16 @@ import torch
 from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from cory.config import ModelConfig, SamplingConfig, UserError
-from cory.evaluation import respond
-from cory.metrics import mean_interval
-from cory.policies.load import load_policy
+from cory.agent import make_agents
+from cory.evaluation import TITLES
 from cory.prompts import fill
 from cory.run.settings import load
-from cory.run.tables import markdown_table, over_seeds
+from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
-from imdb_train.task import PositiveLogit, queries
-from study.coupling import coupling
+from imdb_train.task import PositiveLogit, make_task, queries
+from study.report import evaluation_markdown
+from study.tables import markdown_table, over_seeds
 
 
 def test_queries_are_the_first_tokens_of_each_review(reviews, tokenizer):
@@ -101,35 +100,36 @@ def test_scripts_are_short_and_differ_only_in_their_agents():
     assert len(different) == 1 and all("make_agents" in line for line in different[0])
 
 
-def test_evaluation_of_two_runs(policy_folder, classifier_folder, reviews, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    from imdb_train.cory import CoryTrainer, make_agents, make_task
-
+@pytest.fixture(scope="module")
+def runs(policy_folder, classifier_folder, reviews, tmp_path_factory):
+    """A folder with a CORY run and a PPO run of four iterations."""
+    folder = tmp_path_factory.mktemp("runs")
     for name, agents in (("cory_tiny", 2), ("ppo_tiny", 1)):
-        argv = [f"--output=runs/imdb_{name}", *flags(policy_folder, classifier_folder, reviews)]
+        argv = [f"--output={folder}/imdb_{name}", *flags(policy_folder, classifier_folder, reviews)]
         config, _ = load(ImdbConfig, ROOT / f"configs/imdb/{name}.yaml", argv)
         CoryTrainer(config, make_agents(config, agents), make_task(config, torch.device("cpu"))).train()
-    monkeypatch.setattr(
-        sys, "argv", ["evaluate.py", "runs/imdb_cory_tiny", "runs/imdb_ppo_tiny", "--prompts=20", "--device=cpu"]
-    )
+    return folder
+
+
+def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    argv = ["evaluate.py", f"{runs}/imdb_cory_tiny", f"{runs}/imdb_ppo_tiny", "--queries=20", "--device=cpu"]
+    monkeypatch.setattr(sys, "argv", argv)
     evaluate.run()
     result = json.loads((tmp_path / "runs/evaluation/evaluation.json").read_text())
     names = ["base", "imdb_cory_tiny/agent_1", "imdb_cory_tiny/agent_2", "imdb_ppo_tiny/agent_1"]
     names += ["imdb_cory_tiny/agent_2 after agent_1", "imdb_cory_tiny/agent_1 after agent_2"]
+    names += ["imdb_ppo_tiny/agent_1 after itself"]
     assert [row["name"] for row in result["rows"]] == names
     for row in result["rows"]:
         assert row["combined_reward"] == pytest.approx(row["task_reward"] - 0.3 * row["kl"], abs=1e-5)
-        assert all(row[f"{metric}_ci"] >= 0 for metric in evaluate.METRICS)
+        assert all(row[f"{metric}_ci"] >= 0 for metric in TITLES)
     assert result["rows"][0]["kl"] == pytest.approx(0, abs=1e-5) and result["rows"][1]["kl"] > 0
     table = (tmp_path / "runs/evaluation/evaluation.md").read_text()
     assert all(name in table for name in names)
     assert (tmp_path / "runs/evaluation/evaluation.png").read_bytes().startswith(b"\x89PNG")
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["reference.py", "runs/imdb_cory_tiny"])
-    reference.report()
-    assert "through the reference" in capsys.readouterr().out
-    with pytest.raises(UserError, match="expected a run with two saved agents, got 1"):
-        coupling(Path("runs/imdb_ppo_tiny"), ImdbConfig, make_task)
+    out = capsys.readouterr().out
+    assert all(name in out for name in names)
 
 
 def test_models_that_differ_in_their_seed_are_one_row():
@@ -142,8 +142,10 @@ def test_models_that_differ_in_their_seed_are_one_row():
     assert [row["name"] for row in one] == names
     assert [row["kl"] for row in one] == [0, 3, 6] and one[0]["kl_ci"] == 0.1
     assert one[1]["kl_ci"] == pytest.approx(7**0.5) and over_seeds(rows[:3]) == []
-    metrics = {f"{metric}{end}": 1.0 for metric in evaluate.METRICS for end in ("", "_ci")}
-    text = evaluate.markdown([{"name": f"a-seed{seed}", **metrics} for seed in range(2)], [{"query": "q"}])
+    metrics = {f"{metric}{end}": 1.0 for metric in TITLES for end in ("", "_ci")}
+    records = {"a-seed0": [{"completions": ["x"]}]}
+    two = [{"name": f"a-seed{seed}", **metrics} for seed in range(2)]
+    text = evaluation_markdown(two, TITLES, ["q"], records, shown=1)
     assert (
         text.index("over seeds") < text.index("| a, 2 seeds |") < text.index("over queries") < text.index("| a-seed1")
     )
@@ -159,59 +161,21 @@ def test_sample_texts_cannot_act_as_markdown():
     assert table.count("\n") == 3 and "<img" not in table and "](" not in table and "\x1b" not in table
 
 
-def test_knowledge_transfer_is_real_in_the_embedded_model():
-    """The untrained observer does better after a good reference than after a bad one."""
-    rewards = reference.worth()
-    assert rewards["positive"][0] - rewards["negative"][0] > 1.0
-    assert rewards["positive"][0] - rewards["positive"][1] > rewards["negative"][0] + rewards["negative"][1]
+def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
+    """What a run records is `tiny`, not a folder of this machine."""
+    config, name = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml", [], task="imdb")
+    assert name == "imdb_cory_tiny" and config.model.name == config.task.dataset == config.task.reward_model == "tiny"
+    assert Path(config.resolve("tiny")) == toy.POLICY and config.resolve("some/model") == "some/model"
+    config.iterations, config.output, config.ppo.batch_size, config.ppo.mini_batch_size = 1, str(tmp_path / "run"), 4, 4
+    CoryTrainer(config, make_agents(config), make_task(config, torch.device("cpu"))).train()
+    text = (tmp_path / "run/config.yaml").read_text()
+    assert text.count(": tiny\n") == 3 and str(ROOT) not in text
 
 
-def test_embedded_models_are_small_and_good():
-    folder = toy.paths()
-    policy, tokenizer = load_policy(ModelConfig(name=str(folder / "policy")))
-    assert 0.4e6 < policy.num_parameters() < 1.1e6
-    reward = PositiveLogit(str(folder / "reward_model"), 64, torch.device("cpu"))
-    texts = [
-        "the acting was truly wonderful and I loved every minute.",
-        "the acting was truly awful and I hated every minute.",
-    ]
-    good, bad = reward(prompts=texts, completions=["", ""])
-    assert good > 1.5 and bad < -1.5
-    answers = respond(policy, policy, tokenizer, ["the plot was"] * 50, SamplingConfig())
-    mean, _ = mean_interval(reward(prompts=["the plot was"] * 50, completions=answers.completions))
-    assert abs(mean) < 1.0  # no mood is preferred before training
-
-
-def test_tiny_names_are_resolved_and_announced(capsys):
-    config, _ = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml", [])
-    resolve_tiny(config)
-    folder = str(toy.paths())
-    assert config.model.name.startswith(folder) and config.task.dataset == folder
-    first = capsys.readouterr().out.splitlines()
-    assert "Embedded default" in first[0] and "configs/imdb/cory_gpt2_large.yaml" in first[1]
-
-
-def test_cache_is_atomic_and_keyed_by_the_recipe(tmp_path, monkeypatch):
-    from study.small_models import cached
-
-    monkeypatch.setenv("CORY_CACHE", str(tmp_path / "cache"))
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text("1")
-    built = []
-
-    def build(folder):
-        built.append(folder)
-        (folder / "model").write_text("x")
-
-    def fail(folder):
-        build(folder)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cached("it", [recipe], fail)
-    assert list((tmp_path / "cache").iterdir()) == []
-    first = cached("it", [recipe], build)
-    assert (first / "model").exists() and cached("it", [recipe], fail) == first
-    recipe.write_text("2")
-    assert cached("it", [recipe], build) != first
-    assert len(built) == 3
+def test_the_first_line_comes_before_torch(tmp_path):
+    code = (
+        "import sys; from imdb_train.config import ImdbConfig; import imdb_train.cory, cory.run.evaluation_settings; "
+    )
+    code += "print(sorted({'torch', 'transformers', 'trl', 'datasets', 'peft', 'accelerate'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,65 @@
+"""Makes the toy setting's model, which is shipped in `weights/`, and measures it.
+
+    python gsm8k_train/make_weights.py FOLDER     # makes it in FOLDER: minutes on two cores
+    python gsm8k_train/make_weights.py            # the quality of what is shipped
+
+A real architecture, trained from scratch on generated problems and saved as an ordinary Hugging Face folder, in half
+precision. How good a training comes out depends on the machine, so everybody is given the same weights.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
+
+from cory.config import ModelConfig, SamplingConfig
+from cory.evaluation import respond
+from cory.policies.load import load_policy
+from cory.prompts import fill
+from cory.run.command_line import main
+from gsm8k_train import toy
+from gsm8k_train.config import PIONEER
+from gsm8k_train.task import rule_reward
+from study.small_models import save_half, train_gpt2, train_tokenizer
+
+TEXTS, DRILLS, STEPS = 24000, 4000, 4200  # solutions, texts of ten calculations each, steps of training
+
+
+def make(folder: Path) -> None:
+    """Fills `folder` with policy/."""
+    rng = random.Random(0)
+    drawn = [toy.problem(rng) for _ in range(TEXTS * 10 // 8)]
+    train = [p for p in drawn if not p.held_out][:TEXTS]
+    texts = [toy.lesson(rng, p) for p in train] + [toy.drill(rng) for _ in range(DRILLS)]
+    tokenizer = train_tokenizer(texts, vocab_size=1024)
+    size = {"width": 128, "layers": 3, "positions": 256}
+    training = {"steps": STEPS, "batch": 8, "learning_rate": 3e-3, "beta2": 0.98}
+    policy = train_gpt2(texts, tokenizer, **size, **training, after="Answer:", sinusoids=True)
+    save_half(policy, tokenizer, folder / "policy")
+
+
+def measure(folder: Path = toy.POLICY.parent) -> dict[str, float]:
+    """`accuracy`: the share of the 500 held-out problems that a sampled answer solves."""
+    policy, tokenizer = load_policy(ModelConfig(str(folder / "policy")))
+    problems = toy.problems("test")
+    prompts = [fill(PIONEER, {"prompt": p["question"]}) for p in problems]
+    settings = SamplingConfig(max_new_tokens=40, stop=["Question:"])
+    answers = respond(policy, policy, tokenizer, prompts, settings).completions
+    return {"accuracy": sum(rule_reward(prompts, answers, [p["answer"] for p in problems])) / len(problems)}
+
+
+def command_line() -> None:
+    """See the module."""
+    if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
+        make(Path(sys.argv[1]))
+        print(f"Made; to ship it, copy {sys.argv[1]} to gsm8k_train/weights")
+    elif len(sys.argv) == 1:
+        print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))
+    else:
+        print(__doc__)
+
+
+if __name__ == "__main__":
+    main(command_line)

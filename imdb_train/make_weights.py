@@ -1,0 +1,111 @@
+"""Makes the toy setting's models, which are shipped in `weights/`, and measures them.
+
+    python imdb_train/make_weights.py FOLDER         # makes both in FOLDER: a minute on two cores
+    python imdb_train/make_weights.py tiny_large     # the larger policy, which is not shipped, in the cache
+    python imdb_train/make_weights.py                # the quality of what is shipped
+
+Real architectures, trained from scratch on generated reviews and saved as ordinary Hugging Face folders, in half
+precision. How good a training comes out depends on the machine, so everybody is given the same weights.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from cory.config import ModelConfig, SamplingConfig
+from cory.evaluation import respond
+from cory.policies.load import load_policy
+from cory.run.command_line import main
+from imdb_train import toy
+from imdb_train.task import PositiveLogit
+from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
+
+POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}  # what the classifier is taught, by mood
+REWRITINGS = 9000  # examples in the observer's prompt form that the policy learns from
+
+
+def make(folder: Path) -> None:
+    """Fills `folder` with policy/ and reward_model/."""
+    rng = random.Random(0)
+    reviews, rewritings = _texts(rng)
+    texts = [text for text, _ in reviews]
+    tokenizer = train_tokenizer(texts + rewritings, vocab_size=1024)
+    policy = train_gpt2(texts + rewritings, tokenizer, width=112, layers=3, positions=128, steps=320)
+    save_half(policy, tokenizer, folder / "policy")
+    windows, positive = [], []  # the reward model reads cut-off texts, so it learns on cut-off texts
+    for text, mood in reviews:
+        words = text.split(" ")
+        windows.append(" ".join(words[: rng.randint(4, len(words))]))
+        positive.append(POSITIVE[mood])
+    classifier = train_distilbert(windows, positive, tokenizer, width=64, layers=2, positions=128, steps=250)
+    save_half(classifier, tokenizer, folder / "reward_model")
+
+
+def make_large(folder: Path) -> None:
+    """Fills `folder` with a policy of twice the parameters, of the same tokenizer and texts."""
+    reviews, rewritings = _texts(random.Random(0))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(toy.POLICY)
+    texts = [text for text, _ in reviews] + rewritings
+    policy = train_gpt2(texts, tokenizer, width=144, layers=4, positions=128, steps=320)
+    save_half(policy, tokenizer, folder)
+
+
+def large() -> Path:
+    """The folder of the larger policy in the cache, made where it is missing."""
+    return cached(toy.LARGE, make_large)
+
+
+def _texts(rng: random.Random) -> tuple[list[tuple[str, int]], list[str]]:
+    """The training reviews with their moods, and the rewriting examples."""
+    reviews = [toy.review(rng) for _ in range(toy.ALL_REVIEWS)]
+    return reviews[: toy.TRAIN_REVIEWS], [toy.rewriting(rng) for _ in range(REWRITINGS)]
+
+
+def measure(folder: Path = toy.SHIPPED) -> dict[str, float]:
+    """The quality of the models in a folder, on 500 held-out reviews.
+
+    Returns:
+        `loss`: nats a token of the policy; `reward`: task reward of how it continues them; `classifier_error`: mean
+        distance of the classifier's probability from what it was taught.
+    """
+    rng = random.Random(1)
+    policy, tokenizer = load_policy(ModelConfig(str(folder / "policy")))
+    reward = PositiveLogit(str(folder / "reward_model"), 100, policy.device)
+    held_out = [toy.review(rng) for _ in range(500)]
+    texts = [text for text, _ in held_out]
+    starts = [" ".join(text.split(" ")[:4]) for text in texts]
+    written = respond(policy, policy, tokenizer, starts, SamplingConfig()).completions
+    with torch.no_grad():
+        rows = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
+        losses = [(policy(input_ids=row, labels=row).loss.item(), row.shape[1] - 1) for row in rows]
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        logits = reward.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    taught = torch.tensor([POSITIVE[mood] for _, mood in held_out])
+    return {
+        "loss": sum(loss * n for loss, n in losses) / sum(n for _, n in losses),
+        "reward": sum(reward(starts, written)) / len(starts),
+        "classifier_error": (logits.softmax(-1)[:, reward.index] - taught).abs().mean().item(),
+    }
+
+
+def command_line() -> None:
+    """See the module."""
+    if sys.argv[1:] == ["tiny_large"]:
+        print(f"The larger policy: {large()}")
+    elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
+        make(Path(sys.argv[1]))
+        print(f"Made; to ship it, copy {sys.argv[1]} to imdb_train/weights")
+    elif len(sys.argv) == 1:
+        print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))
+    else:
+        print(__doc__)
+
+
+if __name__ == "__main__":
+    main(command_line)

@@ -1,0 +1,234 @@
+"""What an experiment consists of: its file, and the runs that come of it at one of its scales."""
+
+import importlib
+import re
+import shlex
+import sys
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from cory.config import Config, UserError
+from cory.run.settings import differences, load
+from study.records import read
+
+ROOT = Path(__file__).resolve().parent.parent  # of the checkout, with its scripts and configurations
+
+
+@dataclass
+class Runs:
+    """Runs that differ in their seed, and in the experiment's `over`, alone.
+
+    Args:
+        script: What trains: imdb_train/cory.py, ...
+        flags: Keys that are changed in the configuration.
+        at: More of them, by scale, and `config`: another configuration. Where it names any, no other scale has these
+            runs.
+    """
+
+    script: str
+    flags: dict[str, Any] = field(default_factory=dict)
+    at: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Scale:
+    """A size at which the experiment runs.
+
+    Args:
+        config: Configuration; {method} stands for the script's name, cory or ppo.
+        seeds: A run for each.
+        minutes: What a run of `config` takes, by script's name.
+        hardware: On what, and how that is known.
+        flags: Keys that are changed in every configuration.
+        needs: Keys that the user must give with --set, as they name local folders.
+        values: Of the experiment's `over`.
+        evaluate: Script and options that judge all runs when they are done.
+    """
+
+    config: str
+    seeds: list[int]
+    minutes: dict[str, float]
+    hardware: str
+    flags: dict[str, Any] = field(default_factory=dict)
+    needs: list[str] = field(default_factory=list)
+    values: list[Any] | None = None
+    evaluate: str | None = None
+
+
+@dataclass
+class Experiment:
+    """An experiment.
+
+    Args:
+        title: What it is, and where in the paper.
+        question: What it answers.
+        runs: By name.
+        scales: By name: tiny, paper, ...
+        baseline: Name of the runs that others are measured against. null: the first PPO.
+        over: Key of which every run is made with several values; PPO keeps its own where it is one of `cory`.
+    """
+
+    title: str
+    question: str
+    runs: dict[str, Runs]
+    scales: dict[str, Scale]
+    baseline: str | None = None
+    over: str | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: its name in tables, its folder, its settings, and the command that makes it."""
+
+    label: str
+    folder: Path
+    settings: dict[str, Any]
+    command: list[str]
+    minutes: float
+
+    def state(self) -> str:
+        """`missing`, `begun` or `finished`.
+
+        Raises:
+            UserError: the folder holds a run of other settings.
+        """
+        if not (self.folder / "config.yaml").exists():
+            return "missing"
+        if not (self.folder / "metrics.jsonl").exists():
+            return "begun"
+        there = read(self.folder)
+        changed = list(differences(there.settings, self.settings))
+        if changed:
+            raise UserError(
+                f"{self.folder}: expected a run of this experiment, got one of other settings ({'; '.join(changed)}). "
+                "Name another folder with --runs, or take that one away"
+            )
+        return "finished" if there.complete and there.iterations >= self.settings["iterations"] else "begun"
+
+
+def checkout_file(name: str, what: str) -> Path:
+    """A script or configuration of the repository, by its path in there.
+
+    Raises:
+        UserError: it is not there, as in an installation that is no checkout.
+    """
+    path = ROOT / name
+    if not path.is_file():
+        raise UserError(
+            f"{what}: expected a file {name!r} in {str(ROOT)!r}, got none. Experiments run scripts and configurations "
+            "of a checkout of the repository: clone it, and run the command in there"
+        )
+    return path
+
+
+def read_experiment(path: Path) -> Experiment:
+    """An experiment's file.
+
+    Raises:
+        UserError: it is missing or holds what an experiment has not.
+    """
+    if not path.is_file():
+        raise UserError(
+            "expected the file of an experiment, such as configs/experiments/imdb_curves.yaml of a checkout, got "
+            f"{str(path)!r}, which is none"
+        )
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_class_arguments(Experiment)
+    try:
+        experiment = Experiment(**vars(parser.instantiate(parser.parse_path(str(path)))))
+    except (ArgumentError, OSError, TypeError, UnicodeError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+    for label, runs in experiment.runs.items():
+        for scale in runs.at:
+            if scale not in experiment.scales:
+                raise UserError(f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale!r}")
+    return experiment
+
+
+def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs: Path) -> list[Planned]:
+    """All runs of an experiment at a scale.
+
+    Args:
+        changes: keys that the user sets for every run.
+        runs: the folder in which the runs' folders lie.
+
+    Raises:
+        UserError: there is no such scale, a key or a file is missing, or a configuration is refused.
+    """
+    if scale_name not in experiment.scales:
+        raise UserError(f"scale: expected one of {list(experiment.scales)}, got {scale_name!r}")
+    scale = experiment.scales[scale_name]
+    for key in scale.needs:
+        if key not in changes:
+            raise UserError(f"scale {scale_name}: expected --set {key}=..., the name or folder to use, got none")
+    if scale.evaluate:
+        checkout_file(shlex.split(scale.evaluate)[0], "evaluate")
+    planned = []
+    for label, spec in experiment.runs.items():
+        if spec.at and scale_name not in spec.at:
+            continue
+        kind = Path(spec.script).stem
+        changed = spec.flags | spec.at.get(scale_name, {})
+        file = str(changed.pop("config", scale.config.format(method=kind)))
+        concerned = experiment.over and not (experiment.over.startswith("cory.") and kind == "ppo")
+        for value in scale.values if concerned and scale.values else [None]:
+            own = changed if value is None else changed | {str(experiment.over): value}
+            flags = _flags({**scale.flags, **own, **changes})
+            unseeded = _settings(spec.script, file, *flags)
+            base = _settings(spec.script, file)
+            of_scale = _settings(spec.script, file, *_flags(scale.flags))
+            for seed in scale.seeds:
+                settings = unseeded | {"seed": seed}
+                name = _name(spec.script, file, {k: v for k, v in own.items() if _get(of_scale, k) != v}, seed)
+                folder = runs / scale_name / name
+                command = [sys.executable, spec.script, "--config", file, *flags, f"--seed={seed}"]
+                command += ["--output", str(folder), "--resume", "auto"]
+                share = _work(settings) / _work(base)
+                planned.append(Planned(label, folder, settings, command, share * scale.minutes.get(kind, 0.0)))
+    return planned
+
+
+def _work(settings: dict[str, Any]) -> float:
+    """What a run computes, up to a factor of its model: docs/experiments.md, "Costs"."""
+    ppo = settings["ppo"]
+    return settings["iterations"] * ppo["batch_size"] * (4 + 6 * ppo["ppo_epochs"])
+
+
+def _flags(values: dict[str, Any]) -> list[str]:
+    return [f"--{key}={_text(value)}" for key, value in values.items()]
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _get(settings: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        settings = settings.get(part, {})
+    return settings
+
+
+def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
+    task = Path(script).parent.name.removesuffix("_train")
+    parts = [f"{task}_{Path(file).stem}"]
+    parts += [f"{key.split('.')[-1]}={Path(_text(value)).name}" for key, value in sorted(changed.items())]
+    return re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"seed{seed}"]))
+
+
+@cache
+def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
+    """The settings that a script would have, read as it reads them: by the configuration class of its task."""
+    package = checkout_file(script, "script").parent.name
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    try:
+        found = vars(importlib.import_module(f"{package}.config")).values()
+    except ModuleNotFoundError:
+        raise UserError(f"script: expected one beside its task's config.py, got {script!r}") from None
+    path = checkout_file(file, "config")
+    (kind,) = (c for c in found if isinstance(c, type) and issubclass(c, Config) and c is not Config)
+    return asdict(load(kind, path, ["--config", str(path), *flags])[0])

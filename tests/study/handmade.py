@@ -1,0 +1,59 @@
+"""Runs' folders written by hand."""
+
+import json
+from pathlib import Path
+
+import yaml
+from conftest import ROOT
+
+from study.comparison import Comparison
+from study.groups import find, group
+from study.records import read
+
+BASE = yaml.safe_load((ROOT / "configs/imdb/ppo_tiny.yaml").read_text())
+
+
+def make_run(
+    folder: Path,
+    seed=0,
+    agents=1,
+    iterations=12,
+    planned=None,
+    reward=0.0,
+    kl=1.0,
+    distinct=1.0,
+    fingerprint=None,
+    **changes,
+):
+    """A run's folder: task reward rises by 0.1 an iteration from `reward`; agent_2 earns 1 more."""
+    folder.mkdir(parents=True)
+    settings = json.loads(json.dumps(BASE)) | {"seed": seed, "iterations": planned or iterations}
+    settings["cory"]["num_agents"] = agents
+    for key, value in changes.items():
+        block, name = key.split("__")
+        settings[block][name] = value
+    recorded = {"versions": {"commit": "abc"}} | ({"fingerprint": fingerprint} if fingerprint else {})
+    (folder / "config.yaml").write_text(yaml.safe_dump({**settings, **recorded}))
+    rows = []
+    for k in range(iterations):
+        for a in range(agents):
+            role = ("pioneer", "observer")[(a + k // 5) % 2] if agents > 1 else "pioneer"
+            r = reward + 0.1 * k + a
+            rows.append(
+                {"iteration": k, "agent": f"agent_{a + 1}", "role": role, "task_reward": r, "kl": kl,
+                 "combined_reward": r - 0.3 * kl, "distinct_2": 1.0 if k == 0 else distinct, "response_tokens": 9.0}
+            )  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if planned is None:
+        texts = {
+            f"agent_{a + 1}": [{"query": "the film", "completion": "was `good`|", "task_reward": 0.5}]
+            for a in range(agents)
+        }
+        (folder / "summary.json").write_text(json.dumps({"samples": {"before": texts, "after": texts}}))
+    return folder
+
+
+def compared(tmp_path, **options):
+    runs = [read(path) for path in find([str(tmp_path / "*")])]
+    over = options.get("over")
+    return Comparison(group(runs, over), options.get("baseline"), over)

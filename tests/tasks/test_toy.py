@@ -1,0 +1,83 @@
+"""The toy setting's shipped models: small, good, and what their script makes."""
+
+import hashlib
+
+import pytest
+import torch
+from conftest import ROOT
+
+from cory.config import ModelConfig, SamplingConfig
+from cory.evaluation import respond
+from cory.metrics import mean_interval
+from cory.policies.load import load_policy
+from gsm8k_train import make_weights as gsm8k_weights
+from gsm8k_train import toy as gsm8k
+from imdb_train import make_weights as imdb_weights
+from imdb_train import toy as imdb
+from imdb_train.task import PositiveLogit
+
+# By machine and number of threads a training comes out within these distances of what is shipped.
+WITHIN = {"loss": 0.05, "reward": 0.5, "classifier_error": 0.02, "accuracy": 0.1}
+
+
+def test_shipped_models_are_small_and_good():
+    files = [*ROOT.glob("*_train/weights/*/*.safetensors")]
+    assert len(files) == 3 and sum(file.stat().st_size for file in files) < 4e6
+    policy, tokenizer = load_policy(ModelConfig(name=str(imdb.POLICY)))
+    assert 0.4e6 < policy.num_parameters() < 1.1e6 and policy.dtype == torch.float32
+    reward = PositiveLogit(str(imdb.REWARD_MODEL), 64, torch.device("cpu"))
+    texts = [
+        "the acting was truly wonderful and I loved every minute.",
+        "the acting was truly awful and I hated every minute.",
+    ]
+    good, bad = reward(prompts=texts, completions=["", ""])
+    assert good > 1.5 and bad < -1.5
+    answers = respond(policy, policy, tokenizer, ["the plot was"] * 50, SamplingConfig())
+    mean, _ = mean_interval(reward(prompts=["the plot was"] * 50, completions=answers.completions))
+    assert abs(mean) < 1.0  # no mood is preferred before training
+
+
+def test_shipped_models_are_as_good_as_is_said():
+    """The numbers that every toy run starts from; docs/experiments.md has them."""
+    measured = imdb_weights.measure() | gsm8k_weights.measure()
+    expected = {"loss": 1.14, "reward": -0.27, "classifier_error": 0.02, "accuracy": 0.388}
+    assert measured == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.slow
+def test_the_scripts_make_models_as_good_as_the_shipped_ones(tmp_path):
+    for scripts, name in ((imdb_weights, "imdb"), (gsm8k_weights, "gsm8k")):
+        scripts.make(tmp_path / name)
+        shipped, made = scripts.measure(), scripts.measure(tmp_path / name)
+        for metric, value in shipped.items():
+            assert made[metric] == pytest.approx(value, abs=WITHIN[metric]), metric
+
+
+def test_generated_texts_are_the_same_everywhere():
+    def digest(generate):
+        return hashlib.sha256(repr([generate(split) for split in ("train", "test")]).encode()).hexdigest()[:16]
+
+    assert [len(imdb.reviews(split)) for split in ("train", "test")] == [8000, 1000]
+    assert [len(gsm8k.problems(split)) for split in ("train", "test")] == [6000, 500]
+    assert (digest(imdb.reviews), digest(gsm8k.problems)) == ("8326cc97b2a4ab26", "0eec83b5817c325f")
+
+
+def test_a_cache_is_atomic(tmp_path):
+    from study.small_models import cached
+
+    built = []
+
+    def build(folder):
+        built.append(folder)
+        (folder / "model").write_text("x")
+
+    def fail(folder):
+        build(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached(tmp_path / "cache/it", fail)
+    assert list((tmp_path / "cache").iterdir()) == []
+    first = cached(tmp_path / "cache/it", build)
+    assert (first / "model").exists() and cached(tmp_path / "cache/it", fail) == first
+    assert len(built) == 2
