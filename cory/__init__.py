@@ -13,34 +13,14 @@ if TYPE_CHECKING:
     from cory.task import Task
     from cory.trainer import CoryTrainer
 
-PUBLIC = {
-    "agent": ("Agent", "Rollout", "make_agents"),
-    "config": ("Config", "UserError"),
-    "evaluation": ("evaluate",),
-    "prompts": ("RolePrompts",),
-    "rewards": ("collective",),
-    "roles": ("RoleSchedule",),
-    "task": ("Task",),
-    "trainer": ("CoryTrainer",),
-}
-__all__ = [
-    "Agent",
-    "Config",
-    "CoryTrainer",
-    "RolePrompts",
-    "RoleSchedule",
-    "Rollout",
-    "Task",
-    "UserError",
-    "collective",
-    "evaluate",
-    "make_agents",
-]
+HOME = {"Agent": "agent", "Rollout": "agent", "make_agents": "agent", "Config": "config", "UserError": "config",
+        "evaluate": "evaluation", "RolePrompts": "prompts", "collective": "rewards", "RoleSchedule": "roles",
+        "Task": "task", "CoryTrainer": "trainer"}  # fmt: skip
+__all__ = [*HOME]
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used, so that settings are read and checked without torch."""
-    for module, names in PUBLIC.items():
-        if name in names:
-            return getattr(importlib.import_module(f"cory.{module}"), name)
-    raise AttributeError(f"module 'cory' has no attribute {name!r}")
+    if name not in HOME:
+        raise AttributeError(f"module 'cory' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"cory.{HOME[name]}"), name)

@@ -36,7 +36,7 @@ from cory.policies.sampling import (
 )
 from cory.prompts import RolePrompts, fit_responses
 from cory.rewards import score
-from cory.run.evaluation_settings import EvaluationConfig, output_folder, run_agents, run_config
+from cory.run.evaluation_settings import EvaluationConfig, changed, output_folder, run_agents, run_config
 from cory.run.jsonl import replace_text
 from cory.run.report import text_table
 from cory.run.settings import read_settings
@@ -145,41 +145,25 @@ class Evaluator:
         self.settings, self.folder, self.task = settings, folder, task
         device = choose_device(settings.device)
         runs = {Path(name): run_config(kind, Path(name)) for name in settings.models if run_agents(Path(name))}
-        first = next(iter(runs.values()), None)
-        base_config = first.model if first else ModelConfig(settings.base or settings.models[0])
-        base_config = settings.adjusted(replace(base_config, name=settings.base or base_config.name))
-        resolve = (first or kind()).resolve
-        base_config = replace(base_config, name=resolve(base_config.name))
-        self.kl_coef = settings.kl_coef
-        if self.kl_coef is None:
-            self.kl_coef = first.ppo.init_kl_coef if first else 0.3
-        default = first.sampling if first else kind().sampling
-        length = settings.max_new_tokens or default.max_new_tokens
-        heat = default.temperature if settings.temperature is None else settings.temperature
-        self.sampling = replace(default, min_new_tokens=1, max_new_tokens=length, temperature=heat)
-        self.greedy = SamplingConfig(1, length, top_k=1, stop=default.stop)  # the likeliest token is the only one left
-
-        self.candidates = {"base": Candidate(base_config, None, task.prompts)}
+        first = next(iter(runs.values()), None) or kind()
+        self.kl_coef = (first.ppo.init_kl_coef if runs else 0.3) if settings.kl_coef is None else settings.kl_coef
+        self.sampling = replace(changed(first.sampling, settings.sampling), min_new_tokens=1)
+        self.greedy = replace(self.sampling, temperature=1.0, top_k=1)  # the likeliest token is the only one left
+        name = settings.base or (first.model.name if runs else settings.models[0])
+        revision = first.model.revision if runs and not settings.base else None
+        model = first.model if runs else ModelConfig()
+        base = changed(replace(model, name=first.resolve(name), revision=revision), settings.model)
+        self.candidates = {"base": Candidate(base, None, task.prompts)}
         self.chains: dict[str, tuple[str, str]] = {}
         for name in settings.models:
-            if Path(name) not in runs:
-                model = replace(base_config, name=resolve(name), revision=None)
-                if model.name != base_config.name:
-                    self.candidates[name] = Candidate(model, None, task.prompts)
-                continue
-            agents = run_agents(Path(name))
-            config, prompts = runs[Path(name)], self._prompts_of(Path(name))
-            own = settings.adjusted(replace(config.model, name=resolve(config.model.name)))
-            for agent, path in agents.items():
-                adapter = path if (path / "adapter_config.json").exists() else None
-                model = own if adapter else replace(own, name=str(path), revision=None, quantization="none")
-                self.candidates[agent] = Candidate(model, adapter, prompts)
-            for pioneer, observer in itertools.permutations(agents, 2):
-                self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer)
-            if len(agents) == 1:
-                (agent,) = agents
-                self.chains[f"{agent} after itself"] = (agent, agent)
-        self.pool = ModelPool(device, base_config)
+            path = Path(name)
+            if path in runs:
+                self._add_run(path, runs[path])
+            elif first.resolve(name) != base.name:
+                self.candidates[name] = Candidate(
+                    replace(base, name=first.resolve(name), revision=None), None, task.prompts
+                )
+        self.pool = ModelPool(device, base)
         count = min(settings.queries or len(task.dataset), len(task.dataset))
         self.columns = task.dataset[:count]
         self.file = folder / "responses.jsonl"
@@ -192,13 +176,23 @@ class Evaluator:
                     continue
                 self.done[record["model"], record["query"]] = record
 
-    def _prompts_of(self, run: Path) -> RolePrompts:
-        """What a run's roles read, by its own record; says where its reward was another one."""
+    def _add_run(self, run: Path, config: Config) -> None:
+        """A run's agents as candidates, and their chains. They read what its record says; another reward is named."""
         made_of = read_settings(run).get("fingerprint") or {}
-        mine = self.task.fingerprint_of_reward()
-        if made_of and made_of["reward"] != mine["reward"]:
-            print(f"Mind: {run} was trained on the reward {made_of['reward']}, not {mine['reward']}.", file=sys.stderr)
-        return RolePrompts(**made_of["prompts"]) if made_of else self.task.prompts
+        prompts = RolePrompts(**made_of["prompts"]) if made_of else self.task.prompts
+        mine = self.task.fingerprint_of_reward()["reward"]
+        if made_of and made_of["reward"] != mine:
+            print(f"Mind: {run} was trained on the reward {made_of['reward']}, not {mine}.", file=sys.stderr)
+        own = changed(replace(config.model, name=config.resolve(config.model.name)), self.settings.model)
+        agents = run_agents(run)
+        for agent, path in agents.items():
+            adapter = path if (path / "adapter_config.json").exists() else None
+            model = own if adapter else replace(own, name=str(path), revision=None, quantization="none")
+            self.candidates[agent] = Candidate(model, adapter, prompts)
+        for pioneer, observer in itertools.permutations(agents, 2):
+            self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer)
+        if len(agents) == 1:
+            self.chains |= {f"{agent} after itself": (agent, agent) for agent in agents}
 
     def run(self) -> dict[str, list[dict[str, Any]]]:
         """The records of every model and chain, in the order of the queries."""

@@ -13,7 +13,8 @@ from cory.run import settings
 
 def main(work: Callable[[], None]) -> None:
     """Runs a script's work. A UserError ends it with status 2 and its message, Ctrl-C with status 130."""
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing"):  # what PEFT and torch say of their own calls
+        warnings.filterwarnings("ignore", message=message)
     try:
         work()
     except UserError as error:

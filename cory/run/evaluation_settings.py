@@ -1,16 +1,18 @@
 """Settings of an evaluation, and the runs that it names. Importing this does not import torch."""
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from copy import copy
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cory.config import Config, ModelConfig, Settings, UserError, expect
+from cory.config import Config, Settings, UserError, expect
 from cory.run.settings import as_config, new_folder, read_settings
 
 MODELS = "Hub ids, local folders, or folders of runs (all their agents)"  # help of the positional argument
 FREE = ("device", "output", "ks", "shown")  # may differ where an evaluation is continued
 C = TypeVar("C", bound=Config)
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass
@@ -21,18 +23,15 @@ class EvaluationConfig(Settings):
         models: Hub ids, local folders, or folders of runs (all their agents).
         base: Hub id, local folder or `tiny`: the model that KL is measured to, shown first. null: the first run's, or
             the first model.
-        task: Keys of the first run's `task` block to change, such as --task.dataset or --task.reward_model.
+        task: Changes to the first run's `task` block: --task.dataset, --task.reward_model, ...
+        model: Changes to the `model` block of every model: --model.chat_template, --model.quantization, ...
+        sampling: Changes to the first run's `sampling` block: --sampling.temperature, --sampling.max_new_tokens, ...
         split: The held-out split.
         queries: Number of queries, from the first. 0: all.
         samples: Responses sampled for each query.
         ks: The k of pass@k, at most `samples`, for rewards of 0 and 1. Empty: none.
         greedy: Also answer each query once with the likeliest tokens.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
-        temperature: Of the samples. null: the first run's, or 1.
-        max_new_tokens: Longest response. null: the first run's, or the task's default.
-        chat_template: Render prompts with the chat template. null: as each run was trained; false for other models.
-        quantization: none, 4bit or 8bit. null: as each run was trained; none for other models.
-        trust_remote_code: Whether code that comes with a model may run. null: as for each run; false for other models.
         batch_size: Responses that are sampled at a time.
         seed: Of the choice of queries and of sampling.
         device: auto, cpu, cuda or cuda:N.
@@ -43,17 +42,14 @@ class EvaluationConfig(Settings):
     models: list[str] = field(default_factory=list)
     base: str | None = None
     task: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
     split: str = "test"
     queries: int = 500
     samples: int = 1
     ks: list[int] = field(default_factory=list)
     greedy: bool = False
     kl_coef: float | None = None
-    temperature: float | None = None
-    max_new_tokens: int | None = None
-    chat_template: bool | None = None
-    quantization: str | None = None
-    trust_remote_code: bool | None = None
     batch_size: int = 100
     seed: int = 0
     device: str = "auto"
@@ -61,18 +57,11 @@ class EvaluationConfig(Settings):
     shown: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("samples", "batch_size"):
-            expect(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        expect(self.queries >= 0, "queries", "0 (all) or more", self.queries)
-        expect(self.shown >= 0, "shown", "0 or more", self.shown)
+        for name, least in (("samples", 1), ("batch_size", 1), ("queries", 0), ("shown", 0)):
+            expect(getattr(self, name) >= least, name, f"at least {least}", getattr(self, name))
         for k in self.ks:
             if not 1 <= k <= self.samples:
                 raise UserError(f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}")
-
-    def adjusted(self, model: ModelConfig) -> ModelConfig:
-        """A model's settings with those changed that were asked for."""
-        names = ("chat_template", "quantization", "trust_remote_code")
-        return replace(model, **{name: getattr(self, name) for name in names if getattr(self, name) is not None})
 
 
 def run_agents(folder: Path) -> dict[str, Path]:
@@ -118,11 +107,17 @@ def task_config(kind: type[C], settings: EvaluationConfig) -> C:
                 f"Evaluate it in Python, with its held-out task: cory.evaluate([{str(run)!r}], task)"
             )
         config = as_config(kind, made_of, run / "config.yaml")
-    for key, value in settings.task.items():
-        setattr(config.task, key, value)  # type: ignore[attr-defined]
-    config.seed = settings.seed
-    config.check()
+    config.seed, config.task = settings.seed, changed(config.task, settings.task)  # type: ignore[attr-defined]
     return config
+
+
+def changed(block: S, changes: dict[str, Any]) -> S:
+    """A block of settings with some of them changed. Raises a UserError over what it does not have."""
+    block = copy(block)
+    for key, value in changes.items():
+        setattr(block, key, value)
+    block.check()
+    return block
 
 
 def output_folder(settings: EvaluationConfig, name: str) -> Path:

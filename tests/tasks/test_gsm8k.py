@@ -197,9 +197,9 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     evaluate.run()
     assert json.loads((tmp_path / "out/evaluation.json").read_text())["rows"] == rows
     assert 0 < len(calls) < 2 * 3 * len(names)
-    monkeypatch.setattr(sys, "argv", [*command, "--temperature=0.5"])
+    monkeypatch.setattr(sys, "argv", [*command, "--sampling.temperature=0.5"])
     with pytest.raises(
-        UserError, match=r"output: expected the settings with which 'out' was begun, got others: \['temp"
+        UserError, match=r"output: expected the settings with which 'out' was begun, got others: \['samp"
     ):
         evaluate.run()
 

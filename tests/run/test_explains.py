@@ -1,0 +1,248 @@
+"""A run explains itself, and continues by one flag: what a new user tries first."""
+
+import fcntl
+import functools
+import os
+import pty
+import re
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, sentences
+
+from cory.agent import make_agents
+from cory.config import CheckpointConfig, Config, LoraConfig, UserError
+from cory.prompts import RolePrompts
+from cory.run.provenance import data_hash, function_name, source_hash
+from cory.task import Task
+from cory.trainer import CoryTrainer
+from imdb_train import evaluate
+
+PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) for completion in completions]
+
+
+def count_bad(prompts, completions):
+    return [-float(completion.count("good")) for completion in completions]
+
+
+def make_trainer(config, reward=count_good, prompts=PROMPTS, rows=24) -> CoryTrainer:
+    return CoryTrainer(config, make_agents(config), Task.from_prompts(sentences(rows), reward, prompts))
+
+
+def flags(policy_folder, classifier_folder, reviews, **more):
+    values = {
+        "model.name": policy_folder, "task.reward_model": classifier_folder, "task.dataset": reviews,
+        "ppo.batch_size": 8, "ppo.mini_batch_size": 8, "ppo.learning_rate": 1e-3, "device": "cpu", **more,
+    }  # fmt: skip
+    return [f"--{key}={value}" for key, value in values.items()]
+
+
+@pytest.fixture(scope="module")
+def world(policy_folder, classifier_folder, reviews):
+    return policy_folder, classifier_folder, reviews
+
+
+def run(cwd, *argv, script="imdb_train/cory.py"):
+    return subprocess.run([sys.executable, str(ROOT / script), *argv], cwd=cwd, capture_output=True, text=True)
+
+
+def iterations(folder: Path) -> int:
+    return len((folder / "metrics.jsonl").read_text().splitlines()) // 2
+
+
+def test_the_command_that_an_interrupted_run_prints_continues_it(world, tmp_path):
+    command = [sys.executable, str(ROOT / "imdb_train/cory.py"), *flags(*world, iterations=100_000)]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    folder = tmp_path / "runs/imdb_cory_tiny"
+    while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    printed = re.search(r"Continue with: (.+)", said).group(1)
+    assert printed.startswith("python ") and "--resume runs/imdb_cory_tiny" in printed
+    done = iterations(folder)
+    program, *argv = shlex.split(printed)
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    again = subprocess.run(
+        [program, *argv, "--iterations", str(done + 2)], cwd=tmp_path, capture_output=True, text=True, env=env
+    )
+    assert again.returncode == 0, again.stderr
+    assert iterations(folder) == done + 2 and f"next is iteration {done + 1}" in again.stdout
+    other = run(tmp_path, "--resume", "runs/imdb_cory_tiny", "--ppo.learning_rate", "0.5")
+    assert other.returncode == 2 and "ppo.learning_rate: 0.001 -> 0.5" in other.stderr
+
+
+def test_a_runs_file_is_a_configuration(world, tmp_path):
+    first = run(tmp_path, *flags(*world, iterations=1))
+    assert first.returncode == 0, first.stderr
+    file = "runs/imdb_cory_tiny/config.yaml"
+    for argv in (["--config", file], [f"--config=./{file}"]):
+        again = run(tmp_path, *argv, "--seed", "1")
+        assert again.returncode == 0, again.stderr
+    saved = [yaml.safe_load((tmp_path / f"runs/imdb_cory_tiny{n}/config.yaml").read_text()) for n in ("", "-2", "-3")]
+    assert [one["seed"] for one in saved] == [0, 1, 1] and saved[1]["ppo"] == saved[0]["ppo"]
+    assert {"versions", "fingerprint"} < set(saved[1]) and saved[1]["resume"] is None
+
+
+def test_only_what_was_asked_for_is_kept(config):
+    folder = make_trainer(replace(config, iterations=1)).train().folder
+    assert not (folder / "checkpoints").exists()
+    other = replace(config, iterations=1, output=f"{folder}-2", checkpoint=CheckpointConfig(save_final=True))
+    folder = make_trainer(other).train().folder
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["iter-000001"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"reward": count_bad}, r"fingerprint.reward: '.*count_good' -> '.*count_bad'"),
+        ({"prompts": RolePrompts(observer="{prompt}{response}")}, r"fingerprint.prompts.observer: 'Improve .*' -> "),
+        ({"rows": 20}, r"fingerprint.dataset_sha256: '\w+' -> '\w+'; fingerprint.rows: 24 -> 20"),
+    ],
+)
+def test_a_resume_with_another_task_is_refused(config, change, named):
+    config = replace(config, iterations=2, checkpoint=CheckpointConfig(save_every=1))
+    folder = make_trainer(config).train().folder
+    recorded = yaml.safe_load((folder / "config.yaml").read_text())["fingerprint"]
+    assert recorded["reward"].endswith("test_explains.count_good") and recorded["rows"] == 24
+    before = (folder / "metrics.jsonl").read_bytes()
+    for resume in ("auto", str(folder), str(folder / "checkpoints/iter-000002")):
+        with pytest.raises(UserError, match=f"resume: expected the settings of .*got others: .*{named}"):
+            make_trainer(replace(config, iterations=3, resume=resume), **change).train()
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert len(make_trainer(replace(config, iterations=3, resume="auto")).train().history) == 6
+
+
+def test_a_reward_is_known_by_its_source_and_what_it_closes_over():
+    def closing(sign):
+        def reward(prompts, completions):
+            return [sign * len(completion) for completion in completions]
+
+        return reward
+
+    class Scaled:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __call__(self, prompts, completions):
+            return [self.scale] * len(completions)
+
+    def scaled(prompts, completions, scale=1):
+        return [scale] * len(completions)
+
+    rewards = [
+        count_good,
+        count_bad,
+        closing(1),
+        closing(-1),
+        Scaled(1),
+        Scaled(2),
+        scaled,
+        functools.partial(scaled, scale=2),
+    ]
+    assert len({source_hash(reward) for reward in rewards}) == len(rewards)
+    assert source_hash(closing(1)) == source_hash(closing(1)) and source_hash(Scaled(2)) == source_hash(Scaled(2))
+    assert function_name(Scaled(1)).endswith("Scaled") and function_name(functools.partial(scaled)).endswith("scaled")
+    assert source_hash(len) == source_hash(len) != source_hash(max)
+
+
+def test_data_are_known_by_their_rows():
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"prompt": ["a", "b", "c"], "answer": [1, 2, 3]})
+    same = datasets.Dataset.from_list([{"prompt": p, "answer": i} for i, p in enumerate("abc", 1)])
+    assert data_hash(rows) == data_hash(same)
+    others = [rows.select([0, 1]), rows.select([1, 0, 2]), rows.rename_column("answer", "gold")]
+    assert len({data_hash(each) for each in [rows, *others]}) == 4
+
+
+def test_evaluating_a_run_of_ones_own_task_says_how(config, monkeypatch):
+    folder = make_trainer(replace(config, iterations=1)).train().folder
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(folder)])
+    message = r"expected a run of imdb_train, got one of another task \(reward: .*count_good\).*cory.evaluate\("
+    with pytest.raises(UserError, match=message):
+        evaluate.run()
+
+
+def test_evaluating_a_run_that_has_not_ended_says_so(config, monkeypatch, tmp_path):
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/config.yaml").write_text("seed: 0\n")
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(tmp_path / "begun")])
+    with pytest.raises(UserError, match="expected a run with saved agents, got one that has not ended"):
+        evaluate.run()
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_cards_name_library_and_base(config, merge):
+    adapter = replace(config, iterations=1, lora=LoraConfig(rank=2, merge=merge))
+    card = (make_trainer(adapter).train().folder / "agent_1/README.md").read_text()
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["base_model"] == config.model.name
+    assert header["library_name"] == ("transformers" if merge else "peft")
+    assert ("AutoPeftModelForCausalLM.from_pretrained" in card) != merge
+
+
+def test_piped_output_is_lines_of_text_alone(world, tmp_path):
+    """No bars of loading, no warnings, no word of libraries that are not used."""
+    done = run(tmp_path, *flags(*world, iterations=2, **{"lora.rank": 2}))
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("imdb_cory_tiny: CORY with 2 agents, model ") and lines[0].endswith("Loading ...")
+    assert lines[1].startswith("iteration 1/2 | agent_1 ")
+
+
+def test_a_terminal_of_80_columns_shows_both_agents(world, tmp_path):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        argv = [sys.executable, str(ROOT / "imdb_train/cory.py"), *flags(*world, iterations=12)]
+        os.execv(sys.executable, argv)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    output = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            output += chunk
+    except OSError:  # the other end is closed
+        pass
+    os.waitpid(pid, 0)
+    text = re.sub(r"\x1b\[\w", "", output.decode())
+    assert text.splitlines()[0].endswith("Loading ...")
+    shown = [line.strip() for line in re.split(r"[\r\n]+", text) if re.match(r"\s*\d+/12 \[", line)]
+    last = [line for line in shown if line.startswith("12/12")][-1]
+    assert re.search(r"\| agent_2 (pio|obs) [+-]\d+\.\d\d KL -?\d+\.\d\d", last) and "agent_1" in last, shown
+    assert max(map(len, shown)) <= 80
+
+
+def test_settings_in_python_are_checked_as_those_of_a_file():
+    config = Config()
+    with pytest.raises(UserError, match=r"PPOConfig: unknown key 'batch_sise'. Did you mean 'batch_size'\?"):
+        config.ppo.batch_sise = 3
+    with pytest.raises(UserError, match=r"PPOConfig.batch_size: expected int, got '3'"):
+        config.ppo.batch_size = "3"
+    with pytest.raises(UserError, match=r"PPOConfig.kl_penalty: expected Literal\['full', .*got 'fool'"):
+        config.ppo.kl_penalty = "fool"
+    with pytest.raises(UserError, match=r"SamplingConfig.stop: expected list\[str\], got 'x'"):
+        config.sampling.stop = "x"
+    with pytest.raises(UserError, match=r"Config.lora: expected LoraConfig, got 4"):
+        config.lora = 4
+    config.ppo.learning_rate, config.output = 1, None  # a whole number will do for a float
+    config.ppo.batch_size = config.ppo.mini_batch_size = 16  # checked together, when they are used
+    config.check()
+    config.ppo.mini_batch_size = 7
+    with pytest.raises(UserError, match=r"ppo.batch_size: expected a multiple of mini_batch_size .* = 7, got 16"):
+        make_agents(config)

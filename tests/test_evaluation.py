@@ -1,0 +1,174 @@
+"""One evaluator for any task: solo, joint and compute-matched rows, each model as its run had it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import sentences
+from test_lora import llama_folder  # noqa: F401
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cory import evaluate, evaluation
+from cory.agent import make_agents
+from cory.config import LoraConfig, ModelConfig
+from cory.policies import load
+from cory.prompts import RolePrompts
+from cory.run.evaluation_settings import EvaluationConfig
+from cory.task import Task
+from cory.trainer import CoryTrainer
+from study.report import write_report
+
+PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) for completion in completions]
+
+
+def make_run(config, agents=2, **changes):
+    config = replace(config, cory=replace(config.cory, num_agents=agents), **changes)
+    task = Task.from_prompts(sentences(16), count_good, PROMPTS)
+    return CoryTrainer(config, make_agents(config), task).train().folder
+
+
+@pytest.fixture
+def held_out():
+    return Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(30)[20:]], count_good, PROMPTS)
+
+
+def settings(tmp_path, **changes) -> EvaluationConfig:
+    return EvaluationConfig(device="cpu", output=str(tmp_path / "evaluation"), **changes)
+
+
+def test_a_task_of_ones_own(config, held_out, tmp_path):
+    cory, ppo = make_run(config), make_run(config, 1, output=str(tmp_path / "ppo"))
+    done = evaluate([cory, ppo], held_out, settings(tmp_path, samples=2))
+    names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "run/agent_2 after agent_1",
+             "run/agent_1 after agent_2", "ppo/agent_1 after itself"]  # fmt: skip
+    assert [row["name"] for row in done.rows] == names
+    records = [json.loads(line) for line in (done.folder / "responses.jsonl").read_text().splitlines() if line]
+    assert len(records) == len(names) * 10 and {len(record["completions"]) for record in records} == {2}
+    write_report(done.folder)
+    assert "agent_1 after itself" in (done.folder / "evaluation.md").read_text()
+    assert (done.folder / "evaluation.png").stat().st_size > 1000
+
+
+def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path, monkeypatch):
+    """Joint: the other agent's; compute-matched: the same agent's own first answer."""
+    ppo = make_run(config, 1)
+    seen = []
+    original = evaluation.respond
+
+    def spy(model, base, tokenizer, prompts, *rest):
+        answers = original(model, base, tokenizer, prompts, *rest)
+        seen.append((list(prompts), answers.completions))
+        return answers
+
+    monkeypatch.setattr(evaluation, "respond", spy)
+    evaluate([ppo], held_out, settings(tmp_path))
+    (_, _), (alone, first), (chain, _) = seen
+    queries = held_out.dataset["prompt"]
+    assert alone == list(queries)
+    assert chain == [f'Improve "{query}{text}": {query}' for query, text in zip(queries, first, strict=True)]
+
+
+def test_a_run_with_a_chat_template_is_evaluated_with_it(config, held_out, policy_folder, tmp_path, monkeypatch):
+    chat = tmp_path / "chat"
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    tokenizer.chat_template = CHAT
+    AutoModelForCausalLM.from_pretrained(policy_folder).save_pretrained(chat)
+    tokenizer.save_pretrained(chat)
+    with_chat = make_run(config, 1, model=ModelConfig(str(chat), chat_template=True))
+    plain = make_run(config, 1, output=str(tmp_path / "plain"))
+    seen = {}
+    original = evaluation.sample
+
+    def spy(model, tokenizer, queries, *rest):
+        seen.setdefault(len(seen), tokenizer.decode(queries[0]))
+        return original(model, tokenizer, queries, *rest)
+
+    monkeypatch.setattr(evaluation, "sample", spy)
+    evaluate([with_chat, plain], held_out, settings(tmp_path))
+    base, first, second = (seen[i] for i in range(3))
+    assert base.startswith("<user>") and first.startswith("<user>") and first.endswith("<bot>")
+    assert not second.startswith("<user>")  # each as its own run
+
+
+def test_a_4_bit_lora_run_is_evaluated_in_4_bit(config, held_out, llama_folder, tmp_path, monkeypatch):  # noqa: F811
+    pytest.importorskip("bitsandbytes")
+    config = replace(config, lora=LoraConfig(rank=4), sampling=replace(config.sampling, max_new_tokens=3))
+    folder = make_run(config, model=ModelConfig(str(llama_folder), quantization="4bit"))
+    kinds = []
+    original = evaluation.respond
+
+    def spy(model, base, *rest):
+        kinds.append(({type(module).__name__ for module in model.modules()}, base))
+        return original(model, base, *rest)
+
+    monkeypatch.setattr(evaluation, "respond", spy)
+    done = evaluate([folder], held_out, settings(tmp_path))
+    assert len(kinds) == 5 and all("Linear4bit" in names for names, _ in kinds)
+    assert done.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and done.rows[1]["kl"] > 0
+    assert [base is None for _, base in kinds] == [False, True, True, True, True]  # KL to itself with the adapter off
+
+
+def test_adapters_share_one_base(config, held_out, tmp_path, monkeypatch):
+    folder = make_run(replace(config, lora=LoraConfig(rank=4)))
+    loaded = []
+    original = load.AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        load.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: loaded.append(a[0]) or original(*a, **k)
+    )
+    rows = evaluate([folder], held_out, settings(tmp_path)).rows
+    assert loaded == [config.model.name]
+    one, two = (row["kl"] for row in rows[1:3])
+    assert one > 0 and two > 0 and one != two and rows[0]["kl"] == pytest.approx(0, abs=1e-6)
+    # The same numbers as with a base of its own for each.
+    policy, tokenizer = load.load_policy(ModelConfig(str(folder / "agent_2")), merge=False)
+    base, _ = load.load_policy(config.model)
+    sampling = replace(config.sampling, min_new_tokens=1)
+    prompts = list(held_out.dataset["prompt"])
+    alone = evaluation.respond(policy.eval(), base, tokenizer, prompts, sampling, 100, 0)
+    assert sum(alone.kl) / len(alone.kl) == pytest.approx(two, rel=1e-5)
+
+
+def test_full_models_are_in_memory_one_at_a_time(config, held_out, tmp_path, monkeypatch):
+    import gc
+    import weakref
+
+    folder = make_run(config)
+    alive, most = [], []
+    original = load.load_policy
+
+    def spy(*args, **kwargs):
+        policy, tokenizer = original(*args, **kwargs)
+        alive.append(weakref.ref(policy))
+        gc.collect()
+        most.append(sum(ref() is not None for ref in alive))
+        return policy, tokenizer
+
+    monkeypatch.setattr(load, "load_policy", spy)
+    evaluate([folder], held_out, settings(tmp_path))
+    assert max(most) == 2 and len(most) > 3  # the base, and the one that answers
+
+
+def test_a_run_of_another_reward_is_named(config, held_out, tmp_path, capsys):
+    folder = make_run(config)
+    other = Task(held_out.dataset, lambda prompts, completions: [0.0] * len(prompts), PROMPTS)
+    evaluate([folder], other, settings(tmp_path))
+    assert "was trained on the reward test_evaluation.count_good, not" in capsys.readouterr().err
+
+
+def test_the_model_that_answers_is_the_one_that_was_saved(config, held_out, tmp_path):
+    """The base's numbers are its own again after an adapter has answered on it."""
+    folder = make_run(replace(config, lora=LoraConfig(rank=4)))
+    pool = load.ModelPool(torch.device("cpu"), config.model)
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        before = pool.base(ids).logits
+        for agent in ("agent_1", "agent_2"):
+            with pool.loaded(config.model, folder / agent) as (model, base, _):
+                assert base is None and not torch.allclose(model(ids).logits, before)
+        assert torch.equal(pool.base(ids).logits, before)
