@@ -255,7 +255,8 @@ class Comparison:
             said = f"{function} (source {source[:8]})" if functions.count(function) > 1 else function
             verb = "" if parts else f" {'was' if len(groups) == 1 else 'were'} trained"
             parts.append(f"{' and '.join(groups)}{verb} on {'' if parts else 'the reward '}{said}")
-        return [f"{', '.join(parts)}: their task rewards do not compare"]
+        separator = "; " if any("," in g.name for g in self.groups) else ", "
+        return [f"{separator.join(parts)}: their task rewards do not compare"]
 
     def texts(self) -> list[dict[str, str]]:
         """The same queries answered by the base and by every agent of each group's first whole run."""

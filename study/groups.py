@@ -43,6 +43,8 @@ class Group:
 def find(patterns: Sequence[str]) -> list[Path]:
     """The runs' folders that paths and globs name, each once, sorted within a glob.
 
+    A file beside them, such as a log, is passed over.
+
     Raises:
         UserError: a pattern matches no run.
     """
@@ -50,9 +52,9 @@ def find(patterns: Sequence[str]) -> list[Path]:
     for pattern in patterns:
         paths = [Path(pattern)] if Path(pattern).is_dir() else [Path(name) for name in sorted(glob.glob(pattern))]
         runs = [path for path in paths if (path / "config.yaml").is_file()]
-        if not runs:
-            raise UserError(f"runs: expected folders of runs (with a config.yaml), got {pattern!r}, which matches none")
         found |= dict.fromkeys(runs)
+        if not runs and (not Path(pattern).is_file() or (not found and pattern == patterns[-1])):
+            raise UserError(f"runs: expected folders of runs (with a config.yaml), got {pattern!r}, which matches none")
     return list(found)
 
 
@@ -124,9 +126,13 @@ def method(settings: Mapping[str, Any]) -> str:
 
 
 def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> list[str]:
-    """The dotted keys in which settings differ, of those that matter."""
+    """The dotted keys in which settings differ, of those that matter.
+
+    A whole block that only some have, as `task`, is left out: the fingerprint tells tasks apart.
+    """
     keys = dict.fromkeys(key for a, b in itertools.combinations(settings, 2) for key in changed(a, b))
-    return [key for key in keys if key not in ignored]
+    known = {key for each in settings for key in flat(each)}
+    return [key for key in keys if key in known and key not in ignored]
 
 
 def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed",)) -> list[str]:

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,7 +10,6 @@ from cory.policies.window import pad
 from cory.prompts import RolePrompts
 from cory.rewards import collective
 from cory.roles import RoleSchedule
-from study.coupling import correlations
 
 
 def test_roles_are_exchanged_every_period():
@@ -105,14 +103,3 @@ def test_pad():
     rows = [torch.tensor([5, 6]), torch.tensor([7])]
     assert [x.tolist() for x in pad(rows, 9, "left")] == [[[5, 6], [9, 7]], [[1, 1], [0, 1]]]
     assert [x.tolist() for x in pad(rows, 9, "right")] == [[[5, 6], [7, 9]], [[1, 1], [1, 0]]]
-
-
-def test_a_correlation_through_the_reference_is_within_queries():
-    rng = np.random.default_rng(0)
-    query = rng.normal(size=(200, 1))  # both rewards rise and fall with the query
-    pioneer, noise = query + rng.normal(size=(200, 8)), rng.normal(size=(200, 8))
-    apart = correlations(pioneer, query + noise)
-    assert apart["all"][1] > 0.3 and apart["reference"][1] < 0 < apart["reference"][2]
-    reads = correlations(pioneer, query + pioneer + 0.1 * noise)
-    assert reads["reference"][1] > 0.98
-    assert all(math.isnan(x) for x in correlations(np.ones((5, 2)), pioneer[:5, :2])["reference"])

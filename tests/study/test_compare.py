@@ -5,6 +5,7 @@ import math
 import statistics
 
 import pytest
+import yaml
 from handmade import compared, make_run
 
 from cory.config import UserError
@@ -95,6 +96,10 @@ def test_wrong_input_is_an_error_that_says_what(tmp_path, capsys):
         with pytest.raises(UserError, match=message):
             find([pattern])
     make_run(tmp_path / "a", iterations=0, planned=9)
+    (tmp_path / "a.log").write_text("")
+    assert find([str(tmp_path / "a"), str(tmp_path / "a.log")]) == [tmp_path / "a"]
+    with pytest.raises(UserError, match=r"a\.log', which matches none"):
+        find([str(tmp_path / "a.log")])
     with pytest.raises(UserError, match=r"expected at least one that ended.*no iteration"):
         compared(tmp_path)
     make_run(tmp_path / "b", 1)
@@ -191,7 +196,7 @@ def test_one_method_on_two_rewards_is_two_groups(tmp_path):
              "CORY, reward b.g, reward_sha256 2222222222222222", "PPO"]  # fmt: skip
     assert [g.name for g in comparison.groups] == names
     said = comparison.problems()[0]
-    assert f"{names[0]} was trained on the reward a.f, {names[1]} on b.g (source 11111111), " in said
+    assert f"{names[0]} was trained on the reward a.f; {names[1]} on b.g (source 11111111); " in said
     assert "PPO" not in said
 
 
@@ -234,3 +239,15 @@ def test_a_difference_of_single_seeds_has_no_interval(tmp_path):
     make_run(tmp_path / "p1", 1, reward=1.1)
     make_run(tmp_path / "c1", 1, agents=2, reward=0.25)
     assert " to -" in write(compared(tmp_path), tmp_path / "out").read_text()
+
+
+def test_runs_of_a_task_of_ones_own_compare_with_others(tmp_path):
+    """They have no `task` block."""
+    folder = make_run(tmp_path / "own", 0, agents=2, fingerprint=fingerprint())
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    del settings["task"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    make_run(tmp_path / "imdb", 0, agents=2, fingerprint=fingerprint(reward="imdb.PositiveLogit"))
+    comparison = compared(tmp_path)
+    assert [g.name for g in comparison.groups] == ["CORY, reward imdb.PositiveLogit", "CORY, reward a.alliteration"]
+    assert {row["setting"] for row in comparison.setting_rows()} == {"fingerprint.reward", "fingerprint.reward_sha256"}
