@@ -3,22 +3,25 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test lint clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow lint clean
 
-imdb: $(VENV)/.installed      ## CORY on the embedded IMDB default: minutes on two CPU cores
+imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
 
 imdb-ppo: $(VENV)/.installed  ## its PPO baseline
 	$(RUN) imdb_train/ppo.py
 
-gsm8k: $(VENV)/.installed     ## CORY on the embedded GSM8K default
+gsm8k: $(VENV)/.installed     ## CORY on GSM8K, toy setting
 	$(RUN) gsm8k_train/cory.py
 
 gsm8k-ppo: $(VENV)/.installed ## its PPO baseline
 	$(RUN) gsm8k_train/ppo.py
 
-test: $(VENV)/.installed-dev  ## the test suite
+test: $(VENV)/.installed-dev  ## the test suite, without the slow tests
 	$(RUN) -m pytest
+
+test-slow: $(VENV)/.installed-dev  ## the slow tests: train the toy models again, in minutes
+	$(RUN) -m pytest -m slow
 
 lint: $(VENV)/.installed-dev  ## style and types
 	$(VENV)/bin/ruff check .

@@ -1,12 +1,12 @@
-"""One CORY iteration, timed side by side: ours, two stock TRL trainers, and the arithmetic that nobody can avoid.
+"""One CORY iteration, timed side by side: ours, two stock TRL trainers, and a minimal hand-written baseline.
 
     python benchmarks/iteration.py --shape gpt2_small                # all shapes: benchmarks/shapes.py
     python benchmarks/iteration.py --shape gpt2_small --what update  # one agent's PPO update on the observer's prompts
-    python benchmarks/iteration.py --shape small_pair --what memory  # two agents' peak against what cannot be avoided
+    python benchmarks/iteration.py --shape small_pair --what memory  # two agents' peak against what is unavoidable
 
 The ways are described in benchmarks/ways.py. All run in turn in one process, and the order of turns rotates; the table
 has medians. Memory is measured in a process of its own for each way. The C library's memory settings are cory's for
-ours and floor, and the library's own for stock.
+ours and minimal, and the library's own for stock.
 """
 
 import argparse
@@ -238,11 +238,11 @@ def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, An
             [name, *cells, f"{tokens / seconds['total']:.0f}"]
             + [f"{memory[name][key]:.0f}" for key in ("peak", "extra")]
             + [f"{seconds['total'] / result['seconds']['ours']['total']:.2f}" if "ours" in names else ""]
-            + [f"{seconds['total'] / result['seconds']['floor']['total']:.2f}" if "floor" in names else ""]
+            + [f"{seconds['total'] / result['seconds']['minimal']['total']:.2f}" if "minimal" in names else ""]
             + [f"{memory[name]['extra'] / memory['stock_all' if 'stock_all' in names else names[-1]]['extra']:.2f}"]
         )
     text = table(rows, ["way", *(f"{phase} s" for phase in (*PHASES, "total")), "response tokens/s", "peak MiB",
-                        "extra MiB", "time / ours", "time / floor", "extra / stock"])  # fmt: skip
+                        "extra MiB", "time / ours", "time / minimal", "extra / stock"])  # fmt: skip
     if "exchange_seconds" in result:
         text += f"\n\nRole exchange: {result['exchange_seconds'] * 1e6:.1f} microseconds."
     return text, {"shape": asdict(shape), "hardware": hardware(), **result, "memory": memory}
@@ -252,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="small_pair")
     parser.add_argument("--what", choices=["iteration", "update", "memory", "point"], default="iteration")
-    parser.add_argument("--ways", default="ours,floor,stock,stock_all", help="which, separated by commas")
+    parser.add_argument("--ways", default="ours,minimal,stock,stock_all", help="which, separated by commas")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")

@@ -1,4 +1,4 @@
-"""Memory of two LoRA agents on one shared base, against what cannot be avoided and against copies of the base.
+"""Memory of two LoRA agents on one shared base, against what is unavoidable and against copies of the base.
 
     python benchmarks/lora_memory.py                     # a base of GPT-2-small's size, random weights
     python benchmarks/lora_memory.py --width 1280 --layers 36

@@ -38,7 +38,7 @@ SHAPES = {
     "gpt2_small": Shape(12, 768, 50257, 16, (4, 20), 12, 12, 6, 768),
     # The small pair on which the authors' code was timed at 42 s an iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
-    # The embedded IMDB default.
+    # The toy setting of IMDB.
     "imdb_tiny": Shape(3, 112, 862, 64, (2, 8), 15, 10, 2, 64, kl_penalty="kl"),
 }
 

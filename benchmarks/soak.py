@@ -3,7 +3,7 @@
     python benchmarks/soak.py                          # 10,000 iterations, or as many as 20 minutes allow
     python benchmarks/soak.py --iterations 2000 --out results/soak
 
-The embedded IMDB default with a batch of 4 and responses of 4 tokens, checkpoints every 100 iterations.
+The toy setting of IMDB with a batch of 4 and responses of 4 tokens, checkpoints every 100 iterations.
 """
 
 import argparse

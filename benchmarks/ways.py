@@ -1,7 +1,7 @@
-"""The ways of one CORY iteration that are timed side by side: ours, stock TRL, and the arithmetic nobody can avoid.
+"""The ways of one CORY iteration that are timed side by side: ours, stock TRL, and a minimal hand-written baseline.
 
 ours: `CoryTrainer`. stock: trl.PPOTrainer 0.11.4 for each agent, with the same settings, its own `generate` in batches
-of 4 (its default) or all at once, roles exchanged by pointer. floor: plain torch and transformers, one `generate` per
+of 4 (its default) or all at once, roles exchanged by pointer. minimal: plain torch and transformers, one `generate` per
 agent, one pass of the reward model, one of the reference, and forward and backward passes over exactly the response
 window with a fused Adam step each: no KL, no advantages, no statistics, no text.
 """
@@ -41,8 +41,8 @@ class Clock:
 def memory_as(name: str) -> None:
     """The C library's memory settings for a way: a process has one set of them, and cory's would speed up stock TRL.
 
-    ours and floor have cory's. stock has what glibc comes to by itself in such a process: arrays above 32 MiB get pages
-    of their own, which go back to the system when they are freed.
+    ours and minimal have cory's. stock has what glibc comes to by itself in such a process: arrays above 32 MiB get
+    pages of their own, which go back to the system when they are freed.
     """
     import torch
 
@@ -85,13 +85,16 @@ class Bench:
         from cory.agent import make_agents
         from cory.trainer import CoryTrainer
 
+        def learn(seconds: Seconds) -> float:
+            return seconds["learn"] + seconds["record"]  # statistics of the update are part of every way's update
+
         agents = make_agents(self.config, self.shape.agents)
         trainer = CoryTrainer(self.config, agents, self.task)
 
         def iteration(k: int) -> Seconds:
             trainer.seconds = {}
             trainer.iteration(k)
-            return {phase: trainer.seconds[phase] for phase in PHASES}
+            return {**{phase: trainer.seconds[phase] for phase in PHASES}, "learn": learn(trainer.seconds)}
 
         iteration.agents, iteration.trainer = agents, trainer  # type: ignore[attr-defined]
         return iteration
@@ -157,8 +160,8 @@ class Bench:
         iteration.trainers = trainers  # type: ignore[attr-defined]
         return iteration
 
-    def floor(self) -> Callable[[int], Seconds]:
-        """The arithmetic alone: see the module."""
+    def minimal(self) -> Callable[[int], Seconds]:
+        """The minimal baseline: see the module."""
         import torch
         import torch.nn.functional as F
         from transformers import AutoModelForSequenceClassification, GenerationConfig
@@ -202,10 +205,10 @@ class Bench:
                 reward(input_ids=ids, attention_mask=mask)
             for (model, optimizer), (asked, answered) in zip(agents, rollouts, strict=True):
                 with clock("learn"):
-                    floor_update(model, optimizer, reference, asked, answered, shape.epochs, autocast)
+                    minimal_update(model, optimizer, reference, asked, answered, shape.epochs, autocast)
             return clock.seconds
 
-        def floor_update(model, optimizer, reference, asked, answered, epochs, autocast) -> None:  # type: ignore[no-untyped-def]
+        def minimal_update(model, optimizer, reference, asked, answered, epochs, autocast) -> None:  # type: ignore[no-untyped-def]
             batch = window.pack(asked, answered, 0)
             width = batch.response_ids.shape[1]
             with torch.no_grad(), autocast():
@@ -219,17 +222,17 @@ class Bench:
                 optimizer.zero_grad()
 
         iteration.agents = agents  # type: ignore[attr-defined]
-        iteration.update = lambda asked, answered: floor_update(  # type: ignore[attr-defined]
+        iteration.update = lambda asked, answered: minimal_update(  # type: ignore[attr-defined]
             *agents[-1], reference, asked, answered, shape.epochs, autocast
         )
         return iteration
 
     def way(self, name: str) -> Callable[[int], Seconds]:
-        """By name: ours, floor, stock (batches of 4) or stock_all."""
+        """By name: ours, minimal, stock (batches of 4) or stock_all."""
         memory_as(name)
         if name.startswith("stock"):
             return self.stock(4 if name == "stock" else self.shape.batch)
-        return {"ours": self.ours, "floor": self.floor}[name]()
+        return {"ours": self.ours, "minimal": self.minimal}[name]()
 
     def update(self, name: str) -> Callable[[int], Seconds]:
         """One PPO update of one agent, on prompts of the observer's lengths and random responses."""
@@ -245,7 +248,7 @@ class Bench:
         )
         scores = torch.randn(shape.batch)
         way = self.way(name)
-        if name == "floor":
+        if name == "minimal":
             step = way.update  # type: ignore[attr-defined]
         elif name == "ours":
             step = partial_step(way.agents[-1].learner, scores)  # type: ignore[attr-defined]

@@ -4,14 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cory.agent import Agent, Rollout, make_agents
-    from cory.config import Config, UserError
-    from cory.evaluation import evaluate
-    from cory.prompts import RolePrompts
-    from cory.rewards import collective
-    from cory.roles import RoleSchedule
-    from cory.task import Task
-    from cory.trainer import CoryTrainer
+    from cory.agent import Agent, Rollout, make_agents  # noqa: F401
+    from cory.config import Config, UserError  # noqa: F401
+    from cory.evaluation import evaluate  # noqa: F401
+    from cory.prompts import RolePrompts  # noqa: F401
+    from cory.rewards import collective  # noqa: F401
+    from cory.roles import RoleSchedule  # noqa: F401
+    from cory.task import Task  # noqa: F401
+    from cory.trainer import CoryTrainer  # noqa: F401
 
 HOME = {"Agent": "agent", "Rollout": "agent", "make_agents": "agent", "Config": "config", "UserError": "config",
         "evaluate": "evaluation", "RolePrompts": "prompts", "collective": "rewards", "RoleSchedule": "roles",

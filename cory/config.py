@@ -1,14 +1,13 @@
-"""The settings of a run: dataclasses, each key documented, checked and read by some code.
+"""The settings of a run: dataclasses whose keys are all documented, checked and read.
 
-Every default is written here and nowhere else. Defaults are the paper's Table 1 where it states a value. A task adds its
-own block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/run/command_line.py`.
+Every default is written here and nowhere else; it is the paper's (Table 1) where it states one. A task adds its own
+block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/run/settings.py`.
 """
 
 import difflib
 import math
 import types
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
@@ -25,7 +24,8 @@ def expect(ok: bool, where: str, expected: str, came: Any) -> None:
 def _positive(block: str, settings: Any, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        expect(value > 0 and math.isfinite(value), f"{block}.{name}", "a number above 0", value)
+        if value not in (None, "auto"):  # a key whose type has neither refuses them where they are assigned
+            expect(value > 0 and math.isfinite(value), f"{block}.{name}", "a number above 0", value)
 
 
 def _between(block: str, settings: Any, low: float, high: float, *names: str) -> None:
@@ -36,10 +36,10 @@ def _between(block: str, settings: Any, low: float, high: float, *names: str) ->
 
 @dataclass
 class Settings:
-    """A block of settings. A name that it does not have, or a value of another type, is refused where it is assigned."""
+    """A block of settings. An unknown name, or a value of another type, is refused where it is assigned."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        hints = _hints(type(self))
+        hints = get_type_hints(type(self))
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)
             hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(hints)}"
@@ -51,32 +51,25 @@ class Settings:
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Ranges, and what fits together, as at construction: for settings that were assigned since.
-
-        Raises:
-            UserError: names the key, what was expected and what came.
-        """
-        for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
+        """Checks ranges and combinations again, for settings that were assigned since. Raises a UserError."""
+        for value in vars(self).values():
             if isinstance(value, Settings):
                 value.check()
         getattr(self, "__post_init__", lambda: None)()
 
 
-_hints = cache(get_type_hints)
-
-
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has a field's type; a whole number will do for a float, and no bool for a number."""
-    if get_origin(hint) is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(each, get_args(hint)[0]) for each in value)
+    """Whether a value has a field's type. An int will do for a float; a bool is no number."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in parts)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(each, parts[0]) for each in value)
     if hint in (int, float):
         return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
-    return isinstance(value, get_origin(hint) or hint)
+    return isinstance(value, origin or hint)
 
 
 @dataclass
@@ -208,21 +201,15 @@ class PPOConfig(Settings):
 
     def __post_init__(self) -> None:
         _positive("ppo", self, "learning_rate", "batch_size", "mini_batch_size", "gradient_accumulation_steps")
-        _positive(
-            "ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value", "ratio_threshold"
-        )
-        _positive("ppo", self, *(name for name in ("max_grad_norm", "reward_clip") if getattr(self, name) is not None))
-        if self.micro_batch != "auto":
-            _positive("ppo", self, "micro_batch")
+        _positive("ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value")
+        _positive("ppo", self, "ratio_threshold", "max_grad_norm", "reward_clip", "micro_batch")
         _between("ppo", self, 0, 1, "gamma", "lam")
         _between("ppo", self, 0, 1e6, "init_kl_coef", "vf_coef")
         expect(self.batch_size > 1, "ppo.batch_size", "at least 2, as advantages are whitened over it", self.batch_size)
-        step = self.mini_batch_size * self.gradient_accumulation_steps
-        if self.batch_size % step:
-            raise UserError(
-                f"ppo.batch_size: expected a multiple of mini_batch_size * gradient_accumulation_steps "
-                f"= {self.mini_batch_size} * {self.gradient_accumulation_steps} = {step}, got {self.batch_size}"
-            )
+        mini_batch, count = self.mini_batch_size, self.gradient_accumulation_steps
+        multiple = f"a multiple of mini_batch_size * gradient_accumulation_steps = {mini_batch} * {count}"
+        step = mini_batch * count
+        expect(self.batch_size % step == 0, "ppo.batch_size", f"{multiple} = {step}", self.batch_size)
         if self.reward_normalization and not self.reward_scaling:
             raise UserError("ppo.reward_normalization: expected ppo.reward_scaling: true beside it, got false")
 
@@ -254,11 +241,8 @@ class SamplingConfig(Settings):
         _between("sampling", self, 0, 1, "top_p")
         expect(all(self.stop), "sampling.stop", "texts that are not empty", self.stop)
         expect(self.top_k >= 0, "sampling.top_k", "0 (all tokens) or more", self.top_k)
-        if self.max_new_tokens < self.min_new_tokens:
-            raise UserError(
-                f"sampling.max_new_tokens: expected at least min_new_tokens = {self.min_new_tokens}, "
-                f"got {self.max_new_tokens}"
-            )
+        shortest, longest = self.min_new_tokens, self.max_new_tokens
+        expect(longest >= shortest, "sampling.max_new_tokens", f"at least min_new_tokens = {shortest}", longest)
 
 
 @dataclass
@@ -298,7 +282,7 @@ class GuardsConfig(Settings):
     stop_at_kl: float | None = None
 
     def __post_init__(self) -> None:
-        _positive("guards", self, "kl_bound", *(["stop_at_kl"] if self.stop_at_kl is not None else []))
+        _positive("guards", self, "kl_bound", "stop_at_kl")
 
 
 @dataclass
@@ -311,8 +295,8 @@ class Config(Settings):
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
-        resume: Continue a run: the folder of a run or of one of its checkpoints, whose settings are then read from it, or
-            `auto`: the newest run with these settings; without one, a new run. null: a new run.
+        resume: Continue a run: the folder of a run or of one of its checkpoints, whose settings are then read from it;
+            or `auto`: the newest run with these settings, and without one a new run. null: a new run.
         tracker: Where metrics go besides the run's folder. wandb works offline where no account is set up.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         model: The policy.
@@ -343,9 +327,9 @@ class Config(Settings):
     def __post_init__(self) -> None:
         expect(0 <= self.seed < 2**32, "seed", "a whole number from 0 to 2**32 - 1", self.seed)
         expect(self.iterations >= 1, "iterations", "at least 1", self.iterations)
-        if self.model.quantization != "none" and not self.lora.rank:
-            raise UserError(f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0")
-        if self.model.quantization != "none" and self.lora.merge:
+        bits = self.model.quantization
+        expect(bits == "none" or self.lora.rank > 0, "model.quantization", f"lora.rank above 0 with {bits}", 0)
+        if bits != "none" and self.lora.merge:
             raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
         expect(self.sample_every >= 0, "sample_every", "0 (none) or more iterations", self.sample_every)
 
@@ -357,7 +341,7 @@ class Config(Settings):
 def keys(config_class: type, prefix: str = "") -> list[str]:
     """Every key of a configuration, dotted: `seed`, `ppo.batch_size`, ..."""
     found = []
-    for f in fields(config_class):
-        nested = is_dataclass(f.type) and isinstance(f.type, type)
-        found += keys(f.type, f"{prefix}{f.name}.") if nested else [prefix + f.name]  # type: ignore[arg-type]
+    for name, kind in get_type_hints(config_class).items():
+        nested = isinstance(kind, type) and issubclass(kind, Settings)
+        found += keys(kind, f"{prefix}{name}.") if nested else [prefix + name]
     return found

@@ -148,7 +148,8 @@ class Evaluator:
         first = next(iter(runs.values()), None) or kind()
         self.kl_coef = (first.ppo.init_kl_coef if runs else 0.3) if settings.kl_coef is None else settings.kl_coef
         self.sampling = replace(changed(first.sampling, settings.sampling), min_new_tokens=1)
-        self.greedy = replace(self.sampling, temperature=1.0, top_k=1)  # the likeliest token is the only one left
+        longest, stop = self.sampling.max_new_tokens, self.sampling.stop
+        self.greedy = SamplingConfig(1, longest, top_k=1, stop=stop)  # the likeliest token is the only one left
         name = settings.base or (first.model.name if runs else settings.models[0])
         revision = first.model.revision if runs and not settings.base else None
         model = first.model if runs else ModelConfig()

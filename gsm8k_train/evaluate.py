@@ -7,8 +7,8 @@ Every model answers the question alone (solo). The agents of one CORY run also a
 of a PPO run answers twice, the second time as its own observer (compute-matched). Base and data are those of the first
 run, unless stated. pass@k is the unbiased estimate from n samples a problem (Chen et al., 2021).
 
-Each finished problem is a line of responses.jsonl in the output folder: the same command with the same --output continues
-where it stopped. See `cory/evaluation.py`.
+Each finished problem is a line of responses.jsonl in the output folder: the same command with the same --output
+continues where it stopped. See `cory/evaluation.py`.
 """
 
 import sys
@@ -19,8 +19,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
 from cory.run.command_line import main
-from cory.run.evaluation_settings import MODELS, EvaluationConfig, task_config
-from cory.run.settings import parse_arguments
+from cory.run.evaluation_settings import EvaluationConfig, evaluation_settings, task_config
 from gsm8k_train.config import Gsm8kConfig
 
 
@@ -44,7 +43,7 @@ class Gsm8kEvaluation(EvaluationConfig):
 
 
 def run() -> None:
-    settings = Gsm8kEvaluation(**parse_arguments(Gsm8kEvaluation, __doc__, models=MODELS))
+    settings = evaluation_settings(Gsm8kEvaluation, __doc__)
     config = task_config(Gsm8kConfig, settings)
     from cory import evaluate  # after the settings are checked: importing torch takes seconds
     from cory.policies.load import choose_device

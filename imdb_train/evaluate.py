@@ -15,13 +15,12 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
 from cory.run.command_line import main
-from cory.run.evaluation_settings import MODELS, EvaluationConfig, task_config
-from cory.run.settings import parse_arguments
+from cory.run.evaluation_settings import EvaluationConfig, evaluation_settings, task_config
 from imdb_train.config import ImdbConfig
 
 
 def run() -> None:
-    settings = EvaluationConfig(**parse_arguments(EvaluationConfig, __doc__, models=MODELS))
+    settings = evaluation_settings(EvaluationConfig, __doc__)
     config = task_config(ImdbConfig, settings)
     from cory import evaluate  # after the settings are checked: importing torch takes seconds
     from cory.policies.load import choose_device

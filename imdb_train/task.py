@@ -101,7 +101,8 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
 def make_task(config: ImdbConfig, device: torch.device, split: str | None = None) -> Task:
     """The task of a run; with `split`, of another part of the data."""
     model, settings = config.model, config.task
-    tokenizer = load_tokenizer(config.resolve(model.name), {"revision": model.revision}, model.trust_remote_code)
+    policy = config.resolve(model.name)
+    tokenizer = load_tokenizer(policy, find(policy, "model.name", model.revision), model.trust_remote_code)
     name = toy.REWARD_MODEL if settings.reward_model == "tiny" else settings.reward_model
     reward = PositiveLogit(str(name), settings.reward_batch_size, device)
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)

@@ -1,7 +1,7 @@
 """The toy setting's world: short film reviews from a small grammar, and small models that were trained on them.
 
-The models are shipped in `weights/` beside this file (`make_weights.py` makes them); the reviews are generated, the same
-everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier has learnt
+The models are shipped in `weights/` beside this file (`make_weights.py` makes them). The reviews are generated, the
+same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier has learnt
 the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text goes on one
 mood better than the quoted sentence. So a better response helps its reader, as it does for a pre-trained LLM.
 """
@@ -125,7 +125,7 @@ def folder(name: str) -> str:
     if name == "tiny_large":
         if not LARGE.exists():
             raise UserError(
-                "model.name: tiny_large is not shipped. Make it, in a minute: python imdb_train/make_weights.py tiny_large"
+                "model.name: tiny_large is not shipped. To make it: python imdb_train/make_weights.py tiny_large"
             )
         return str(LARGE)
     return str(POLICY) if name == "tiny" else name

@@ -8,6 +8,7 @@ Runs that are finished are skipped, interrupted ones resumed. Experiments share 
 configuration, what is changed in it, and its seed.
 """
 
+import importlib
 import os
 import shlex
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from cory.config import UserError, expect
 from cory.run.command_line import main
-from study.arguments import Arguments
+from cory.run.settings import Arguments
 from study.compare import write
 from study.comparison import Comparison
 from study.groups import group
@@ -35,10 +36,8 @@ def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned
         those that failed.
     """
     if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
-        from imdb_train.make_weights import large  # here, as importing torch takes a while
-
         print("The larger policy of the toy setting is not shipped. It is made once, in a minute.", flush=True)
-        large()
+        importlib.import_module("imdb_train.make_weights").large()
     failed = []
     count = [0]
 

@@ -104,9 +104,9 @@ BELOW = {
     "cory.policies": {"cory.run"},
     "cory.learners": {"cory.run", "cory.policies"},
     "cory": {"cory.run", "cory.policies", "cory.learners"},
-    "imdb_train": {"cory", "cory.run", "cory.policies"},
-    "gsm8k_train": {"cory", "cory.run", "cory.policies"},
-    "study": {"cory", "cory.run", "cory.policies", "imdb_train", "gsm8k_train"},
+    "study": {"cory", "cory.run", "cory.policies"},
+    "imdb_train": {"cory", "cory.run", "cory.policies", "study"},
+    "gsm8k_train": {"cory", "cory.run", "cory.policies", "study"},
 }
 
 

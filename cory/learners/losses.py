@@ -9,10 +9,10 @@ from cory.run import processes
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-softmax and the log-probabilities of the chosen tokens, with one array of the vocabulary's size for both.
+    """Log-softmax and the log-probabilities of the chosen tokens, in one array of the vocabulary's size.
 
-    `apply(logits (..., V), ids (...))` returns `logprobs (...)`, which carries the gradient, and all log-probabilities
-    (..., V), which do not: they serve entropy and KL. Autograd's own backward pass makes two more arrays of that size.
+    `apply(logits (..., V), ids (...))` returns `logprobs (...)`, which carry the gradient, and `all_logprobs (..., V)`
+    for entropy and KL, which do not. Autograd's own backward pass would make two more arrays of that size.
     """
 
     @staticmethod
@@ -74,14 +74,14 @@ def token_rewards(
 
 
 def mean_and_variance(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the (batch, R) values that the mask keeps, in all processes; the variance is the unbiased one."""
+    """Mean and unbiased variance of the (batch, R) values that the mask keeps, over all processes."""
     total, count = processes.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
     mean = total / count
     return mean, processes.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1)
 
 
 def whiten(x: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
-    """(batch, R) values with the variance 1, and the mean 0 if `shift_mean`, of those that the mask keeps."""
+    """Scales the (batch, R) values that the mask keeps to variance 1, and to mean 0 if `shift_mean`."""
     mean, variance = mean_and_variance(x, mask)
     whitened = (x - mean) * torch.rsqrt(variance + 1e-8)
     return whitened if shift_mean else whitened + mean
@@ -90,7 +90,7 @@ def whiten(x: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torc
 def gae(
     values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float, whiten_rewards: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """GAE (Eq. 12), whitened over the response tokens of all processes; TRL whitens each process's by themselves.
+    """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within each process.
 
     Args:
         values, rewards, mask: (batch, R).
@@ -101,16 +101,17 @@ def gae(
     values, rewards = values * mask, rewards * mask
     if whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
-    following, result, last = torch.zeros_like(values[:, 0]), torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    advantages, last = torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    next_values = torch.zeros_like(last)
     for t in reversed(range(values.shape[1])):
-        delta = rewards[:, t] + gamma * following - values[:, t]
+        delta = rewards[:, t] + gamma * next_values - values[:, t]
         last = delta + gamma * lam * last
-        result[:, t], following = last, values[:, t]
-    return values, whiten(result, mask), result + values
+        advantages[:, t], next_values = last, values[:, t]
+    return values, whiten(advantages, mask), advantages + values
 
 
 class LossStats(NamedTuple):
-    """Sums over response tokens, each a tensor without dimensions, under TRL's names (`ppo/` before, `/` for `_`)."""
+    """Sums over response tokens, each a scalar tensor, under TRL's names: `loss_policy` is `ppo/loss/policy`."""
 
     loss_policy: torch.Tensor
     loss_value: torch.Tensor
@@ -133,13 +134,14 @@ def ppo_losses(
     advantages: torch.Tensor,
     returns: torch.Tensor,
     mask: torch.Tensor,
+    *,
     cliprange: float,
     cliprange_value: float,
 ) -> LossStats:
     """TRL's clipped losses (Eq. 11, 13), summed over response tokens; the first two carry the gradient.
 
     Args:
-        logprobs, values, entropies: of the policy as it is; all tensors are (batch, R).
+        logprobs, values, entropies: of the policy being trained; all tensors are (batch, R).
         old_logprobs, old_values: of the policy that sampled.
     """
     difference = logprobs - old_logprobs

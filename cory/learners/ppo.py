@@ -1,8 +1,8 @@
-"""One agent's PPO: TRL's PPOTrainer (0.11.4) with the response window. It and trl_parts.py alone touch TRL's internals.
+"""One agent's PPO: TRL's PPOTrainer (0.11.4) in the response window. Only it and trl_parts.py touch TRL's internals.
 
-`step()` is TRL's arithmetic (the tests compare the two) without its detours. What departs from TRL, and why:
+`step()` is TRL's arithmetic (the tests compare the two). Where it departs from TRL, and why:
 
-* logits, values, KL and entropy exist only at response positions (`cory/window.py`): the others are masked anyway;
+* logits, values, KL and entropy exist only at response positions (`cory/policies/window.py`): the others are masked;
 * where one mini-batch is the batch, the first epoch's pass also gives the old log-probabilities;
 * the reference is read in batches of its own, statistics leave the device once, micro-batches fit the memory;
 * no dropout in sampling or any pass; constructing a trainer leaves the random streams alone (TRL reseeds everything);
@@ -27,16 +27,8 @@ from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import SamplingConfig
-from cory.learners.losses import (
-    LossStats,
-    TokenLogprobs,
-    entropy,
-    gae,
-    kl_penalty,
-    mean_and_variance,
-    ppo_losses,
-    token_rewards,
-)
+from cory.learners import losses
+from cory.learners.losses import LossStats, TokenLogprobs
 from cory.learners.trl_parts import PolicyWithValueHead, RunningMoments
 from cory.policies import window
 from cory.policies.sampling import pad_token, sample
@@ -47,17 +39,16 @@ from cory.run.guards import NotFinite
 # The statistics of a mini-batch, under TRL's names.
 STATS = [f"ppo/{name.replace('_', '/', 1)}" for name in LossStats._fields]
 STATS += [f"ppo/{name}" for name in ("loss/total", "returns/mean", "returns/var", "val/mean", "val/var")]
-# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: made by a pass of the
-# reference, which many rows make efficient, and read element by element, which a few make as fast.
+# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: PASS_CHUNK for a pass of the
+# reference, which many rows make efficient; READ_CHUNK for element-wise arithmetic, which is as fast with a few.
 PASS_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 READ_CHUNK = {"cpu": 2**20, "cuda": 2**28}
-# What starting one more pass costs, in padded tokens.
-PASS_COST = {"cpu": 64, "cuda": 8192}
+PASS_COST = {"cpu": 64, "cuda": 8192}  # what one more pass costs, in padded tokens
 T = TypeVar("T")
 
 
 class Rows(NamedTuple):
-    """What a pass over some rows gives: logprobs and values (rows, R), all log-probabilities (rows, R, vocabulary)."""
+    """What a pass gives: logprobs and values (rows, R), all_logprobs (rows, R, vocabulary)."""
 
     logprobs: torch.Tensor
     all_logprobs: torch.Tensor
@@ -66,7 +57,7 @@ class Rows(NamedTuple):
 
 @dataclass
 class OldPolicy:
-    """The batch under the policy that sampled it, all (batch, R); `graphs`: its passes, where they serve training."""
+    """The batch under the policy that sampled it, all (batch, R); `graphs`: its passes, where training reuses them."""
 
     logprobs: torch.Tensor
     values: torch.Tensor
@@ -101,8 +92,7 @@ class PPOTrainer(trl.PPOTrainer):
         on_nonfinite: str = "stop",
     ) -> None:
         trained = [p for p in model.parameters() if p.requires_grad]
-        # In one kernel, where there is one, instead of one pass over the weights for each operation.
-        fused = all(p.is_floating_point() for p in trained)
+        fused = all(p.is_floating_point() for p in trained)  # one kernel instead of one for each operation
         optimizer = torch.optim.Adam(trained, lr=config.learning_rate, fused=fused)
         with (
             warnings.catch_warnings(),
@@ -123,9 +113,9 @@ class PPOTrainer(trl.PPOTrainer):
         self.pad_id = pad_token(tokenizer)
         self.pass_cost = PASS_COST.get(self.accelerator.device.type, PASS_COST["cpu"])
         self.fixed_micro_batch = micro_batch != "auto"
-        self.micro_batch = config.mini_batch_size
-        if micro_batch != "auto":
-            self.micro_batch = min(self.micro_batch, int(micro_batch))
+        self.micro_batch = (
+            config.mini_batch_size if micro_batch == "auto" else min(config.mini_batch_size, int(micro_batch))
+        )
         self.precision, self.on_nonfinite = precision, on_nonfinite
         self.skipped_steps = self.dropped_steps = 0  # optimizer steps of the last update: left out, without a gradient
         self.gradient_norms: list[float] = []  # of the others
@@ -166,41 +156,37 @@ class PPOTrainer(trl.PPOTrainer):
                 f"expected batch_size = {size} queries, responses and scores, "
                 f"got {len(queries)}, {len(responses)} and {len(scores)}"
             )
+        self._training_mode()
         batch = window.pack(queries, responses, self.pad_id)
         mask = batch.response_mask
-        self._training_mode()
         scores = self._scaled(scores.to(mask.device, torch.float32))
         old = self._retrying(lambda: self._old(batch))
         with torch.no_grad():
-            rewards, penalties = token_rewards(scores, old.kl, mask, self.kl_ctl.value)
+            rewards, penalties = losses.token_rewards(scores, old.kl, mask, self.kl_ctl.value)
             old.values, old.advantages, old.returns = self.compute_advantages(old.values, rewards, mask)
-        losses: list[torch.Tensor] = []
+        steps: list[torch.Tensor] = []  # STATS of each mini-batch; empty where every optimizer step was skipped
         self.skipped_steps, self.dropped_steps, self.gradient_norms = 0, 0, []
         for _ in range(self.config.ppo_epochs):
             order = np.random.permutation(size).tolist()
             for start in range(0, size, self.config.backward_batch_size):
-                losses += self._optimize(batch, old, order[start : start + self.config.backward_batch_size])
+                steps += self._optimize(batch, old, order[start : start + self.config.backward_batch_size])
         # Sums over the batch first: they are over the processes, too.
         sums = [(old.kl * mask).sum(), (-old.logprobs * mask).sum(), (penalties * mask).sum(), mask.sum(), scores.sum()]
-        kl, entropies, penalty, tokens, score, *means = torch.cat(
-            [
-                processes.all_reduce_sum(torch.stack(sums)),
-                # every step was skipped where there are none
-                torch.stack(losses).mean(0) if losses else torch.full((len(STATS),), math.nan, device=mask.device),
-            ]
-        ).tolist()
+        averages = torch.stack(steps).mean(0) if steps else torch.full((len(STATS),), math.nan, device=mask.device)
+        numbers = torch.cat([processes.all_reduce_sum(torch.stack(sums)), averages]).tolist()
+        kl, entropies, penalty, tokens, score, *means = numbers
         rows = size * processes.world_size()
-        stats = dict(zip(STATS, means, strict=True))
-        stats |= {
+        stats = dict(zip(STATS, means, strict=True)) | {
             "objective/kl": kl / rows,
             "objective/entropy": entropies / rows,
             "objective/kl_coef": self.kl_ctl.value,
             "ppo/mean_non_score_reward": penalty / tokens,
             "ppo/mean_scores": score / rows,
             "tokens/responses_len_mean": tokens / rows,
+            "gradient_norm": statistics.fmean(self.gradient_norms) if self.gradient_norms else math.nan,
+            "skipped_steps": self.skipped_steps,
+            "dropped_steps": self.dropped_steps,
         }
-        stats["gradient_norm"] = statistics.fmean(self.gradient_norms) if self.gradient_norms else math.nan
-        stats["skipped_steps"], stats["dropped_steps"] = self.skipped_steps, self.dropped_steps
         if math.isfinite(stats["objective/kl"]):
             self.kl_ctl.update(stats["objective/kl"], rows)
         return stats
@@ -208,8 +194,8 @@ class PPOTrainer(trl.PPOTrainer):
     def compute_advantages(
         self, values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See `gae`."""
-        return gae(values, rewards, mask, self.config.gamma, self.config.lam, self.config.whiten_rewards)
+        """See `losses.gae`."""
+        return losses.gae(values, rewards, mask, self.config.gamma, self.config.lam, self.config.whiten_rewards)
 
     def _training_mode(self) -> None:
         """No dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1."""
@@ -240,39 +226,32 @@ class PPOTrainer(trl.PPOTrainer):
         return Rows(logprobs, all_logprobs, values)
 
     def _chunk(self, batch: Window, elements: dict[str, int]) -> int:
-        """Rows whose log-probabilities over the vocabulary are `elements` (by device) together, at most."""
+        """How many rows have at most `elements` (by device) log-probabilities over the vocabulary together."""
         width = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
         return max(1, min(self.micro_batch, elements.get(batch.input_ids.device.type, elements["cpu"]) // width))
 
     def _micro_batches(self, batch: Window, index: Sequence[int]) -> list[tuple[list[int], Window]]:
-        """The rows `index` in micro-batches: of similar length each, as many as save more padding than they cost."""
-        costs = {}
-        for count in {1, 2, 4, 8, -(-len(index) // self.micro_batch)}:
-            size = -(-len(index) // count)
-            if size <= self.micro_batch and (
-                count == 1 or processes.world_size() == 1 or len(index) > self.micro_batch
-            ):
-                parts = list(batch.by_length(size, index))
-                costs[sum(batch.padded_tokens(part) + self.pass_cost for part in parts), count] = parts
-        parts = costs[min(costs)]
+        """The rows `index` in micro-batches of similar length each, as many as save more padding than they cost."""
+        counts = {-(-len(index) // self.micro_batch)}
+        if processes.world_size() == 1 or len(index) > self.micro_batch:
+            counts |= {1, 2, 4, 8}
+        sizes = sorted({-(-len(index) // count) for count in counts}, reverse=True)
+        splits = [list(batch.by_length(size, index)) for size in sizes if size <= self.micro_batch]
+        parts = min(splits, key=lambda split: sum(batch.padded_tokens(part) + self.pass_cost for part in split))
         if len(parts) == 1 and len(index) == len(batch.input_ids):
             return [(list(range(len(index))), batch)]
         return [(part, batch.rows(part)) for part in parts]
 
     def _old(self, batch: Window) -> OldPolicy:
-        """The batch under the policy as it is, and its KL to the reference.
+        """The batch under the policy that sampled it, and its KL to the reference.
 
         Where the batch is one mini-batch that fits, these are also the training passes of the first epoch.
         """
-
-        def empty() -> torch.Tensor:
-            return torch.zeros_like(batch.response_mask, dtype=torch.float32)
-
-        old = OldPolicy(empty(), empty(), empty(), empty(), empty(), [])
-        everyone = range(len(batch.input_ids))
+        old = OldPolicy(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(5)), graphs=[])
+        all_rows = range(len(batch.input_ids))
         chunk = self._chunk(batch, PASS_CHUNK)
-        whole = self.micro_batch >= len(everyone)
-        parts = self._micro_batches(batch, everyone) if whole else [(i, batch.rows(i)) for i in batch.by_length(chunk)]
+        whole = self.micro_batch >= len(all_rows)
+        parts = self._micro_batches(batch, all_rows) if whole else [(i, batch.rows(i)) for i in batch.by_length(chunk)]
         for index, rows in parts:
             with torch.set_grad_enabled(whole):
                 output = self._forward(rows)
@@ -288,13 +267,13 @@ class PPOTrainer(trl.PPOTrainer):
         return old
 
     def _kl(self, output: Rows, part: list[int], ref: Rows, size: int) -> torch.Tensor:
-        """KL of the rows `part` of a pass to the reference's pass over them, (rows, R), `size` rows at a time."""
+        """KL (rows, R) of the rows `part` of a pass to the reference's pass over them, `size` rows at a time."""
         kind, width = self.config.kl_penalty, ref.logprobs.shape[1]
         if kind != "full":
-            return kl_penalty(kind, output.logprobs[part, :width], ref.logprobs)
+            return losses.kl_penalty(kind, output.logprobs[part, :width], ref.logprobs)
         logprobs = (output.all_logprobs[part[start : start + size], :width] for start in range(0, len(part), size))
         pairs = zip(logprobs, ref.all_logprobs.split(size), strict=True)
-        return torch.cat([kl_penalty(kind, *pair) for pair in pairs])
+        return torch.cat([losses.kl_penalty(kind, *pair) for pair in pairs])
 
     def _optimize(self, batch: Window, old: OldPolicy, index: list[int]) -> list[torch.Tensor]:
         """One optimizer step on the rows `index`: the statistics (`STATS`) of each of its mini-batches."""
@@ -308,9 +287,9 @@ class PPOTrainer(trl.PPOTrainer):
         stats = self._retrying(backward)
         gradients = [p.grad for p in self.model_params if p.grad is not None]
         norm = get_total_norm(gradients)
-        ratios = [stat[STATS.index("ppo/policy/ratio")] for stat in stats]
         # Statistics and gradients are those of all processes, so that all of them decide the same.
-        checked = torch.stack([norm, torch.stack(ratios).max(), torch.stack(stats).sum()])
+        table = torch.stack(stats)
+        checked = torch.stack([norm, table[:, STATS.index("ppo/policy/ratio")].max(), table.sum()])
         gradient_norm, ratio, total = checked.tolist()  # the step's only wait for the device
         if not math.isfinite(gradient_norm + total):
             self.optimizer.zero_grad()
@@ -331,8 +310,8 @@ class PPOTrainer(trl.PPOTrainer):
         return stats
 
     def _backward(self, batch: Window, old: OldPolicy, index: list[int], last: bool) -> torch.Tensor:
-        """Adds a mini-batch's gradient, in micro-batches that weigh by their tokens; returns its statistics."""
-        # Of all processes: whose gradients are averaged, so that each one's sum is over the mean of their tokens.
+        """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns its statistics."""
+        # Gradients are averaged over the processes, so each one's sum is divided by the mean of their tokens.
         tokens = processes.all_reduce_sum(batch.response_mask[index].sum()) / processes.world_size()
         graphs, old.graphs = old.graphs, []
         parts = self._micro_batches(batch, index)
@@ -342,35 +321,25 @@ class PPOTrainer(trl.PPOTrainer):
             sampled = [old.logprobs, old.values, old.advantages, old.returns]
             if rows is not batch:
                 sampled = [x[part, :width] for x in sampled]
-            old_logprobs, old_values, advantages, returns = sampled
             synced = last and number + 1 == len(parts)  # several processes exchange gradients once per step
             with nullcontext() if synced else self.accelerator.no_sync(self.model):
                 new = graphs.pop(0) if graphs else self._forward(rows)
-                losses = ppo_losses(
-                    new.logprobs,
-                    new.values,
-                    entropy(new.all_logprobs, self._chunk(rows, READ_CHUNK)),
-                    old_logprobs,
-                    old_values,
-                    advantages,
-                    returns,
-                    mask=rows.response_mask,
-                    cliprange=self.config.cliprange,
-                    cliprange_value=self.config.cliprange_value,
-                )
+                entropies = losses.entropy(new.all_logprobs, self._chunk(rows, READ_CHUNK))
+                clip = self.config.cliprange, self.config.cliprange_value
+                terms = losses.ppo_losses(new.logprobs, new.values, entropies, *sampled, rows.response_mask, *clip)
                 # accelerate divides by the gradient accumulation steps
-                self.accelerator.backward((losses.loss_policy + self.config.vf_coef * losses.loss_value) / tokens)
+                self.accelerator.backward((terms.loss_policy + self.config.vf_coef * terms.loss_value) / tokens)
             del new
-            sums += torch.stack(losses).detach()
+            sums += torch.stack(terms).detach()
         mask = batch.response_mask[index]
-        moments = [*mean_and_variance(old.returns[index], mask), *mean_and_variance(old.values[index], mask)]
+        moments = [m for x in (old.returns, old.values) for m in losses.mean_and_variance(x[index], mask)]
         means = processes.all_reduce_sum(sums) / processes.world_size() / tokens
         total = means[0] + self.config.vf_coef * means[1]
         return torch.cat([means, torch.stack([total, *moments])])
 
     @torch.no_grad()
     def _rows_not_finite(self, batch: Window, old: OldPolicy, index: list[int]) -> list[int]:
-        """Which rows have a number that is not finite: of the policy that sampled, or of the one being trained."""
+        """The rows with a number that is not finite, of the policy that sampled or of the one being trained."""
         finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(-1)
         bad = set((~finite).nonzero().flatten().tolist())
         for part in batch.by_length(self.micro_batch, index):

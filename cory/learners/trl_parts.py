@@ -1,6 +1,7 @@
-"""TRL's parts that its trainer is made of, with what they need to work here: policy, settings, running moments."""
+"""The parts of TRL's trainer, adapted: policy with value head, settings, running moments."""
 
 import warnings
+from dataclasses import asdict
 
 import torch
 import trl
@@ -20,49 +21,32 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         super().__init__(pretrained_model)
         self.is_peft_model = isinstance(pretrained_model, PeftModel)  # TRL's own loading sets it, which we do without
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        response_ids: torch.Tensor,
-        **_: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (batch, R, vocabulary) and values (batch, R), float32; response_ids (batch, R) sets the window."""
-        logits, hidden = window.forward(
-            self.pretrained_model, input_ids, attention_mask, position_ids, response_ids.shape[1]
-        )
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (batch, R, vocabulary) and values (batch, R), float32, of the first four fields of a `Window`."""
+        ids, mask, positions, response_ids = tensors
+        logits, hidden = window.forward(self.pretrained_model, ids, mask, positions, response_ids.shape[1])
         return logits.float(), self.v_head(hidden).squeeze(-1).float()
+
+
+OURS = ("micro_batch", "value_head_init")  # settings that TRL does not have
+TRL_NAMES = {  # those that it names otherwise
+    "adaptive_kl": "adap_kl_ctrl",
+    "kl_target": "target",
+    "kl_horizon": "horizon",
+    "reward_scaling": "use_score_scaling",
+    "reward_normalization": "use_score_norm",
+    "reward_clip": "score_clip",
+}
 
 
 def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
     """The settings under TRL's names; batches are one process's share."""
+    settings = {TRL_NAMES.get(name, name): value for name, value in asdict(ppo).items() if name not in OURS}
+    for name in ("batch_size", "mini_batch_size"):
+        settings[name] //= processes.world_size()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`PPOConfig` is deprecated", category=FutureWarning)
-        return trl.PPOConfig(
-            seed=seed,
-            learning_rate=ppo.learning_rate,
-            batch_size=ppo.batch_size // processes.world_size(),
-            mini_batch_size=ppo.mini_batch_size // processes.world_size(),
-            gradient_accumulation_steps=ppo.gradient_accumulation_steps,
-            ppo_epochs=ppo.ppo_epochs,
-            init_kl_coef=ppo.init_kl_coef,
-            adap_kl_ctrl=ppo.adaptive_kl,
-            target=ppo.kl_target,
-            horizon=ppo.kl_horizon,
-            kl_penalty=ppo.kl_penalty,
-            gamma=ppo.gamma,
-            lam=ppo.lam,
-            cliprange=ppo.cliprange,
-            cliprange_value=ppo.cliprange_value,
-            vf_coef=ppo.vf_coef,
-            max_grad_norm=ppo.max_grad_norm,
-            ratio_threshold=ppo.ratio_threshold,
-            use_score_scaling=ppo.reward_scaling,
-            use_score_norm=ppo.reward_normalization,
-            score_clip=ppo.reward_clip,
-            whiten_rewards=ppo.whiten_rewards,
-        )
+        return trl.PPOConfig(seed=seed, **settings)
 
 
 class RunningMoments(trl_utils.RunningMoments):

@@ -63,7 +63,7 @@ class RunState:
 
     Args:
         iteration: the next one, from 0.
-        config: the settings, and the task's fingerprint; versions: of the libraries.
+        config: what config.yaml holds: settings, the task's fingerprint, versions.
         lengths: bytes of the run's files, by name.
         before: sample texts before training, by agent.
         best: `value` and `iteration` of the best checkpoint so far, where one is asked for.
@@ -72,7 +72,6 @@ class RunState:
 
     iteration: int = 0
     config: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     before: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     best: dict[str, Any] | None = None

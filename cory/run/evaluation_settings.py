@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cory.config import Config, Settings, UserError, expect
-from cory.run.settings import as_config, new_folder, read_settings
+from cory.run.settings import Arguments, as_config, new_folder, read_settings
 
-MODELS = "Hub ids, local folders, or folders of runs (all their agents)"  # help of the positional argument
 FREE = ("device", "output", "ks", "shown")  # may differ where an evaluation is continued
 C = TypeVar("C", bound=Config)
 S = TypeVar("S", bound=Settings)
+E = TypeVar("E", bound="EvaluationConfig")
 
 
 @dataclass
@@ -62,6 +62,14 @@ class EvaluationConfig(Settings):
         for k in self.ks:
             if not 1 <= k <= self.samples:
                 raise UserError(f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}")
+
+
+def evaluation_settings(kind: type[E], description: str | None) -> E:
+    """The settings on the command line of a task's evaluation."""
+    parser = Arguments(description)
+    parser.add_argument("models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)")
+    parser.add_class_arguments(kind, skip={"models"})
+    return kind(**vars(parser.of()))
 
 
 def run_agents(folder: Path) -> dict[str, Path]:

@@ -43,7 +43,7 @@ def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]
 
     Where it was written and what it was resumed from are left out, so that the file is the configuration of a new run.
     """
-    return {**asdict(config), "output": None, "resume": None, "fingerprint": dict(fingerprint)}
+    return {**asdict(config), "output": None, "resume": None, "fingerprint": dict(fingerprint), "versions": versions()}
 
 
 class Run:
@@ -79,7 +79,7 @@ class Run:
         self.files: dict[str, JsonlWriter] = {}
         self.tracker = None
         if self.writes:
-            settings = yaml.safe_dump({**record, "versions": versions()}, sort_keys=False)
+            settings = yaml.safe_dump(dict(record), sort_keys=False)
             if folder is None:  # --resume auto knows a run by it
                 replace_text(self.folder / "config.yaml", settings)
             self.files = {
@@ -95,7 +95,7 @@ class Run:
         self.bar = tqdm(
             total=config.iterations,
             initial=len(self.seconds),
-            bar_format="{n_fmt}/{total_fmt} [{elapsed}<{remaining}] {postfix}",  # leaves a line of 80 for two agents
+            bar_format="{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}",  # leaves a line of 80 for two agents
             disable=not (self.writes and sys.stderr.isatty()),
             dynamic_ncols=True,
         )

@@ -5,12 +5,13 @@ Nothing here imports torch, so `--help` and mistakes are answered at once.
 
 import difflib
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from cory.config import Config, UserError, keys
 
@@ -97,23 +98,22 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
     return config_class(**values), (file.parent.name if _is_record(file) else f"{task}_{file.stem}".lstrip("_"))
 
 
-def parse_arguments(kind: type[Any], description: str | None, **positional: str) -> dict[str, Any]:
-    """The command line of a tool whose flags are the fields of a dataclass: its values, by field.
+class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Keeps the line breaks of the description."""
 
-    Args:
-        positional: fields that are lists and stand without a flag, with their help.
 
-    Raises:
-        UserError: what the parser complains of.
-    """
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, description=description)
-    for name, text in positional.items():
-        parser.add_argument(name, nargs="+", help=text)
-    parser.add_class_arguments(kind, skip=set(positional))
-    try:
-        return vars(parser.instantiate(parser.parse_args()))
-    except ArgumentError as error:
-        raise UserError(_with_nearest(str(error), kind)) from None
+class Arguments(ArgumentParser):
+    """The parser of a command: `--help` shows its module's text, `description`, as it is written."""
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(exit_on_error=False, allow_abbrev=False, description=description, formatter_class=_Help)
+
+    def of(self, argv: Sequence[str] | None = None) -> Any:
+        """The values on a command line; None: that of the process. Raises a UserError over mistakes."""
+        try:
+            return self.instantiate(self.parse_args(argv))
+        except ArgumentError as error:
+            raise UserError(" ".join(str(error).split())) from None
 
 
 def _parser(kind: type[Config]) -> ArgumentParser:

@@ -19,7 +19,7 @@ print("heavy", [module for module in {heavy} if module in sys.modules])
 """
 
 
-@pytest.mark.parametrize("name", ["experiment", "compare", "claims", "observer"])
+@pytest.mark.parametrize("name", ["experiment", "compare", "claims"])
 @pytest.mark.parametrize("argument, status", [("--help", 0), ("--nope", 2)])
 def test_help_and_mistakes_import_nothing_heavy(name, argument, status):
     argv = [sys.executable, "-c", RUN.format(name=name, heavy=HEAVY), argument]

@@ -12,11 +12,13 @@ from peft import PeftModel
 from cory.agent import make_agents
 from cory.config import CoryConfig, LoraConfig, ModelConfig, PPOConfig, SamplingConfig, UserError
 from cory.trainer import CoryTrainer
+from gsm8k_train import observer as gsm8k_observer
+from imdb_train import observer as imdb_observer
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
 from imdb_train.task import make_task
 from study import coupling as module
 from study.coupling import correlations, coupling
-from study.observer import ALONE, command_line, worth
+from study.observer import ALONE
 
 
 def test_a_correlation_through_the_response_is_within_queries():
@@ -71,7 +73,7 @@ def test_agents_are_loaded_as_their_run_had_them(
     for query, text in zip(pioneer, observer, strict=True):
         assert text.startswith(f'I can make this sentence "{query}') and text.endswith(f"more positive: {query}")
     capsys.readouterr()
-    command_line(["imdb", str(run)])
+    imdb_observer.command_line([str(run)])
     out = capsys.readouterr().out
     assert out.startswith(f"{run}: correlation of the agents' rewards ") and "through the pioneer's response" in out
 
@@ -79,12 +81,12 @@ def test_agents_are_loaded_as_their_run_had_them(
 def test_a_run_of_one_agent_has_no_correlation(policy_folder, classifier_folder, reviews, tmp_path):
     trained(tmp_path / "run", ModelConfig(str(policy_folder)), classifier_folder, reviews, agents=1)
     with pytest.raises(UserError, match="expected a run with two saved agents, got 1"):
-        command_line(["imdb", str(tmp_path / "run")])
+        imdb_observer.command_line([str(tmp_path / "run")])
 
 
 def test_an_observer_does_better_after_a_better_response():
     """Knowledge transfer is real in the toy setting before any training."""
-    imdb, gsm8k = worth("imdb", queries=100), worth("gsm8k", queries=100)
+    imdb, gsm8k = imdb_observer.worth(queries=100), gsm8k_observer.worth(queries=100)
     assert list(imdb) == [ALONE, "negative", "neutral", "positive"] and list(gsm8k) == [ALONE, "wrong", "right"]
     assert imdb["positive"][0] - imdb["negative"][0] > 1.0
     assert imdb["positive"][0] - imdb["positive"][1] > imdb["negative"][0] + imdb["negative"][1]
@@ -95,9 +97,7 @@ def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_pat
     folder = tmp_path / "agent"
     make_gpt2(tokenizer, n_positions=1024).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    found = worth("gsm8k", str(folder), queries=4)
+    found = gsm8k_observer.worth(str(folder), queries=4)
     assert all(mean == 0 for mean, _ in found.values())  # random weights solve nothing
-    with pytest.raises(UserError, match="task: invalid choice: 'imbd'"):
-        command_line(["imbd"])
     with pytest.raises(UserError, match=r"model.name: expected a Hub id or an existing local folder"):
-        command_line(["gsm8k", str(tmp_path / "none")])
+        gsm8k_observer.command_line([str(tmp_path / "none")])
