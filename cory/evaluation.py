@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,18 +26,10 @@ from cory.config import Config, ModelConfig, SamplingConfig, UserError
 from cory.metrics import distinct_interval, full_kl, mean_interval, pass_at_k
 from cory.policies import window
 from cory.policies.load import ModelPool, choose_device
-from cory.policies.sampling import (
-    check_lengths,
-    context_length,
-    encode,
-    pad_token,
-    plain_text,
-    sample,
-    seed_everything,
-)
+from cory.policies.sampling import check_lengths, context_length, encode, pad_token, plain_text, sample, seed_everything
 from cory.prompts import RolePrompts, fit_responses
 from cory.rewards import score
-from cory.run.evaluation_settings import EvaluationConfig, changed, output_folder, run_agents, run_config
+from cory.run.evaluation_settings import EvaluationConfig, agent_models, changed, output_folder, run_agents, run_config
 from cory.run.jsonl import replace_text
 from cory.run.report import text_table
 from cory.run.settings import read_settings
@@ -46,6 +39,7 @@ TITLES = {
     "task_reward": "task reward", "kl": "KL to base (nats)", "combined_reward": "combined reward",
     "distinct_1": "distinct-1", "distinct_2": "distinct-2", "tokens": "length (tokens)",
 }  # fmt: skip
+RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
 @dataclass
@@ -103,18 +97,12 @@ def respond(
         packed = window.pack(chosen, responses, pad_token(tokenizer))
         width = packed.response_ids.shape[1]
         logits = window.forward(model, *packed[:3], width)[0].float()
-        if base is None:
-            with model.disable_adapter():
-                base_logits = window.forward(model, *packed[:3], width)[0].float()
-        else:
-            base_logits = window.forward(base, *packed[:3], width)[0].float()
+        with model.disable_adapter() if base is None else nullcontext():
+            base_logits = window.forward(base or model, *packed[:3], width)[0].float()
         kls = full_kl(logits, base_logits, packed.response_mask).tolist()
         for i, response, kl in zip(index, responses, kls, strict=True):
-            result.completions[i], result.kl[i], result.tokens[i] = (
-                plain_text(tokenizer, response, sampling.stop),
-                kl,
-                len(response),
-            )
+            result.completions[i] = plain_text(tokenizer, response, sampling.stop)
+            result.kl[i], result.tokens[i] = kl, len(response)
     return result
 
 
@@ -129,6 +117,16 @@ class Candidate:
     model: ModelConfig
     adapter: Path | None
     prompts: RolePrompts
+
+
+def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The records of an evaluation's folder, by model and query; a line at which it was killed is left out."""
+    found = {}
+    for line in (folder / RESPONSES).read_text(encoding="utf-8").splitlines():
+        with suppress(json.JSONDecodeError):
+            record = json.loads(line)
+            found[record["model"], record["query"]] = record
+    return found
 
 
 class Evaluator:
@@ -161,21 +159,13 @@ class Evaluator:
             if path in runs:
                 self._add_run(path, runs[path])
             elif first.resolve(name) != base.name:
-                self.candidates[name] = Candidate(
-                    replace(base, name=first.resolve(name), revision=None), None, task.prompts
-                )
+                model = replace(base, name=first.resolve(name), revision=None)
+                self.candidates[name] = Candidate(model, None, task.prompts)
         self.pool = ModelPool(device, base)
         count = min(settings.queries or len(task.dataset), len(task.dataset))
         self.columns = task.dataset[:count]
-        self.file = folder / "responses.jsonl"
-        self.done: dict[tuple[str, int], dict[str, Any]] = {}
-        if self.file.exists():
-            for line in self.file.read_text(encoding="utf-8").splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:  # the line at which an earlier evaluation was killed
-                    continue
-                self.done[record["model"], record["query"]] = record
+        self.file = folder / RESPONSES
+        self.done = read_responses(folder) if self.file.exists() else {}
 
     def _add_run(self, run: Path, config: Config) -> None:
         """A run's agents as candidates, and their chains. They read what its record says; another reward is named."""
@@ -184,12 +174,8 @@ class Evaluator:
         mine = self.task.fingerprint_of_reward()["reward"]
         if made_of and made_of["reward"] != mine:
             print(f"Mind: {run} was trained on the reward {made_of['reward']}, not {mine}.", file=sys.stderr)
-        own = changed(replace(config.model, name=config.resolve(config.model.name)), self.settings.model)
-        agents = run_agents(run)
-        for agent, path in agents.items():
-            adapter = path if (path / "adapter_config.json").exists() else None
-            model = own if adapter else replace(own, name=str(path), revision=None, quantization="none")
-            self.candidates[agent] = Candidate(model, adapter, prompts)
+        agents = agent_models(run, config, self.settings.model)
+        self.candidates |= {agent: Candidate(*model, prompts) for agent, model in agents.items()}
         for pioneer, observer in itertools.permutations(agents, 2):
             self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer)
         if len(agents) == 1:
@@ -221,16 +207,10 @@ class Evaluator:
                 sampled, rewards = self._respond(candidate, loaded, index, pioneer, n, self.sampling)
                 rows = [slice(place * n, (place + 1) * n) for place in range(len(index))]
                 records = [
-                    {
-                        "model": name,
-                        "query": i,
-                        "rewards": rewards[at],
-                        "kl": sampled.kl[at],
-                        "tokens": sampled.tokens[at],
-                        "completions": sampled.completions[at],
-                    }
+                    {"model": name, "query": i, "rewards": rewards[at], "kl": sampled.kl[at],
+                     "tokens": sampled.tokens[at], "completions": sampled.completions[at]}
                     for i, at in zip(index, rows, strict=True)
-                ]
+                ]  # fmt: skip
                 if self.settings.greedy:
                     best, best_rewards = self._respond(candidate, loaded, index, pioneer, 1, self.greedy)
                     for record, text, reward in zip(records, best.completions, best_rewards, strict=True):

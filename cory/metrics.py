@@ -1,11 +1,11 @@
-"""The numbers by which runs and models are judged: formulas in docs/metrics.md."""
+"""The metrics by which runs and models are judged; formulas in docs/metrics.md."""
 
 import math
 from collections.abc import Sequence
 
 import torch
 
-from cory.config import UserError
+from cory.config import expect
 
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
@@ -36,7 +36,7 @@ def distinct(texts: Sequence[str], n: int) -> float:
     """Distinct-n (Li et al., 2016): distinct n-grams of words over all n-grams, of all texts together.
 
     Returns:
-        a share from 0 (all the same, or nothing of n words at all) to 1 (none twice).
+        a share from 0 (no n-gram at all, or all the same) to 1 (none twice).
 
     >>> distinct(["good good film", "good film"], 1)
     0.4
@@ -66,8 +66,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     >>> pass_at_k(4, 1, 2)
     0.5
     """
-    if not 1 <= k <= n:
-        raise UserError(f"pass@k: expected k from 1 to the number of samples, {n}, got {k}")
+    expect(1 <= k <= n, "pass@k", f"k from 1 to the number of samples, {n}", k)
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -84,8 +83,7 @@ def distinct_interval(texts: Sequence[str], n: int, resamples: int = 200, seed: 
     their spread estimates the standard error of the whole (Shao and Wu, 1989).
     """
     generator = torch.Generator().manual_seed(seed)
-    halves = [
-        torch.randperm(len(texts), generator=generator)[: (len(texts) + 1) // 2].tolist() for _ in range(resamples)
-    ]
+    size = (len(texts) + 1) // 2
+    halves = [torch.randperm(len(texts), generator=generator)[:size].tolist() for _ in range(resamples)]
     values = torch.tensor([distinct([texts[i] for i in half], n) for half in halves], dtype=torch.float64)
     return distinct(texts, n), 1.96 * values.std().item()

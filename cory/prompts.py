@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cory.config import UserError
+from cory.config import UserError, expect
 
 
 def placeholders(template: str, where: str) -> list[str]:
@@ -17,9 +17,8 @@ def placeholders(template: str, where: str) -> list[str]:
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise UserError(
-            f"{where}: expected a template with placeholders like {{prompt}}, got {template!r} ({error})"
-        ) from None
+        expected = "a template with placeholders like {prompt}"
+        raise UserError(f"{where}: expected {expected}, got {template!r} ({error})") from None
     for name in names:
         if not name.isidentifier():
             raise UserError(f"{where}: expected plain names in braces, got {{{name}}} in {template!r}")
@@ -28,9 +27,8 @@ def placeholders(template: str, where: str) -> list[str]:
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
     """The template with each placeholder replaced; braces inside the values are left as they are."""
-    return "".join(
-        text + ("" if name is None else str(values[name])) for text, name, _, _ in string.Formatter().parse(template)
-    )
+    parts = string.Formatter().parse(template)
+    return "".join(text + ("" if name is None else str(values[name])) for text, name, _, _ in parts)
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,12 @@ class RolePrompts:
 
     def __post_init__(self) -> None:
         for role, needed in (("pioneer", ("prompt",)), ("observer", ("prompt", "response"))):
-            found = placeholders(getattr(self, role), f"{role} prompt")
+            template = getattr(self, role)
+            found = placeholders(template, f"{role} prompt")
             for name in needed:
-                if name not in found:
-                    raise UserError(f"{role} prompt: expected the placeholder {{{name}}}, got {getattr(self, role)!r}")
-        if "response" in placeholders(self.pioneer, "pioneer prompt"):
-            raise UserError(
-                f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}"
-            )
+                expect(name in found, f"{role} prompt", f"the placeholder {{{name}}}", template)
+        none = "no {response}, as nobody answers before it"
+        expect("response" not in placeholders(self.pioneer, "pioneer prompt"), "pioneer prompt", none, self.pioneer)
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raises a UserError where a template names a column that the dataset lacks."""
@@ -68,10 +64,8 @@ class RolePrompts:
         for role in ("pioneer", "observer"):
             for name in placeholders(getattr(self, role), role):
                 if name not in known:
-                    raise UserError(
-                        f"{role} prompt: expected placeholders among the dataset's columns {sorted(known)}, "
-                        f"got {{{name}}}"
-                    )
+                    expected = f"placeholders among the dataset's columns {sorted(known)}"
+                    raise UserError(f"{role} prompt: expected {expected}, got {{{name}}}")
 
     def render(self, role: int, row: Mapping[str, Any], response: str | None = None) -> str:
         """The prompt of `role` (0 is the pioneer) for one row of the dataset.
@@ -91,10 +85,10 @@ def fit_responses(
     context: int | None,
     max_new_tokens: int,
 ) -> list[str]:
-    """Observers' prompts that leave room for their answers: a response too long to read is halved until its prompt fits.
+    """Observers' prompts that leave room for an answer: a response too long to read is halved until its prompt fits.
 
-    Rare, as there is room for responses of full length (the trainer checks). But broken text, as a policy gone astray
-    writes it, can take more tokens to read than it took to write.
+    Rare, as the trainer checks that responses of full length fit; but broken text can take more tokens to read than it
+    took to write.
 
     Args:
         render: from responses to prompts, row by row.

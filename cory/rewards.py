@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cory.config import UserError
+from cory.config import UserError, expect
 
 # reward(prompts, completions, **columns) -> one number per completion: the signature of TRL's GRPO reward functions.
 # `columns` are the other columns of the dataset, those that the function names (all, if it takes **kwargs).
@@ -26,7 +26,7 @@ def score(
     Raises:
         UserError: not one number per completion, or a number that is not finite; names the function and the row.
     """
-    name = getattr(reward, "__name__", type(reward).__name__)
+    who = f"reward function {getattr(reward, '__name__', type(reward).__name__)}"
     accepted = inspect.signature(reward).parameters
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
         columns = {key: values for key, values in columns.items() if key in accepted}
@@ -34,19 +34,15 @@ def score(
     try:
         values = list(values)
     except TypeError:
-        raise UserError(f"reward function {name}: expected a list of numbers, got {type(values).__name__}") from None
-    if len(values) != len(completions):
-        raise UserError(
-            f"reward function {name}: expected {len(completions)} rewards, one a completion, got {len(values)}"
-        )
+        raise UserError(f"{who}: expected a list of numbers, got {type(values).__name__}") from None
+    count = len(completions)
+    expect(len(values) == count, who, f"{count} rewards, one a completion", len(values))
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = values[row] = value.item()
         if not isinstance(value, Real) or not math.isfinite(value):
-            raise UserError(
-                f"reward function {name}: expected a finite number, got {value!r} in row {row}, "
-                f"prompt {prompts[row]!r}, completion {completions[row]!r}"
-            )
+            where = f"in row {row}, prompt {prompts[row]!r}, completion {completions[row]!r}"
+            raise UserError(f"{who}: expected a finite number, got {value!r} {where}")
     return torch.tensor([float(value) for value in values])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from cory.config import UserError
+from cory.config import UserError, expect
 from cory.policies.load import find
 from cory.prompts import RolePrompts
 from cory.rewards import RewardFunction
@@ -34,14 +34,12 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
     if path.exists():
         files = [path] if path.is_file() else _files_of_split(path, split)
         formats = {FORMATS.get(file.suffix) for file in files}
-        if len(formats) != 1 or None in formats:
-            raise UserError(
-                f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[f.name for f in files]}"
-            )
+        alike, kinds = len(formats) == 1 and None not in formats, f"files of one kind among {sorted(FORMATS)}"
+        expect(alike, "dataset", kinds, [f.name for f in files])
         arguments = {"path": formats.pop(), "data_files": [str(file) for file in files], "split": "train"}
     else:
         arguments = {"path": name, "name": subset, "split": split, "revision": where.get("revision")}
-    quiet = datasets.utils.logging.is_progress_bar_enabled()
+    shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
         loaded = datasets.load_dataset(**arguments)
@@ -49,24 +47,21 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UserError(f"dataset: expected {name!r} to be readable, got {type(error).__name__}: {reason}") from None
     finally:
-        if quiet:
+        if shown:
             datasets.enable_progress_bars()
     if len(loaded) == 0:
         raise UserError(f"dataset: expected rows, got none in {name!r}, split {split!r}")
     for column in columns:
-        if column not in loaded.column_names:
-            raise UserError(f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}")
+        names = loaded.column_names
+        expect(column in names, "dataset", f"a column {column!r} in {name!r}", names)
     return loaded
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     files = [f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if f.suffix in FORMATS]
     chosen = [f for f in files if f.stem == split or f.name.startswith((f"{split}-", f"{split}_", f"{split}."))]
-    if not chosen:
-        raise UserError(
-            f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, "
-            f"got {[f.name for f in files]}"
-        )
+    wanted = f"a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}"
+    expect(bool(chosen), "dataset", wanted, [f.name for f in files])
     return chosen
 
 
@@ -91,12 +86,12 @@ class Task:
     metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if "prompt" not in self.dataset.column_names:
-            raise UserError(f"dataset: expected a column 'prompt', got {self.dataset.column_names}")
+        names = self.dataset.column_names
+        expect("prompt" in names, "dataset", "a column 'prompt'", names)
         for row, prompt in enumerate(self.dataset["prompt"]):
             if not isinstance(prompt, str) or not prompt:
                 raise UserError(f"dataset: expected text in column 'prompt', got {prompt!r} in row {row}")
-        self.prompts.check_columns(self.dataset.column_names)
+        self.prompts.check_columns(names)
 
     def render(
         self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[str] | None = None
@@ -117,10 +112,7 @@ class Task:
 
     def fingerprint_of_reward(self) -> dict[str, str]:
         """The reward's name and the hash of its source."""
-        return {
-            "reward": provenance.function_name(self.reward),
-            "reward_sha256": provenance.source_hash(self.reward),
-        }
+        return {"reward": provenance.function_name(self.reward), "reward_sha256": provenance.source_hash(self.reward)}
 
     @classmethod
     def from_prompts(cls, prompts: list[str], reward: RewardFunction, role_prompts: RolePrompts) -> "Task":

@@ -19,8 +19,9 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
 from cory.run.command_line import main
-from cory.run.evaluation_settings import EvaluationConfig, evaluation_settings, task_config
+from cory.run.evaluation_settings import EvaluationConfig
 from gsm8k_train.config import Gsm8kConfig
+from study import evaluate
 
 
 @dataclass
@@ -43,15 +44,7 @@ class Gsm8kEvaluation(EvaluationConfig):
 
 
 def run() -> None:
-    settings = evaluation_settings(Gsm8kEvaluation, __doc__)
-    config = task_config(Gsm8kConfig, settings)
-    from cory import evaluate  # after the settings are checked: importing torch takes seconds
-    from cory.policies.load import choose_device
-    from gsm8k_train.task import make_task
-    from study.report import write_report
-
-    task = make_task(config, choose_device(settings.device), settings.split)
-    write_report(evaluate(settings.models, task, settings, Gsm8kConfig, name="gsm8k-evaluation").folder)
+    evaluate.run(__doc__, Gsm8kEvaluation, Gsm8kConfig, "gsm8k_train.task", "gsm8k-evaluation")
 
 
 if __name__ == "__main__":

@@ -15,20 +15,13 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
 from cory.run.command_line import main
-from cory.run.evaluation_settings import EvaluationConfig, evaluation_settings, task_config
+from cory.run.evaluation_settings import EvaluationConfig
 from imdb_train.config import ImdbConfig
+from study import evaluate
 
 
 def run() -> None:
-    settings = evaluation_settings(EvaluationConfig, __doc__)
-    config = task_config(ImdbConfig, settings)
-    from cory import evaluate  # after the settings are checked: importing torch takes seconds
-    from cory.policies.load import choose_device
-    from imdb_train.task import make_task
-    from study.report import write_report
-
-    task = make_task(config, choose_device(settings.device), settings.split)
-    write_report(evaluate(settings.models, task, settings, ImdbConfig, name="evaluation").folder)
+    evaluate.run(__doc__, EvaluationConfig, ImdbConfig, "imdb_train.task", "evaluation")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The toy setting's world: short film reviews from a small grammar, and small models that were trained on them.
 
 The models are shipped in `weights/` beside this file (`make_weights.py` makes them). The reviews are generated, the
-same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier has learnt
-the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text goes on one
-mood better than the quoted sentence. So a better response helps its reader, as it does for a pre-trained LLM.
+same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier has
+learnt the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text goes
+on one mood better than the quoted sentence. So a better response helps its reader, as it does for a pre-trained LLM.
 """
 
 import os

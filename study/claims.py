@@ -15,7 +15,7 @@ from pathlib import Path
 from cory.config import UserError
 from cory.run.command_line import main
 from cory.run.jsonl import replace_text
-from cory.run.settings import Arguments
+from study.arguments import Arguments
 from study.estimates import (
     CORY,
     PPO,

@@ -14,7 +14,7 @@ from typing import Any
 
 from cory.run.command_line import main
 from cory.run.jsonl import replace_text
-from cory.run.settings import Arguments
+from study.arguments import Arguments
 from study.comparison import FINAL, ROLE_WINDOW, Comparison
 from study.groups import find, group
 from study.measures import LAST, spread

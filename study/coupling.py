@@ -5,7 +5,6 @@ response that the observer reads. The rest is noise, and the more so the more bo
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +18,7 @@ from cory.policies.load import ModelPool, choose_device
 from cory.policies.sampling import context_length, encode
 from cory.prompts import fit_responses
 from cory.rewards import score
-from cory.run.evaluation_settings import run_agents
+from cory.run.evaluation_settings import agent_models
 from cory.run.settings import as_config, read_settings
 from cory.task import Task
 from study.statistics import Interval, bootstrap, with_interval
@@ -65,22 +64,15 @@ def coupling(
     Raises:
         UserError: the run has not saved two agents.
     """
-    agents = list(run_agents(folder).values())[:2]
-    if len(agents) < 2:
-        raise UserError(f"{folder}: expected a run with two saved agents, got {len(agents)}")
     config = as_config(kind, read_settings(folder), folder / "config.yaml")
+    models = list(agent_models(folder, config, {}).values())[:2]
+    if len(models) < 2:
+        raise UserError(f"{folder}: expected a run with two saved agents, got {len(models)}")
     config.task.split = "test"  # type: ignore[attr-defined]
     device = choose_device("auto")
     task = make_task(config, device)
     columns = {key: [x for x in column for _ in range(samples)] for key, column in task.dataset[:queries].items()}
     others = {key: column for key, column in columns.items() if key != "prompt"}
-    model = replace(config.model, name=config.resolve(config.model.name))
-    models = [
-        (model, path)
-        if (path / "adapter_config.json").exists()
-        else (replace(model, name=str(path), revision=None, quantization="none"), None)
-        for path in agents
-    ]
     pool = ModelPool(device, models[0][0])
     rewards: list[np.ndarray] = []
     read = None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cory.config import UserError, expect
 from cory.run.command_line import main
-from cory.run.settings import Arguments
+from study.arguments import Arguments
 from study.compare import write
 from study.comparison import Comparison
 from study.groups import group

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cory.config import ModelConfig, SamplingConfig
 from cory.run.evaluation_settings import run_agents
-from cory.run.settings import Arguments
+from study.arguments import Arguments
 
 ALONE = "query alone"
 Prompts = dict[str, list[str]]  # by what precedes them

@@ -27,21 +27,15 @@ def write_report(folder: Path) -> None:
     Raises:
         UserError: the folder holds no evaluation that has ended.
     """
+    from cory.evaluation import read_responses  # here, as importing torch takes seconds
+
     try:
         evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        lines = (folder / "responses.jsonl").read_text(encoding="utf-8").splitlines()
+        done = read_responses(folder)
         rows, titles, queries = (evaluation[key] for key in ("rows", "titles", "queries"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        of_models = {row["name"]: [done[row["name"], i] for i in range(len(queries))] for row in rows}
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"expected the folder of an evaluation that has ended, got {str(folder)!r} ({error})") from None
-    records: dict[str, dict[int, Any]] = {row["name"]: {} for row in rows}
-    for line in filter(None, lines):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:  # the line at which an earlier evaluation was killed
-            continue
-        if record["model"] in records:
-            records[record["model"]][record["query"]] = record
-    of_models = {name: [of[i] for i in range(len(queries))] for name, of in records.items()}
     text = evaluation_markdown(rows, titles, queries, of_models, evaluation["settings"]["shown"])
     replace_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
     from study.evaluation_plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while

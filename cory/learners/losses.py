@@ -133,8 +133,8 @@ def ppo_losses(
     old_values: torch.Tensor,
     advantages: torch.Tensor,
     returns: torch.Tensor,
-    mask: torch.Tensor,
     *,
+    mask: torch.Tensor,
     cliprange: float,
     cliprange_value: float,
 ) -> LossStats:

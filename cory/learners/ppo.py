@@ -14,7 +14,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
@@ -64,7 +64,7 @@ class OldPolicy:
     kl: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
-    graphs: list[Rows]
+    graphs: list[Rows] = field(default_factory=list, kw_only=True)
 
 
 class PPOTrainer(trl.PPOTrainer):
@@ -113,9 +113,8 @@ class PPOTrainer(trl.PPOTrainer):
         self.pad_id = pad_token(tokenizer)
         self.pass_cost = PASS_COST.get(self.accelerator.device.type, PASS_COST["cpu"])
         self.fixed_micro_batch = micro_batch != "auto"
-        self.micro_batch = (
-            config.mini_batch_size if micro_batch == "auto" else min(config.mini_batch_size, int(micro_batch))
-        )
+        size = config.mini_batch_size
+        self.micro_batch = min(size, int(micro_batch)) if self.fixed_micro_batch else size
         self.precision, self.on_nonfinite = precision, on_nonfinite
         self.skipped_steps = self.dropped_steps = 0  # optimizer steps of the last update: left out, without a gradient
         self.gradient_norms: list[float] = []  # of the others
@@ -226,7 +225,7 @@ class PPOTrainer(trl.PPOTrainer):
         return Rows(logprobs, all_logprobs, values)
 
     def _chunk(self, batch: Window, elements: dict[str, int]) -> int:
-        """How many rows have at most `elements` (by device) log-probabilities over the vocabulary together."""
+        """The most rows whose log-probabilities (rows, R, vocabulary) have at most `elements` (by device) elements."""
         width = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
         return max(1, min(self.micro_batch, elements.get(batch.input_ids.device.type, elements["cpu"]) // width))
 
@@ -247,7 +246,7 @@ class PPOTrainer(trl.PPOTrainer):
 
         Where the batch is one mini-batch that fits, these are also the training passes of the first epoch.
         """
-        old = OldPolicy(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(5)), graphs=[])
+        old = OldPolicy(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(5)))
         all_rows = range(len(batch.input_ids))
         chunk = self._chunk(batch, PASS_CHUNK)
         whole = self.micro_batch >= len(all_rows)
@@ -316,6 +315,7 @@ class PPOTrainer(trl.PPOTrainer):
         graphs, old.graphs = old.graphs, []
         parts = self._micro_batches(batch, index)
         sums = torch.zeros(len(LossStats._fields), device=batch.input_ids.device)
+        clips = {"cliprange": self.config.cliprange, "cliprange_value": self.config.cliprange_value}
         for number, (part, rows) in enumerate(parts):
             width = rows.response_ids.shape[1]
             sampled = [old.logprobs, old.values, old.advantages, old.returns]
@@ -325,8 +325,8 @@ class PPOTrainer(trl.PPOTrainer):
             with nullcontext() if synced else self.accelerator.no_sync(self.model):
                 new = graphs.pop(0) if graphs else self._forward(rows)
                 entropies = losses.entropy(new.all_logprobs, self._chunk(rows, READ_CHUNK))
-                clip = self.config.cliprange, self.config.cliprange_value
-                terms = losses.ppo_losses(new.logprobs, new.values, entropies, *sampled, rows.response_mask, *clip)
+                mask = rows.response_mask
+                terms = losses.ppo_losses(new.logprobs, new.values, entropies, *sampled, mask=mask, **clips)
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward((terms.loss_policy + self.config.vf_coef * terms.loss_value) / tokens)
             del new

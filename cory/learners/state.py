@@ -1,4 +1,4 @@
-"""What a learner's training has changed, as tensors and numbers: for a checkpoint."""
+"""What training has changed in a learner, as tensors and numbers for a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,24 +13,23 @@ def save_state(learner: PPOTrainer) -> tuple[dict[str, torch.Tensor], dict[str, 
     """Trained weights and Adam's moments, and the KL coefficient, reward moments and micro-batch as json."""
     tensors = {}
     for name, parameter in _trained(learner).items():
-        tensors[f"weights/{name}"] = parameter.detach()
+        tensors[f"weights/{name}"] = parameter.detach().contiguous()
         for key, value in learner.optimizer.state.get(parameter, {}).items():
-            tensors[f"adam/{name}/{key}"] = value
+            tensors[f"adam/{name}/{key}"] = value.contiguous()
     moments = {key: float(getattr(learner.running, key)) for key in ("mean", "std", "var", "count")}
-    numbers = {"kl_coef": learner.kl_ctl.value, "moments": moments, "micro_batch": learner.micro_batch}
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}, numbers
+    return tensors, {"kl_coef": learner.kl_ctl.value, "moments": moments, "micro_batch": learner.micro_batch}
 
 
 def load_state(learner: PPOTrainer, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-    """Takes up what `save_state` gave.
+    """Loads what `save_state` returned. Nothing is changed where something does not fit.
 
     Raises:
         ValueError: a tensor is missing, left over, or of another shape or type than the weights here.
     """
     trained = _trained(learner)
-    unknown = [name for name in tensors if name.split("/")[1] not in trained]
-    if unknown:
-        raise ValueError(f"unknown tensor {unknown[0]}")
+    for name in tensors:
+        if name.split("/")[1] not in trained:
+            raise ValueError(f"unknown tensor {name}")
     adam: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for name, parameter in trained.items():
         saved = tensors.get(f"weights/{name}")

@@ -14,17 +14,12 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from peft import PeftConfig, PeftModel
 from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.utils import logging
+from transformers.utils.quantization_config import BitsAndBytesConfig
 
-from cory.config import ModelConfig, UserError
+from cory.config import ModelConfig, UserError, expect
 from cory.policies import AVAILABLE
 from cory.run import processes
 
@@ -44,15 +39,13 @@ def choose_device(name: str) -> torch.device:
         wanted = None if name == "auto" else torch.device(name)
     except RuntimeError:
         raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if wanted is not None and wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device: expected one that this machine has, got {name!r}, and it has {torch.cuda.device_count()} GPUs"
-        )
-    alone = wanted is None and not torch.accelerator.is_available()
-    state = processes.start(cpu=alone or (wanted is not None and wanted.type == "cpu"))
-    if wanted is not None and wanted.type != state.device.type:
-        raise UserError(f"device: expected {state.device}, which this process uses already, got {name!r}")
-    if wanted is not None and wanted.index is not None:
+    gpus = torch.cuda.device_count()
+    if wanted and wanted.type == "cuda" and (wanted.index or 0) >= gpus:
+        raise UserError(f"device: expected one that this machine has, got {name!r}, and it has {gpus} GPUs")
+    state = processes.start(cpu=wanted.type == "cpu" if wanted else not torch.accelerator.is_available())
+    agreed = not wanted or wanted.type == state.device.type
+    expect(agreed, "device", f"{state.device}, which this process uses already", name)
+    if wanted and wanted.index is not None:
         state.device = wanted
     if state.device.type == "cpu":
         processes.configure_cpu()
@@ -75,17 +68,16 @@ def find(
     """
     if Path(name).exists():
         return {"local_files_only": True}
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"{what}: expected a Hub id or an existing local folder, got {name!r}")
+    local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    expect(not local, what, "a Hub id or an existing local folder", name)
     advice = "Give a local folder, or run without --config for the embedded default, which needs no network."
     try:
         HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)
     except GatedRepoError:
         raise UserError(f"{what}: {name!r} is gated. Accept its terms on the Hub, then run `hf auth login`.") from None
     except (RepositoryNotFoundError, HFValidationError):
-        raise UserError(
-            f"{what}: expected a local folder or a {kind} on the Hub, and {name!r} is neither. {advice}"
-        ) from None
+        either = f"a local folder or a {kind} on the Hub"
+        raise UserError(f"{what}: expected {either}, and {name!r} is neither. {advice}") from None
     except Exception as error:  # the HTTP library underneath, and so its errors, differs between versions
         in_cache = kind == "model" and isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
         if cached or in_cache:
@@ -185,8 +177,8 @@ class ModelPool:
 
     def __init__(self, device: torch.device, base: ModelConfig) -> None:
         self.device, self.base_config = device, base
-        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None  # besides the base
         self.base, self.base_tokenizer = self._load(base)
+        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None  # besides the base
 
     def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
         policy, tokenizer = load_policy(model, merge=False)
@@ -219,21 +211,20 @@ def quantization(model: ModelConfig) -> dict[str, Any]:
     Raises:
         UserError: bitsandbytes is not installed, or does not run on this device.
     """
-    if model.quantization == "none":
+    bits = model.quantization
+    if bits == "none":
         return {}
     device = PartialState().device
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(
-            f"model.quantization: expected bitsandbytes to be installed for {model.quantization}, and it is not: "
-            "pip install -e '.[quantization]'"
-        )
+        installed = f"bitsandbytes to be installed for {bits}"
+        raise UserError(f"model.quantization: expected {installed}, and it is not: pip install -e '.[quantization]'")
     if device.type not in ("cuda", "cpu", "xpu"):
-        raise UserError(f"model.quantization: expected a GPU or the CPU for {model.quantization}, got {device}")
+        raise UserError(f"model.quantization: expected a GPU or the CPU for {bits}, got {device}")
     for available in AVAILABLE:
         available.cache_clear()
     compute = torch.float32 if model.dtype == "float32" else torch.bfloat16
     four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
-    settings = BitsAndBytesConfig(**(four if model.quantization == "4bit" else {"load_in_8bit": True}))
+    settings = BitsAndBytesConfig(**(four if bits == "4bit" else {"load_in_8bit": True}))
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
@@ -242,10 +233,8 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:
-        raise UserError(
-            f"{what}: expected a tokenizer of at most {rows} ids, the rows of the model's embedding, "
-            f"got ids up to {largest} in {name!r}"
-        )
+        expected = f"a tokenizer of at most {rows} ids, the rows of the model's embedding"
+        raise UserError(f"{what}: expected {expected}, got ids up to {largest} in {name!r}")
 
 
 def first_line(error: Exception) -> str:

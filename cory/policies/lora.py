@@ -1,4 +1,4 @@
-"""LoRA agents: adapters `agent_1`, `agent_2`, ... on one base, whose bare self is the reference."""
+"""LoRA agents: adapters `agent_1`, `agent_2`, ... on one base; the base with adapters off is the reference."""
 
 import copy
 from pathlib import Path
@@ -16,7 +16,7 @@ from cory.policies.load import quiet
 
 
 def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
-    """`base` with a new trainable adapter, which is made the active one; everything else is frozen.
+    """`base` with a new trainable adapter, made the active one; everything else is frozen.
 
     Raises:
         UserError: no module of the model has one of `lora.target_modules`; names those that exist.
@@ -60,23 +60,18 @@ def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, me
         name: of the adapter.
         merge: whether to write a full model; the policy in memory is left as it was.
     """
+    if merge and isinstance(policy, PeftModel):
+        # A copy: merging and unmerging in place would leave rounding errors in the base.
+        policy = copy.deepcopy(policy).merge_and_unload(adapter_names=[name])
     if not isinstance(policy, PeftModel):
         with quiet():
             policy.save_pretrained(folder)
         return
-    if merge:
-        alone = copy.deepcopy(policy)  # merging and unmerging in place would leave rounding errors in the base
-        with quiet():
-            alone.merge_and_unload(adapter_names=[name]).save_pretrained(folder)
-        return
     folder.mkdir(parents=True, exist_ok=True)
     # PEFT's own save_pretrained would write a named adapter one folder further down, and a model card above it.
-    save_file(
-        {key: value.contiguous() for key, value in get_peft_model_state_dict(policy, adapter_name=name).items()},
-        folder / "adapter_model.safetensors",
-        metadata={"format": "pt"},
-    )
-    config = policy.peft_config[name]
-    was, config.inference_mode = config.inference_mode, True
+    weights = get_peft_model_state_dict(policy, adapter_name=name)
+    weights = {key: value.contiguous() for key, value in weights.items()}
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = copy.copy(policy.peft_config[name])
+    config.inference_mode = True
     config.save_pretrained(folder)
-    config.inference_mode = was

@@ -7,14 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.logits_process import (
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation import logits_process
 
-from cory.config import SamplingConfig, UserError
+from cory.config import SamplingConfig, UserError, expect
 from cory.policies.window import accepts, pad
 
 
@@ -34,17 +29,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat_temp
     """
     if not chat_template:
         return tokenizer(list(prompts))["input_ids"]
-    if not tokenizer.chat_template:
-        raise UserError(
-            f"model.chat_template: expected a tokenizer with a chat template, got {tokenizer.name_or_path!r}"
-        )
+    template, name = bool(tokenizer.chat_template), tokenizer.name_or_path
+    expect(template, "model.chat_template", "a tokenizer with a chat template", name)
     turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
     texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
 
 
 def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequence[str] = ()) -> str:
-    """The text of a response before its first stop text, without special tokens, also where ordinary tokens spell one.
+    """The text of a response before its first stop text, without special tokens, even those that ordinary tokens spell.
 
     The text goes into another agent's prompt and to the reward function, where a special token would act as one.
     """
@@ -60,25 +53,25 @@ def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequ
 def warpers(settings: SamplingConfig) -> LogitsProcessorList:
     """What changes the distribution before a token is drawn, in transformers' order; nothing by default.
 
-    A model's own generation_config.json has no say: Llama-2-chat's temperature of 0.6 would make samples off-policy.
+    A model's own generation_config.json is ignored: Llama-2-chat's temperature of 0.6 would make samples off-policy.
     """
     chosen = LogitsProcessorList()
     if settings.repetition_penalty != 1.0:
-        chosen.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+        chosen.append(logits_process.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
     if settings.temperature != 1.0:
-        chosen.append(TemperatureLogitsWarper(settings.temperature))
+        chosen.append(logits_process.TemperatureLogitsWarper(settings.temperature))
     if settings.top_k:
-        chosen.append(TopKLogitsWarper(settings.top_k))
+        chosen.append(logits_process.TopKLogitsWarper(settings.top_k))
     if settings.top_p < 1.0:
-        chosen.append(TopPLogitsWarper(settings.top_p))
+        chosen.append(logits_process.TopPLogitsWarper(settings.top_p))
     return chosen
 
 
 def draw(probabilities: torch.Tensor) -> torch.Tensor:
     """One token per row of (rows, vocabulary) probabilities, as (rows, 1).
 
-    By the inverse of the distribution function, one random number a row: `torch.multinomial` draws one for every token
-    of the vocabulary. In float64, so that 50,000 sums lose nothing.
+    Inverts the distribution function with one random number a row; `torch.multinomial` draws one for every token of the
+    vocabulary. In float64, so that 50,000 sums lose nothing.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=cumulative.device) * cumulative[:, -1:]
@@ -99,11 +92,10 @@ def sample(
 
     Args:
         queries: token ids, one 1-d tensor per query.
-        max_new_tokens: the most tokens of a response.
 
     Returns:
-        response ids, one 1-d tensor per query on the model's device. Each ends with its first end token, or with the
-        token that completes its first stop text, or at the most tokens allowed.
+        response ids, one 1-d tensor per query on the model's device. Each ends with its first end token, with the token
+        that completes its first stop text, or after `max_new_tokens` tokens.
     """
     device = model.device
     ids, mask = pad([query.to(device) for query in queries], pad_token(tokenizer), "left")
@@ -157,13 +149,10 @@ def end_tokens(policy: PreTrainedModel) -> list[int]:
 def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, prompts: list[str]) -> None:
     """Raises a UserError that names the first row with no tokens, or too many for the model's context."""
     for row, length in enumerate(lengths):
-        if length == 0:
-            raise UserError(f"prompt in row {row}: expected at least one token, got {prompts[row]!r}")
+        expect(length > 0, f"prompt in row {row}", "at least one token", prompts[row])
         if context is not None and length + max_new_tokens > context:
-            raise UserError(
-                f"prompt in row {row}: expected at most {context} tokens, the model's context, "
-                f"got {length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
-            )
+            came = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
+            raise UserError(f"prompt in row {row}: expected at most {context} tokens, the model's context, got {came}")
 
 
 def context_length(model: PreTrainedModel) -> int | None:

@@ -17,7 +17,7 @@ class Window(NamedTuple):
     """A ragged batch as tensors. `input_ids` leaves out the last response position, which predicts nothing.
 
     Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask (batch, R).
-    The lengths of prompts and responses are also there as numbers, so that no device has to be asked for them.
+    The lengths of prompts and responses are there as numbers, so that no device has to be asked for them.
     """
 
     input_ids: torch.Tensor
@@ -29,23 +29,13 @@ class Window(NamedTuple):
     response_lengths: list[int]
 
     def rows(self, index: Sequence[int]) -> "Window":
-        """Some rows, without the padding that none of them needs."""
-        prompts = [self.prompt_lengths[i] for i in index]
-        responses = [self.response_lengths[i] for i in index]
-        left = max(self.prompt_lengths) - max(prompts)
-        right = max(self.response_lengths) - max(responses)
+        """The rows `index`, without the padding that none of them needs."""
+        prompts, responses = [self.prompt_lengths[i] for i in index], [self.response_lengths[i] for i in index]
+        left, right = max(self.prompt_lengths) - max(prompts), max(self.response_lengths) - max(responses)
         chosen = torch.tensor(index, device=self.input_ids.device)
-        context = slice(left, self.input_ids.shape[1] - right)
-        response = slice(0, max(responses))
-        return Window(
-            self.input_ids[chosen, context],
-            self.attention_mask[chosen, context],
-            self.position_ids[chosen, context],
-            self.response_ids[chosen, response],
-            self.response_mask[chosen, response],
-            prompts,
-            responses,
-        )
+        contexts = (x[chosen, left : x.shape[1] - right] for x in self[:3])
+        answers = (x[chosen, : max(responses)] for x in self[3:5])
+        return Window._make([*contexts, *answers, prompts, responses])
 
     def padded_tokens(self, index: Sequence[int]) -> int:
         """Positions that a pass over these rows computes."""
@@ -72,16 +62,11 @@ def pack(queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], pad
     """Queries and responses (lists of 1-d token tensors, none empty) as one Window."""
     query_ids, query_mask = pad(queries, pad_id, "left")
     response_ids, response_mask = pad(responses, pad_id, "right")
+    input_ids = torch.cat([query_ids, response_ids], 1)[:, :-1]
     attention_mask = torch.cat([query_mask, response_mask], 1)[:, :-1]
-    return Window(
-        input_ids=torch.cat([query_ids, response_ids], 1)[:, :-1],
-        attention_mask=attention_mask,
-        position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0),
-        response_ids=response_ids,
-        response_mask=response_mask,
-        prompt_lengths=[len(query) for query in queries],
-        response_lengths=[len(response) for response in responses],
-    )
+    position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    lengths = [len(query) for query in queries], [len(response) for response in responses]
+    return Window(input_ids, attention_mask, position_ids, response_ids, response_mask, *lengths)
 
 
 def accepts(model: torch.nn.Module, argument: str) -> bool:
@@ -110,15 +95,11 @@ def forward(
 
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
     options = {"position_ids": position_ids, "logits_to_keep": width}
+    options = {name: value for name, value in options.items() if accepts(model, name)}
     try:
-        output = model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            use_cache=False,
-            **{name: value for name, value in options.items() if accepts(model, name)},
-        )
+        logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options).logits
     finally:
         hook.remove()
     # A model that does not take logits_to_keep projects every position. (A slice of everything is not free either.)
-    logits, hidden = (x if x.shape[1] == width else x[:, -width:] for x in (output.logits, seen[-1]))
+    logits, hidden = (x if x.shape[1] == width else x[:, -width:] for x in (logits, seen[-1]))
     return logits, hidden

@@ -19,42 +19,19 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from cory.config import CheckpointConfig, UserError
-from cory.run.folder import FILES
+from cory.run.folder import FILES, Run, SavedAgent
 
 FORMAT = 1
 
 
 class Damaged(Exception):
     """A checkpoint cannot be used; the message says why."""
-
-
-class Stateful(Protocol):
-    """What a checkpoint holds of an agent."""
-
-    name: str
-
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors, and numbers as json."""
-
-    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Takes them up; a ValueError or LookupError where they do not fit."""
-
-
-class Recorder(Protocol):
-    """What a checkpoint needs of the run: its folder, and how long its files are."""
-
-    folder: Path
-    writes: bool
-
-    def lengths(self) -> dict[str, int]:
-        """Bytes of the run's files, all of them flushed to the disk; raises OSError where they cannot be."""
 
 
 @dataclass
@@ -86,7 +63,7 @@ class CheckpointManager:
         state: kept up to date by the trainer.
     """
 
-    def __init__(self, run: Recorder, agents: Sequence[Stateful], settings: CheckpointConfig, state: RunState) -> None:
+    def __init__(self, run: Run, agents: Sequence[SavedAgent], settings: CheckpointConfig, state: RunState) -> None:
         self.run, self.agents, self.settings, self.state = run, agents, settings, state
 
     def after(self, records: Sequence[Mapping[str, Any]], last: bool, stopped: bool) -> None:
@@ -107,8 +84,8 @@ class CheckpointManager:
         """Writes the state, in the main process alone, as the agents are the same in all; then removes older ones.
 
         Returns:
-            the checkpoint's folder; None, after a warning, where it could not be written (disk full). Earlier ones are
-            then all there.
+            the checkpoint's folder; None, after a warning, where it could not be written (disk full): the earlier ones
+            are then all kept.
         """
         if not self.run.writes:
             return None
@@ -134,7 +111,7 @@ class CheckpointManager:
         return next(iter(_folders(self.run.folder / "checkpoints")), None)
 
 
-def _write(folder: Path, state: RunState, agents: Sequence[Stateful]) -> Path:
+def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     """Writes a checkpoint so that it is there completely or not at all. Raises OSError or SafetensorError."""
     folder.mkdir(parents=True, exist_ok=True)
     target, partial = _place(folder, state.iteration), Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
@@ -145,9 +122,8 @@ def _write(folder: Path, state: RunState, agents: Sequence[Stateful]) -> Path:
             save_file(tensors, partial / f"{agent.name}.safetensors")
         content = {"format": FORMAT, **asdict(replace(state, agents=numbers))}
         (partial / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(partial.iterdir())
-        }
+        written = sorted(partial.iterdir())
+        files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in written}
         (partial / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
         for file in partial.iterdir():
             _flush(file)
@@ -188,27 +164,24 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def read(path: Path, agents: Sequence[str]) -> RunState:
-    """The checked `state.json` of a checkpoint, all of whose files are as they were written.
+    """The `state.json` of a checkpoint, after checking that all its files are as they were written.
 
     Raises:
         Damaged: a file is missing, truncated, altered, or no part of a checkpoint of these agents.
     """
     manifest = _json(path / "manifest.json")
-    expected = {"state.json", *(f"{agent}.safetensors" for agent in agents)}
-    files = manifest.get("files")
-    if manifest.get("format") != FORMAT or not isinstance(files, dict) or set(files) != expected:
-        found = sorted(files) if isinstance(files, dict) else files
-        raise Damaged(f"manifest.json lists {found}, expected {sorted(expected)} in format {FORMAT}")
+    expected = sorted(["state.json", *(f"{agent}.safetensors" for agent in agents)])
+    files: Any = manifest.get("files")
+    found = sorted(files) if isinstance(files, dict) else files
+    listed = manifest.get("format") == FORMAT and isinstance(files, dict) and found == expected
+    _require(listed, f"manifest.json lists {found}, expected {expected} in format {FORMAT}")
     for name, promised in files.items():
         file = path / name
-        if not isinstance(promised, dict):
-            raise Damaged(f"manifest.json has no size of {name}")
-        if not file.is_file() or file.is_symlink():
-            raise Damaged(f"{name} is missing")
-        if file.stat().st_size != promised.get("bytes"):
-            raise Damaged(f"{name} has {file.stat().st_size} bytes, expected {promised.get('bytes')}")
-        if _digest(file) != promised.get("sha256"):
-            raise Damaged(f"{name} differs from what was written (SHA-256)")
+        _require(isinstance(promised, dict), f"manifest.json has no size of {name}")
+        _require(file.is_file() and not file.is_symlink(), f"{name} is missing")
+        size, right = file.stat().st_size, promised.get("bytes")
+        _require(size == right, f"{name} has {size} bytes, expected {right}")
+        _require(_digest(file) == promised.get("sha256"), f"{name} differs from what was written (SHA-256)")
     content = _json(path / "state.json")
     kinds = {"iteration": int, "config": dict, "agents": dict, "lengths": dict, "before": dict}
     wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
@@ -216,9 +189,14 @@ def read(path: Path, agents: Sequence[str]) -> RunState:
         raise Damaged(f"state.json lacks {wrong or 'an iteration from 0 or the lengths of ' + ', '.join(FILES)}")
     for name, length in content["lengths"].items():
         file = path.parent.parent / f"{name}.jsonl"
-        if not isinstance(length, int) or length < 0 or not file.is_file() or file.stat().st_size < length:
-            raise Damaged(f"{file.name} of its run is missing or shorter than it was")
+        there = isinstance(length, int) and length >= 0 and file.is_file() and file.stat().st_size >= length
+        _require(there, f"{file.name} of its run is missing or shorter than it was")
     return RunState(**{key: content[key] for key in RunState.__dataclass_fields__ if key in content})
+
+
+def _require(ok: bool, reason: str) -> None:
+    if not ok:
+        raise Damaged(reason)
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -228,8 +206,7 @@ def _json(file: Path) -> dict[str, Any]:
         raise Damaged(f"{file.name} is missing") from None
     except ValueError:
         raise Damaged(f"{file.name} is no json") from None
-    if not isinstance(content, dict):
-        raise Damaged(f"{file.name} is no json object")
+    _require(isinstance(content, dict), f"{file.name} is no json object")
     return content
 
 
@@ -243,7 +220,7 @@ def newest(run: Path, agents: Sequence[str]) -> tuple[Path, RunState] | None:
     return None
 
 
-def load(path: Path, state: RunState, agents: Sequence[Stateful]) -> None:
+def load(path: Path, state: RunState, agents: Sequence[SavedAgent]) -> None:
     """Gives the agents the state of a checkpoint that `read` has checked.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What every script does around its work: quiet libraries, a user's mistake shown as a sentence, a run told to go on."""
+"""What every script does around its work: quiet libraries, a user's mistake as a sentence, how a run is continued."""
 
 import os
 import shlex
@@ -23,6 +23,9 @@ def main(work: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # what read the output, such as head, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 def announce(config: Config, name: str) -> None:
@@ -34,7 +37,7 @@ def announce(config: Config, name: str) -> None:
 
 
 def resume_command(run: Path) -> str:
-    """How the run of this process is continued: the command, or of a script that reads no settings from it, the setting."""
+    """How the run of this process is continued: the command, or the setting where a script reads no command line."""
     if not settings.read_command_line:
         return f"config.resume = {str(run)!r} (as a flag: --resume {shlex.quote(str(run))})"
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

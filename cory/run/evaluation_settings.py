@@ -1,18 +1,18 @@
 """Settings of an evaluation, and the runs that it names. Importing this does not import torch."""
 
 import json
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cory.config import Config, Settings, UserError, expect
-from cory.run.settings import Arguments, as_config, new_folder, read_settings
+from cory.config import Config, ModelConfig, Settings, UserError, expect
+from cory.run.settings import as_config, new_folder, read_settings
 
 FREE = ("device", "output", "ks", "shown")  # may differ where an evaluation is continued
 C = TypeVar("C", bound=Config)
 S = TypeVar("S", bound=Settings)
-E = TypeVar("E", bound="EvaluationConfig")
 
 
 @dataclass
@@ -64,14 +64,6 @@ class EvaluationConfig(Settings):
                 raise UserError(f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}")
 
 
-def evaluation_settings(kind: type[E], description: str | None) -> E:
-    """The settings on the command line of a task's evaluation."""
-    parser = Arguments(description)
-    parser.add_argument("models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)")
-    parser.add_class_arguments(kind, skip={"models"})
-    return kind(**vars(parser.of()))
-
-
 def run_agents(folder: Path) -> dict[str, Path]:
     """The saved agents of a run's folder, named RUN/agent_1, ...; empty where it is no run.
 
@@ -88,6 +80,16 @@ def run_agents(folder: Path) -> dict[str, Path]:
     return {f"{folder.name}/{agent.name}": agent for agent in found}
 
 
+def agent_models(run: Path, config: Config, changes: Mapping[str, Any]) -> dict[str, tuple[ModelConfig, Path | None]]:
+    """How a run's saved agents are loaded: by name, the model's settings, and its adapter's folder, if any."""
+    own = changed(replace(config.model, name=config.resolve(config.model.name)), changes)
+    found: dict[str, tuple[ModelConfig, Path | None]] = {}
+    for agent, path in run_agents(run).items():
+        full = replace(own, name=str(path), revision=None, quantization="none")
+        found[agent] = (own, path) if (path / "adapter_config.json").exists() else (full, None)
+    return found
+
+
 def run_config(kind: type[Config], run: Path) -> Config:
     """A run's settings, without its task's block where `kind` has none."""
     settings = read_settings(run)
@@ -96,30 +98,7 @@ def run_config(kind: type[Config], run: Path) -> Config:
     return as_config(kind, settings, run / "config.yaml")
 
 
-def task_config(kind: type[C], settings: EvaluationConfig) -> C:
-    """The settings from which the evaluation's task is made: the first run's, with what `settings.task` changes.
-
-    Raises:
-        UserError: the first run is not of this task, or a key is unknown.
-    """
-    run = next((Path(name) for name in settings.models if run_agents(Path(name))), None)
-    if run is None:
-        config = kind()
-        config.model.name = settings.base or settings.models[0]
-    else:
-        made_of = read_settings(run)
-        if "task" not in made_of:
-            reward = (made_of.get("fingerprint") or {}).get("reward", "one of your own")
-            raise UserError(
-                f"{run}: expected a run of {kind.__module__.split('.')[0]}, got one of another task (reward: {reward}). "
-                f"Evaluate it in Python, with its held-out task: cory.evaluate([{str(run)!r}], task)"
-            )
-        config = as_config(kind, made_of, run / "config.yaml")
-    config.seed, config.task = settings.seed, changed(config.task, settings.task)  # type: ignore[attr-defined]
-    return config
-
-
-def changed(block: S, changes: dict[str, Any]) -> S:
+def changed(block: S, changes: Mapping[str, Any]) -> S:
     """A block of settings with some of them changed. Raises a UserError over what it does not have."""
     block = copy(block)
     for key, value in changes.items():

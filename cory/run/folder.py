@@ -27,15 +27,22 @@ from cory.run.tracker import start_tracker
 
 FILES = ("metrics", "samples", "timings")
 WINDOW = 10  # iterations averaged into "start" and "end"
+Samples = dict[str, list[dict[str, Any]]]  # by agent
 
 
-class Saved(Protocol):
-    """An agent, as far as the end of a run needs it."""
+class SavedAgent(Protocol):
+    """What a run's folder and its checkpoints need of an agent."""
 
     name: str
 
     def save(self, folder: Path) -> None:
         """Writes it as a Hugging Face or PEFT folder."""
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """All that training has changed: tensors, and numbers as json."""
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Loads what `state` returned. Raises a ValueError or LookupError where it does not fit."""
 
 
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,8 +76,7 @@ class Run:
         folder: Path | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> None:
-        self.config = config
-        self.agents = list(agents)
+        self.config, self.agents = config, list(agents)
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
@@ -82,9 +88,8 @@ class Run:
             settings = yaml.safe_dump(dict(record), sort_keys=False)
             if folder is None:  # --resume auto knows a run by it
                 replace_text(self.folder / "config.yaml", settings)
-            self.files = {
-                name: JsonlWriter(self.folder / f"{name}.jsonl", (lengths or {}).get(name, 0)) for name in FILES
-            }
+            for file in FILES:
+                self.files[file] = JsonlWriter(self.folder / f"{file}.jsonl", (lengths or {}).get(file, 0))
             replace_text(self.folder / "config.yaml", settings)  # a resumed run may have more iterations
             (self.folder / "summary.json").unlink(missing_ok=True)  # it has not ended any more
             if lengths is not None:
@@ -117,11 +122,7 @@ class Run:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
     def lengths(self) -> dict[str, int]:
-        """Bytes of the run's files, all of them flushed to the disk.
-
-        Raises:
-            OSError: they are not.
-        """
+        """Bytes of the run's files, all of them flushed to the disk. Raises an OSError where they cannot be."""
         return {name: file.flushed() for name, file in self.files.items()}
 
     def log(self, k: int, records: list[dict[str, Any]]) -> None:
@@ -130,17 +131,15 @@ class Run:
         if not self.writes:
             return
         self.files["metrics"].add(records)
+        values: dict[str, float] = {}
         for record in records:
-            for flag in record["flags"]:
-                if flag not in self.said:
-                    self.said.add(flag)
-                    text = MEANING[flag].format(**record)
-                    self.say(f"Iteration {k + 1}, {record['agent']} as {record['role']}: {text}")
+            agent, role = record["agent"], record["role"]
+            for flag in [flag for flag in record["flags"] if flag not in self.said]:
+                self.said.add(flag)
+                self.say(f"Iteration {k + 1}, {agent} as {role}: {MEANING[flag].format(**record)}")
+            values |= {f"{agent}/{key}": value for key, value in record.items() if isinstance(value, float)}
+            values[f"{agent}/is_{role}"] = 1
         if self.tracker is not None:
-            values = {
-                f"{r['agent']}/{key}": value for r in records for key, value in r.items() if isinstance(value, float)
-            }
-            values |= {f"{r['agent']}/is_{r['role']}": 1 for r in records}
             self.tracker.log(values, step=k)
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
@@ -151,7 +150,7 @@ class Run:
     def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
         """Takes the seconds by phase to timings.jsonl and the tracker, and shows progress.
 
-        Apart from metrics.jsonl, which is thus the same, bit for bit, whenever the run is repeated.
+        They are kept out of metrics.jsonl, which is thus the same, bit for bit, whenever the run is repeated.
         """
         tokens = sum(record["response_tokens"] for record in records) * self.config.ppo.batch_size
         row = {
@@ -166,42 +165,39 @@ class Run:
         self.files["timings"].add([row])
         if self.tracker is not None:
             self.tracker.log({f"time/{key}": value for key, value in row.items() if key != "iteration"}, step=k)
-        self.bar.set_postfix_str(progress(records), refresh=False)
+        text, iterations = progress(records), self.config.iterations
+        self.bar.set_postfix_str(text, refresh=False)
         self.bar.update()
-        last = k + 1 == self.config.iterations
-        if self.bar.disable and (k == 0 or last or (k + 1) % max(1, self.config.iterations // 10) == 0):
-            text = progress(records)
-            print(f"iteration {k + 1}/{self.config.iterations} | {text} | {seconds['total']:.2f} s/it", flush=True)
+        if self.bar.disable and (k + 1 in (1, iterations) or (k + 1) % max(1, iterations // 10) == 0):
+            print(f"iteration {k + 1}/{iterations} | {text} | {seconds['total']:.2f} s/it", flush=True)
 
     def interrupted(self) -> None:
         """Tells how to continue the run."""
         self.say(f"Continue with: {resume_command(self.folder)}")
 
-    def finish(
-        self, before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]], agents: Sequence[Saved]
-    ) -> None:
+    def finish(self, before: Samples, after: Samples, agents: Sequence[SavedAgent]) -> None:
         """Saves agents, curves and summary, and prints what the run came to."""
         from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
         self.bar.close()
+        means = self.summary()
         for agent in agents:
             agent.save(self.folder / agent.name)
-            card = model_card(agent.name, self.config, self.summary()[agent.name])
+            card = model_card(agent.name, self.config, means[agent.name])
             (self.folder / agent.name / "README.md").write_text(card, encoding="utf-8")
         plot_curves(self.history, self.folder / "curves.png")
         summary = {
             "iterations": self.config.iterations,
             "seconds_per_iteration": round(statistics.median(self.seconds), 4),
             "peak_memory_mb": round(peak_memory_mb(), 1),
-            "agents": self.summary(),
+            "agents": means,
             "samples": {"before": before, "after": after},
         }
         replace_text(self.folder / "summary.json", json.dumps(summary, indent=2))
-        print(table(self.summary()))
+        print(table(means))
         print(sample_table(before, after))
-        print(
-            f"\n{summary['seconds_per_iteration']:.2f} s per iteration. Curves, samples and agents are in {self.folder}"
-        )
+        speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
+        print(f"\n{speed}. Curves, samples and agents are in {self.folder}")
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """By agent and metric: the mean over the first and over the last iterations (10, or half of a short run)."""
@@ -225,7 +221,7 @@ def peak_memory_mb() -> float:
 
 
 def progress(records: Sequence[Mapping[str, Any]]) -> str:
-    """An iteration in a few words: of each agent its number, role, task reward and KL; of more than two, their means."""
+    """An iteration in a few words: each agent's name, role, task reward and KL; of more than two, their means."""
     if len(records) > 2:
         reward, kl = (statistics.fmean(r[key] for r in records) for key in ("task_reward", "kl"))
         return f"{len(records)} agents: reward {reward:+.2f} KL {kl:.2f}"

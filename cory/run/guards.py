@@ -1,4 +1,4 @@
-"""What is watched while a run trains: signals, numbers that are not finite, and signs that training goes astray."""
+"""What is watched while a run trains: signals, numbers that are not finite, and signs of trouble."""
 
 import os
 import signal
@@ -33,9 +33,8 @@ class NotFinite(Exception):
     """A number that is not finite in an update; the weights are as before that optimizer step.
 
     Args:
-        what: which number.
+        what: which number. text: of the rows.
         rows: rows of the batch in which it was seen; empty where only their sum shows it.
-        text: of those rows.
     """
 
     def __init__(self, what: str, rows: Sequence[int] = (), text: str = "") -> None:
@@ -52,11 +51,10 @@ def flags(
         record: its metrics. start: those of the same role in the first iteration.
         rewards: (batch,) its task rewards.
     """
-    empty = sum(not completion.strip() for completion in completions) / len(completions)
     seen = {
         "kl": record["kl"] > kl_bound,
         "equal_rewards": bool((rewards == rewards[0]).all()),
-        "empty_responses": empty > EMPTY_SHARE,
+        "empty_responses": sum(not text.strip() for text in completions) > EMPTY_SHARE * len(completions),
         "ratio": record["dropped_steps"] > 0,
         "not_finite": record["skipped_steps"] > 0,
         "collapse": collapsed(record["distinct_2"] / max(start["distinct_2"], 1e-9), record["kl"], kl_bound),
@@ -65,7 +63,7 @@ def flags(
 
 
 class Interrupted(SystemExit):
-    """The run ends after a signal, its state saved; the status is 128 + the signal's number, as a shell gives it."""
+    """The run ends after a signal, its state saved; the exit status is 128 + the signal's number."""
 
 
 class Signals:

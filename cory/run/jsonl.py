@@ -36,14 +36,7 @@ class JsonlWriter:
 
     def __init__(self, path: Path, length: int = 0) -> None:
         self.file = open(path, "ab", buffering=0)
-        self._lock(path)
-        self.file.truncate(length)
-        self.path, self.length = path, length
-        self.waiting = b""
-
-    def _lock(self, path: Path) -> None:
-        """Released by the system however the process ends. Without effect on file systems that know no locks."""
-        try:
+        try:  # released by the system however the process ends; without effect on file systems that know no locks
             if fcntl:
                 fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -54,6 +47,8 @@ class JsonlWriter:
             ) from None
         except OSError:
             pass
+        self.file.truncate(length)
+        self.path, self.length, self.waiting = path, length, b""
 
     def rows(self) -> list[dict[str, Any]]:
         """Its lines. Raises a UserError where one is no json object."""
@@ -81,8 +76,7 @@ class JsonlWriter:
         except OSError:
             self.file.truncate(self.length)
             raise
-        self.length += len(self.waiting)
-        self.waiting = b""
+        self.length, self.waiting = self.length + len(self.waiting), b""
 
     def flushed(self) -> int:
         """Its length, flushed to the disk. Raises OSError where it cannot be."""

@@ -19,8 +19,7 @@ COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3")
 def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
     """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
 
-    Thick lines are running means over 10 iterations.
-    With several agents the iterations in which the first agent is not the pioneer are shaded.
+    Thick lines are running means over 10 iterations. Iterations in which the first agent is not the pioneer are shaded.
     """
     agents = list(dict.fromkeys(record["agent"] for record in history))
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")

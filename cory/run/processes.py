@@ -1,4 +1,4 @@
-"""Several processes, one per GPU (or CPU share): what they tell each other. With one process, nothing."""
+"""Collective operations for data-parallel training, one process per GPU or CPU share; no-ops in a single process."""
 
 import ctypes
 import os
@@ -8,34 +8,31 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, reduce
 
-TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others, before it takes them for dead
+TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others before it takes them for dead
 
 
 def start(cpu: bool) -> PartialState:
-    """The processes' common state. The first caller decides whether they are on the CPU: it must be before any other
-    use of accelerate, where each process would take itself for the only one."""
+    """The processes' common state. The first caller decides whether they are on the CPU.
+
+    It must come before any other use of accelerate, where each process would take itself for the only one.
+    """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not PartialState._shared_state
     return PartialState(cpu=cpu, timeout=TIME_LIMIT) if several else PartialState(cpu=cpu)
 
 
 def configure_cpu() -> None:
-    """Tells a CPU's arithmetic and memory what training wants.
+    """Sets the CPU's arithmetic and memory for training.
 
-    Numbers below 1e-38 count as 0: PyTorch's GELU takes six times as long where many are. And freed memory stays with
-    the process (glibc): else the pages of every large array go back to the system and are asked for again.
+    Numbers below 1e-38 count as 0: many of them make PyTorch's GELU take six times as long. Freed memory stays with the
+    process (glibc): else the pages of every large array go back to the system and are asked for again.
     """
     torch.set_flush_denormal(True)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(-4, 0)  # M_MMAP_MAX: no array gets pages of its own
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-
-
-def is_main_process() -> bool:
-    """Whether this is the process that speaks for all; known before anything is started."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def world_size() -> int:
@@ -45,19 +42,12 @@ def world_size() -> int:
 
 def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of a tensor over the processes."""
-    if world_size() > 1:
-        tensor = tensor.clone()
-        torch.distributed.all_reduce(tensor)
-    return tensor
+    return reduce(tensor, "sum") if world_size() > 1 else tensor
 
 
 def all_reduce_max(value: float) -> float:
     """The largest of a number over the processes."""
-    if world_size() == 1:
-        return value
-    tensor = torch.tensor(value, device=PartialState().device)
-    torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
-    return tensor.item()
+    return max(gather([value]))
 
 
 def gather(rows: list[Any]) -> list[Any]:
@@ -72,5 +62,5 @@ def broadcast(value: Any) -> Any:
 
 def shard(rows: int) -> slice:
     """This process's part of `rows`, which their number divides."""
-    part = rows // world_size()
-    return slice(PartialState().process_index * part, (PartialState().process_index + 1) * part)
+    part, index = rows // world_size(), PartialState().process_index
+    return slice(index * part, (index + 1) * part)

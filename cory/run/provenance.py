@@ -15,7 +15,7 @@ from typing import Any
 
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets")
 CHUNK = 10_000  # rows of a data set that are in memory at a time
-PLAIN = (bool, int, float, str, bytes, type(None))  # values whose text is the same in every process
+PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def versions() -> dict[str, str]:
@@ -39,21 +39,21 @@ def source_hash(function: Callable[..., Any]) -> str:
 
     What the function calls is not part of it. Of a callable object: the source of its class, and its plain attributes.
     """
-    bound: list[Any] = []
+    values: list[Any] = []
     while isinstance(function, functools.partial):
-        bound += [*function.args, *sorted(function.keywords.items())]
+        values += [*function.args, *sorted(function.keywords.items())]
         function = function.func
-    function = _unwrapped(function)
+    function = inspect.unwrap(function)
+    values += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    values += getattr(function, "__defaults__", None) or ()
     code = function if hasattr(function, "__qualname__") else type(function)
+    if code is not function:
+        values += sorted(vars(function).items())
     try:
         source = inspect.getsource(code)
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # builtin, or typed at a prompt
-        source = getattr(getattr(code, "__code__", None), "co_code", repr(code.__qualname__).encode()).hex()
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    if code is not function:
-        cells += [value for _, value in sorted(vars(function).items())]
-    values = [bound, cells, getattr(function, "__defaults__", None) or ()]
-    return _digest([source, *(repr([v for v in part if isinstance(v, PLAIN) or _is_plain_pair(v)]) for part in values)])
+        source = getattr(getattr(code, "__code__", None), "co_code", code.__qualname__.encode()).hex()
+    return _digest([source, repr([value for value in values if _is_plain(value)])])
 
 
 def data_hash(rows: Any) -> str:
@@ -69,8 +69,9 @@ def _unwrapped(function: Callable[..., Any]) -> Any:
     return inspect.unwrap(function)
 
 
-def _is_plain_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(part, PLAIN) for part in value)
+def _is_plain(value: Any) -> bool:
+    """Whether a value's text is the same in every process."""
+    return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
 def _digest(texts: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ def table(summary: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def sample_table(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> str:
-    """The same queries before and after training, each agent alone."""
+    """The same queries before and after training, each agent solo."""
     lines = []
     for row, sample in enumerate(next(iter(before.values()))):
         lines.append(f"\n{one_line(sample['query'])}")
@@ -53,17 +53,12 @@ def model_card(agent: str, config: Config, summary: dict[str, dict[str, float]])
     rows = "\n".join(f"| {metric} | {v['start']:.3f} | {v['end']:.3f} |" for metric, v in summary.items())
     settings = yaml.safe_dump(asdict(config), sort_keys=False)
     adapter = config.lora.rank > 0 and not config.lora.merge
-    auto_class = "AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM"
-    imports = (
-        "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
-        if adapter
-        else "from transformers import AutoModelForCausalLM, AutoTokenizer"
-    )
-    header = {
-        "library_name": "peft" if adapter else "transformers",
-        "base_model": config.model.name,
-        "tags": ["cory", "ppo", "reinforcement-learning", *(["lora"] if adapter else [])],
-    }
+    library, auto_class, tags = "transformers", "AutoModelForCausalLM", ["cory", "ppo", "reinforcement-learning"]
+    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    if adapter:
+        library, auto_class, tags = "peft", "AutoPeftModelForCausalLM", [*tags, "lora"]
+        imports = "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
+    header = {"library_name": library, "base_model": config.model.name, "tags": tags}
     return f"""---
 {yaml.safe_dump(header, sort_keys=False)}---
 # {agent}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, UserError
+from cory.config import Config, UserError, expect
 from cory.run.checkpoint import Damaged, RunState, newest, read
 from cory.run.settings import differences, read_settings
 
@@ -22,7 +22,7 @@ class Resumed:
 
 
 def find(config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str]) -> Resumed | None:
-    """What `config.resume` asks for, and says so; None for a new run.
+    """Finds and announces what `config.resume` asks for; None for a new run.
 
     Args:
         wanted: the settings and the task's fingerprint, as config.yaml has them.
@@ -34,30 +34,27 @@ def find(config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[
         return None
     wanted = json.loads(json.dumps(wanted))
     if config.resume == "auto":
-        runs = [Path(config.output)] if config.output else _runs(name)
-        for run in runs:
-            if not (run / "config.yaml").exists():
-                continue
-            changed = list(differences(_settings(run), wanted))
-            if changed and config.output:
-                _refuse(run, changed)
-            if not changed:
+        for run in [Path(config.output)] if config.output else _runs(name):
+            saved = _settings(run) if (run / "config.yaml").exists() else None
+            if saved is not None and config.output:
+                _check_same(run, saved, wanted)
+            if saved is not None and not list(differences(saved, wanted)):
                 return _resumed(run, newest(run, agents))
         print("resume: no earlier run with these settings; starting a new one.", flush=True)
         return None
     path = Path(config.resume)
+    found: tuple[Path, RunState] | None
     if (path / "manifest.json").exists():
         try:
-            state = read(path, agents)
+            run, found = path.parent.parent, (path, read(path, agents))
         except Damaged as error:
             raise UserError(f"resume: expected a whole checkpoint, got {str(path)!r}: {error}") from None
-        _same(path, state.config, wanted)
-        return _resumed(path.parent.parent, (path, state))
-    if (path / "config.yaml").exists():
-        found = newest(path, agents)
-        _same(path, found[1].config if found else _settings(path), wanted)
-        return _resumed(path, found)
-    raise UserError(f"resume: expected auto, or the folder of a run or of a checkpoint, got {config.resume!r}")
+    else:
+        one = (path / "config.yaml").exists()
+        expect(one, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
+        run, found = path, newest(path, agents)
+    _check_same(path, found[1].config if found else _settings(path), wanted)
+    return _resumed(run, found)
 
 
 def _runs(name: str) -> list[Path]:
@@ -73,14 +70,10 @@ def _settings(run: Path) -> dict[str, Any]:
         raise UserError(f"resume: {error}") from None
 
 
-def _same(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    changed = list(differences(saved, wanted))
+def _check_same(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    changed = "; ".join(differences(saved, wanted))
     if changed:
-        _refuse(path, changed)
-
-
-def _refuse(path: Path, changed: list[str]) -> None:
-    raise UserError(f"resume: expected the settings of {str(path)!r}, got others: {'; '.join(changed)}")
+        raise UserError(f"resume: expected the settings of {str(path)!r}, got others: {changed}")
 
 
 def _resumed(run: Path, found: tuple[Path, RunState] | None) -> Resumed:

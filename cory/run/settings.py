@@ -5,13 +5,13 @@ Nothing here imports torch, so `--help` and mistakes are answered at once.
 
 import difflib
 import sys
-from argparse import RawDescriptionHelpFormatter
+from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
+from jsonargparse import ArgumentError, ArgumentParser
 
 from cory.config import Config, UserError, keys
 
@@ -45,14 +45,13 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
     """
     parser = _parser(kind)
     try:
-        parsed = parser.parse_object({key: value for key, value in settings.items() if key not in RECORDED})
-        return kind(**_values(parser, parsed))
+        return kind(**_values(parser, parser.parse_object(dict(settings))))
     except ArgumentError as error:
         raise UserError(f"{where}: {_with_nearest(str(error), kind)}") from None
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Where two runs differ, of what matters: "key: saved -> wanted". A run without a fingerprint is not held to one."""
+    """Where two runs differ, of what matters: "key: saved -> wanted". A fingerprint counts if both have one."""
     for key in [*saved, *(key for key in wanted if key not in saved)]:
         if not prefix and (key in FREE or (key == "fingerprint" and not (saved.get(key) and wanted.get(key)))):
             continue
@@ -90,35 +89,20 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
         files = [str(resumed / "config.yaml" if resumed else default)]
         argv = ["--config", files[0], *argv]
     try:
-        values = _parse(parser, _without_records(argv))
+        values = _parse(parser, argv)
     except ArgumentError as error:
         raise UserError(_blame(parser, files[-1], error) + _with_nearest(str(error), config_class)) from None
     del values["config"]
     file = Path(files[-1])
-    return config_class(**values), (file.parent.name if _is_record(file) else f"{task}_{file.stem}".lstrip("_"))
-
-
-class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """Keeps the line breaks of the description."""
-
-
-class Arguments(ArgumentParser):
-    """The parser of a command: `--help` shows its module's text, `description`, as it is written."""
-
-    def __init__(self, description: str | None) -> None:
-        super().__init__(exit_on_error=False, allow_abbrev=False, description=description, formatter_class=_Help)
-
-    def of(self, argv: Sequence[str] | None = None) -> Any:
-        """The values on a command line; None: that of the process. Raises a UserError over mistakes."""
-        try:
-            return self.instantiate(self.parse_args(argv))
-        except ArgumentError as error:
-            raise UserError(" ".join(str(error).split())) from None
+    of_run = file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
+    return config_class(**values), (file.parent.name if of_run else f"{task}_{file.stem}".lstrip("_"))
 
 
 def _parser(kind: type[Config]) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(kind)
+    for key in RECORDED:  # as the file of a run has them
+        parser.add_argument(f"--{key}", type=Any, default=SUPPRESS, help=SUPPRESS)
     return parser
 
 
@@ -136,23 +120,6 @@ def _run_of(resume: str) -> Path | None:
     return next((run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None)
 
 
-def _is_record(file: Path) -> bool:
-    return file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
-
-
-def _without_records(argv: Sequence[str]) -> list[str]:
-    """The command line with the text of a run's config.yaml in place of its name, without what is RECORDED there."""
-    result, before = [], ""
-    for word in argv:
-        flag, equals, name = ("--config", "", word) if before == "--config" else word.partition("=")
-        before = word
-        if flag == "--config" and name and _is_record(Path(name)):
-            settings = {key: value for key, value in read_settings(Path(name).parent).items() if key not in RECORDED}
-            word = f"{flag}{equals}" * bool(equals) + yaml.safe_dump(settings, sort_keys=False)
-        result.append(word)
-    return result
-
-
 def _parse(parser: ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
     try:
         parsed = parser.parse_args(list(argv))
@@ -164,7 +131,7 @@ def _parse(parser: ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
 def _values(parser: ArgumentParser, parsed: Any) -> dict[str, Any]:
     for key in keys_that_take_no_null(parser, parsed):
         raise UserError(f"{key}: expected a value, got null")
-    return vars(parser.instantiate(parsed))
+    return {key: value for key, value in vars(parser.instantiate(parsed)).items() if key not in RECORDED}
 
 
 def keys_that_take_no_null(parser: ArgumentParser, parsed: Any) -> Iterator[str]:
@@ -178,7 +145,7 @@ def keys_that_take_no_null(parser: ArgumentParser, parsed: Any) -> Iterator[str]
 def _blame(parser: ArgumentParser, file: str, error: ArgumentError) -> str:
     """The file's name, where the file alone, without flags, is refused too."""
     try:
-        _parse(parser, _without_records(["--config", file]))
+        _parse(parser, ["--config", file])
     except ArgumentError:
         return "" if file in str(error) else f"{file}: "
     except UserError:

@@ -20,19 +20,15 @@ def start_tracker(config: Config, folder: Path) -> Any:
         return None
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    tracker_class = LOGGER_TYPE_TO_CLASS[config.tracker]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"logging_dir": str(folder)} if config.tracker == "tensorboard" else {}
     if config.tracker == "wandb":
         options = {"dir": str(folder), "name": folder.name, **_wandb_run(folder)}
         if not os.environ.get("WANDB_MODE") and not _wandb_account():
             options["mode"] = "offline"
-            print(
-                f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later."
-            )
-    if config.tracker == "tensorboard":
-        options = {"logging_dir": str(folder)}
+            place = folder / "wandb"
+            print(f"wandb: no account is set up, so the run is kept in {place}; `wandb sync` uploads it later.")
     try:
-        tracker = tracker_class("cory", **options)
+        tracker = LOGGER_TYPE_TO_CLASS[config.tracker]("cory", **options)
     except ImportError as error:
         raise UserError(f"tracker: expected {config.tracker} to be installed, got: {error}") from None
     if hasattr(tracker, "start"):
@@ -42,12 +38,13 @@ def start_tracker(config: Config, folder: Path) -> Any:
 
 
 def _wandb_run(folder: Path) -> dict[str, str]:
-    """The run that wandb goes on with where this one is resumed: its id lies in the run's folder."""
+    """The wandb run to continue where this one is resumed: its id lies in the run's folder."""
     file = folder / "wandb_id"
-    known = file.exists() and file.read_text(encoding="utf-8").strip().isalnum()
-    if not known:
-        replace_text(file, secrets.token_hex(4))
-    return {"id": file.read_text(encoding="utf-8").strip(), **({"resume": "allow"} if known else {})}
+    known = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+    if known.isalnum():
+        return {"id": known, "resume": "allow"}
+    replace_text(file, new := secrets.token_hex(4))
+    return {"id": new}
 
 
 def _wandb_account() -> bool:

@@ -1,0 +1,27 @@
+"""The command line of a command: `--help` shows its module's text as it is written, mistakes are a UserError."""
+
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
+
+from cory.config import UserError
+
+
+class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Keeps the line breaks of the description."""
+
+
+class Arguments(ArgumentParser):
+    """The parser of a command: `--help` shows its module's text, `description`, as it is written."""
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(exit_on_error=False, allow_abbrev=False, description=description, formatter_class=_Help)
+
+    def of(self, argv: Sequence[str] | None = None) -> Any:
+        """The values on a command line; None: that of the process. Raises a UserError over mistakes."""
+        try:
+            return self.instantiate(self.parse_args(argv))
+        except ArgumentError as error:
+            raise UserError(" ".join(str(error).split())) from None
