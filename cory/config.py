@@ -44,10 +44,9 @@ class Settings:
             near = difflib.get_close_matches(name, hints, n=1)
             hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(hints)}"
             raise UserError(f"{type(self).__name__}: unknown key {name!r}{hint}")
-        if not _fits(value, hints[name]):
-            kind = hints[name] if get_origin(hints[name]) else hints[name].__name__
-            expected = str(kind).replace("typing.", "").replace("NoneType", "None")
-            raise UserError(f"{type(self).__name__}.{name}: expected {expected}, got {value!r}")
+        kind = hints[name] if get_origin(hints[name]) else hints[name].__name__
+        expected = str(kind).replace("typing.", "").replace("NoneType", "None")
+        expect(_fits(value, hints[name]), f"{type(self).__name__}.{name}", expected, value)
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
@@ -206,10 +205,9 @@ class PPOConfig(Settings):
         _between("ppo", self, 0, 1, "gamma", "lam")
         _between("ppo", self, 0, 1e6, "init_kl_coef", "vf_coef")
         expect(self.batch_size > 1, "ppo.batch_size", "at least 2, as advantages are whitened over it", self.batch_size)
-        mini_batch, count = self.mini_batch_size, self.gradient_accumulation_steps
-        multiple = f"a multiple of mini_batch_size * gradient_accumulation_steps = {mini_batch} * {count}"
-        step = mini_batch * count
-        expect(self.batch_size % step == 0, "ppo.batch_size", f"{multiple} = {step}", self.batch_size)
+        mini, count = self.mini_batch_size, self.gradient_accumulation_steps
+        multiple = f"a multiple of mini_batch_size * gradient_accumulation_steps = {mini} * {count} = {mini * count}"
+        expect(self.batch_size % (mini * count) == 0, "ppo.batch_size", multiple, self.batch_size)
         if self.reward_normalization and not self.reward_scaling:
             raise UserError("ppo.reward_normalization: expected ppo.reward_scaling: true beside it, got false")
 

@@ -39,6 +39,7 @@ TITLES = {
     "task_reward": "task reward", "kl": "KL to base (nats)", "combined_reward": "combined reward",
     "distinct_1": "distinct-1", "distinct_2": "distinct-2", "tokens": "length (tokens)",
 }  # fmt: skip
+LOCAL = ("models", "base", "task", "model", "device", "output")  # settings that may name folders of a machine
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
@@ -323,11 +324,11 @@ def evaluate(
     evaluator = Evaluator(task, settings, folder, kind)
     rows = summarise(evaluator.run(), task, settings, evaluator.kl_coef)
     queries, titles = evaluator.columns["prompt"], columns_shown(task, settings)
-    said = (
-        f"{len(queries)} queries, {settings.samples} responses each, temperature {evaluator.sampling.temperature:g}, "
-        f"eta = {evaluator.kl_coef:g}"
-    )
+    each, heat = settings.samples, evaluator.sampling.temperature
+    said = f"{len(queries)} queries, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
+    said += f"eta = {evaluator.kl_coef:g}"
     print(f"\n{said}; mean +- half-width of the 95 % interval over queries\n{text_table(rows, titles)}")
-    result = {"settings": asdict(settings), "said": said, "titles": titles, "queries": queries, "rows": rows}
+    shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
+    result = {"settings": shown, "said": said, "titles": titles, "queries": queries, "rows": rows}
     replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
     return Evaluation(folder, rows)

@@ -11,8 +11,7 @@ from cory.config import UserError, expect
 def placeholders(template: str, where: str) -> list[str]:
     """The names in braces in a template; `{{` and `}}` stand for braces themselves.
 
-    Raises:
-        UserError: the braces do not match, or hold more than a name (no attribute or index is ever looked up).
+    Raises a UserError where the braces do not match, or hold more than a name: no attribute or index is looked up.
     """
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
@@ -70,8 +69,7 @@ class RolePrompts:
     def render(self, role: int, row: Mapping[str, Any], response: str | None = None) -> str:
         """The prompt of `role` (0 is the pioneer) for one row of the dataset.
 
-        Args:
-            response: the response of the role before; None renders the pioneer's prompt, whatever the role.
+        `response` is that of the role before; None renders the pioneer's prompt, whatever the role.
         """
         if role == 0 or response is None:
             return fill(self.pioneer, row)
@@ -91,8 +89,7 @@ def fit_responses(
     took to write.
 
     Args:
-        render: from responses to prompts, row by row.
-        encode: from prompts to their token ids.
+        render: from responses to prompts, row by row. encode: from prompts to their token ids.
         context: tokens that the observer can attend to; None: any number.
         max_new_tokens: of the observer's answer.
 

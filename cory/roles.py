@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-ROLE_NAMES = ("pioneer", "observer")
-
 
 def role_name(role: int) -> str:
     """`pioneer`, `observer`, then `observer_2`, ... in chains of more than two agents."""
-    return ROLE_NAMES[role] if role < 2 else f"observer_{role}"
+    return ("pioneer", "observer")[role] if role < 2 else f"observer_{role}"
 
 
 @dataclass(frozen=True)

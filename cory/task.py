@@ -1,7 +1,7 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,8 @@ class Task:
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells this task from another, for a run's config.yaml: reward, templates and data, by name and hash."""
-        return {
-            **self.fingerprint_of_reward(),
-            "prompts": {"pioneer": self.prompts.pioneer, "observer": self.prompts.observer},
-            "dataset_sha256": provenance.data_hash(self.dataset),
-            "rows": len(self.dataset),
-        }
+        data = {"dataset_sha256": provenance.data_hash(self.dataset), "rows": len(self.dataset)}
+        return {**self.fingerprint_of_reward(), "prompts": asdict(self.prompts), **data}
 
     def fingerprint_of_reward(self) -> dict[str, str]:
         """The reward's name and the hash of its source."""

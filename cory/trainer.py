@@ -13,7 +13,7 @@ import torch
 from accelerate import PartialState
 
 from cory.agent import STATS, Agent, Rollout
-from cory.config import Config, UserError
+from cory.config import Config, UserError, expect
 from cory.metrics import combined_reward, distinct
 from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses
@@ -54,21 +54,14 @@ class CoryTrainer:
 
     def __init__(self, config: Config, agents: Sequence[Agent], task: Task, name: str = "cory") -> None:
         config.check()
-        if len(agents) != config.cory.num_agents:
-            raise UserError(
-                f"cory.num_agents: expected the number of agents, {len(agents)}, got {config.cory.num_agents}"
-            )
-        if len(task.dataset) < config.ppo.batch_size:
-            raise UserError(
-                f"dataset: expected at least ppo.batch_size = {config.ppo.batch_size} rows, got {len(task.dataset)}"
-            )
-        best, known = config.checkpoint.best, [*STATS, *MEASURED, *task.metrics]
-        if best is not None and best not in known:
-            raise UserError(f"checkpoint.best: expected null or one of the metrics {sorted(known)}, got {best!r}")
-        self.config = config
-        self.agents = list(agents)
-        self.task = task
-        self.name = name
+        count, rows, size = len(agents), len(task.dataset), config.ppo.batch_size
+        known, best = sorted([*STATS, *MEASURED, *task.metrics]), config.checkpoint.best
+        expect(
+            count == config.cory.num_agents, "cory.num_agents", f"the number of agents, {count}", config.cory.num_agents
+        )
+        expect(rows >= size, "dataset", f"at least ppo.batch_size = {size} rows", rows)
+        expect(best is None or best in known, "checkpoint.best", f"null or one of the metrics {known}", best)
+        self.config, self.agents, self.task, self.name = config, list(agents), task, name
         self.schedule = RoleSchedule(len(agents), config.cory.exchange_period)
         self.seconds: dict[str, float] = {}
         self._check_prompt_lengths()
@@ -271,14 +264,13 @@ class CoryTrainer:
         return samples
 
     def _check_prompt_lengths(self) -> None:
-        """Fails early if a prompt plus the longest response exceeds the context; an observer's holds a response, too."""
-        longest = self.config.sampling.max_new_tokens
-        columns = self.task.dataset[:]
+        """Fails early if a prompt and the longest response exceed the context; an observer's prompt holds a response."""
+        columns, rows = self.task.dataset[:], len(self.task.dataset)
         for role, agent in enumerate(self.agents[:2]):
             observes = role > 0 and self.config.cory.knowledge_transfer
-            prompts = self.task.render(role, columns, [""] * len(self.task.dataset) if observes else None)
-            lengths = [len(ids) for ids in agent.encode(prompts)]
-            check_lengths(lengths, longest * (2 if observes else 1), agent.context_length, prompts)
+            prompts = self.task.render(role, columns, [""] * rows if observes else None)
+            longest = self.config.sampling.max_new_tokens * (2 if observes else 1)
+            check_lengths([len(ids) for ids in agent.encode(prompts)], longest, agent.context_length, prompts)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -1,6 +1,8 @@
 """PPO's arithmetic on the (batch, R) tensors of a response window: log-probabilities, entropy, KL, losses."""
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +64,7 @@ def token_rewards(
     """Eq. 2: `-eta * KL` at every response token, plus the score at the last one.
 
     Args:
-        scores: (batch,) training rewards.
-        kls, mask: (batch, R).
+        scores: (batch,) training rewards. kls, mask: (batch, R).
 
     Returns:
         rewards, and the KL's part of them, both (batch, R).
@@ -92,11 +93,8 @@ def gae(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within each process.
 
-    Args:
-        values, rewards, mask: (batch, R).
-
     Returns:
-        masked values, advantages and returns, each (batch, R).
+        masked values, advantages and returns; all tensors, given or returned, are (batch, R).
     """
     values, rewards = values * mask, rewards * mask
     if whiten_rewards:
@@ -110,30 +108,17 @@ def gae(
     return values, whiten(advantages, mask), advantages + values
 
 
-class LossStats(NamedTuple):
-    """Sums over response tokens, each a scalar tensor, under TRL's names: `loss_policy` is `ppo/loss/policy`."""
-
-    loss_policy: torch.Tensor
-    loss_value: torch.Tensor
-    policy_entropy: torch.Tensor
-    policy_approxkl: torch.Tensor
-    policy_policykl: torch.Tensor
-    policy_clipfrac: torch.Tensor
-    policy_ratio: torch.Tensor
-    val_vpred: torch.Tensor
-    val_error: torch.Tensor
-    val_clipfrac: torch.Tensor
+# Sums over response tokens, each a scalar tensor, under TRL's names: `loss_policy` is `ppo/loss/policy`.
+LossStats = namedtuple(
+    "LossStats",
+    "loss_policy loss_value policy_entropy policy_approxkl policy_policykl policy_clipfrac policy_ratio "
+    "val_vpred val_error val_clipfrac",
+)
 
 
 def ppo_losses(
-    logprobs: torch.Tensor,
-    values: torch.Tensor,
-    entropies: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    old_values: torch.Tensor,
-    advantages: torch.Tensor,
-    returns: torch.Tensor,
-    *,
+    new: Sequence[torch.Tensor],
+    sampled: Sequence[torch.Tensor],
     mask: torch.Tensor,
     cliprange: float,
     cliprange_value: float,
@@ -141,9 +126,11 @@ def ppo_losses(
     """TRL's clipped losses (Eq. 11, 13), summed over response tokens; the first two carry the gradient.
 
     Args:
-        logprobs, values, entropies: of the policy being trained; all tensors are (batch, R).
-        old_logprobs, old_values: of the policy that sampled.
+        new: log-probabilities, values and entropies of the policy being trained; all tensors are (batch, R).
+        sampled: log-probabilities and values of the policy that sampled, advantages, returns.
     """
+    logprobs, values, entropies = new
+    old_logprobs, old_values, advantages, returns = sampled
     difference = logprobs - old_logprobs
     ratio = difference.exp()
     policy, clipped_policy = -advantages * ratio, -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)

@@ -28,7 +28,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import SamplingConfig
 from cory.learners import losses
-from cory.learners.losses import LossStats, TokenLogprobs
 from cory.learners.trl_parts import PolicyWithValueHead, RunningMoments
 from cory.policies import window
 from cory.policies.sampling import pad_token, sample
@@ -37,7 +36,7 @@ from cory.run import processes
 from cory.run.guards import NotFinite
 
 # The statistics of a mini-batch, under TRL's names.
-STATS = [f"ppo/{name.replace('_', '/', 1)}" for name in LossStats._fields]
+STATS = [f"ppo/{name.replace('_', '/', 1)}" for name in losses.LossStats._fields]
 STATS += [f"ppo/{name}" for name in ("loss/total", "returns/mean", "returns/var", "val/mean", "val/var")]
 # Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: PASS_CHUNK for a pass of the
 # reference, which many rows make efficient; READ_CHUNK for element-wise arithmetic, which is as fast with a few.
@@ -101,9 +100,8 @@ class PPOTrainer(trl.PPOTrainer):
             # It would also wrap the reference to exchange gradients that it has not.
             patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
         ):
-            warnings.filterwarnings("ignore", message="`PPOTrainer` is deprecated", category=FutureWarning)
-            warnings.filterwarnings("ignore", message="No dataset is provided", category=UserWarning)
-            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+            for message in ("`PPOTrainer` is deprecated", "No dataset is provided", "`is_gradient_checkpointing`"):
+                warnings.filterwarnings("ignore", message=message)
             super().__init__(config=config, model=model, ref_model=None, tokenizer=tokenizer, optimizer=optimizer)
         self.ref_model = None if ref_model is None else ref_model.to(self.accelerator.device)
         # TRL keeps a generator here, empty after one use: only the first step would clip its gradients.
@@ -151,11 +149,11 @@ class PPOTrainer(trl.PPOTrainer):
         """
         size = self.config.batch_size
         if not len(queries) == len(responses) == len(scores) == size:
-            raise ValueError(
-                f"expected batch_size = {size} queries, responses and scores, "
-                f"got {len(queries)}, {len(responses)} and {len(scores)}"
-            )
-        self._training_mode()
+            came = f"{len(queries)}, {len(responses)} and {len(scores)}"
+            raise ValueError(f"expected batch_size = {size} queries, responses and scores, got {came}")
+        self.model.eval()  # no dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1
+        for layer in self.checkpointed_layers:
+            layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
         batch = window.pack(queries, responses, self.pad_id)
         mask = batch.response_mask
         scores = self._scaled(scores.to(mask.device, torch.float32))
@@ -196,12 +194,6 @@ class PPOTrainer(trl.PPOTrainer):
         """See `losses.gae`."""
         return losses.gae(values, rewards, mask, self.config.gamma, self.config.lam, self.config.whiten_rewards)
 
-    def _training_mode(self) -> None:
-        """No dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1."""
-        self.model.eval()
-        for layer in self.checkpointed_layers:
-            layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
-
     def _scaled(self, scores: torch.Tensor) -> torch.Tensor:
         """Training rewards after the optional scaling, normalization and clipping."""
         if self.config.use_score_scaling:
@@ -221,7 +213,7 @@ class PPOTrainer(trl.PPOTrainer):
     def _pass(self, model: torch.nn.Module, rows: Window) -> Rows:
         with self._autocast():
             logits, values = model(*rows[:4])
-        logprobs, all_logprobs = TokenLogprobs.apply(logits, rows.response_ids)
+        logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, rows.response_ids)
         return Rows(logprobs, all_logprobs, values)
 
     def _chunk(self, batch: Window, elements: dict[str, int]) -> int:
@@ -314,8 +306,8 @@ class PPOTrainer(trl.PPOTrainer):
         tokens = processes.all_reduce_sum(batch.response_mask[index].sum()) / processes.world_size()
         graphs, old.graphs = old.graphs, []
         parts = self._micro_batches(batch, index)
-        sums = torch.zeros(len(LossStats._fields), device=batch.input_ids.device)
-        clips = {"cliprange": self.config.cliprange, "cliprange_value": self.config.cliprange_value}
+        sums = torch.zeros(len(losses.LossStats._fields), device=batch.input_ids.device)
+        clips = self.config.cliprange, self.config.cliprange_value
         for number, (part, rows) in enumerate(parts):
             width = rows.response_ids.shape[1]
             sampled = [old.logprobs, old.values, old.advantages, old.returns]
@@ -324,12 +316,11 @@ class PPOTrainer(trl.PPOTrainer):
             synced = last and number + 1 == len(parts)  # several processes exchange gradients once per step
             with nullcontext() if synced else self.accelerator.no_sync(self.model):
                 new = graphs.pop(0) if graphs else self._forward(rows)
-                entropies = losses.entropy(new.all_logprobs, self._chunk(rows, READ_CHUNK))
-                mask = rows.response_mask
-                terms = losses.ppo_losses(new.logprobs, new.values, entropies, *sampled, mask=mask, **clips)
+                trained = new.logprobs, new.values, losses.entropy(new.all_logprobs, self._chunk(rows, READ_CHUNK))
+                terms = losses.ppo_losses(trained, sampled, rows.response_mask, *clips)
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward((terms.loss_policy + self.config.vf_coef * terms.loss_value) / tokens)
-            del new
+            del new, trained
             sums += torch.stack(terms).detach()
         mask = batch.response_mask[index]
         moments = [m for x in (old.returns, old.values) for m in losses.mean_and_variance(x[index], mask)]
@@ -344,8 +335,8 @@ class PPOTrainer(trl.PPOTrainer):
         bad = set((~finite).nonzero().flatten().tolist())
         for part in batch.by_length(self.micro_batch, index):
             new = self._forward(batch.rows(part))
-            fine = (new.logprobs.isfinite() & new.values.isfinite()).all(-1).tolist()
-            bad |= {row for row, good in zip(part, fine, strict=True) if not good}
+            finite = (new.logprobs.isfinite() & new.values.isfinite()).all(-1)
+            bad |= {part[row] for row in (~finite).nonzero().flatten().tolist()}
         return sorted(bad)
 
     def _retrying(self, compute: Callable[[], T]) -> T:
@@ -359,11 +350,9 @@ class PPOTrainer(trl.PPOTrainer):
                     raise
             self.micro_batch = (self.micro_batch + 1) // 2
             clear_device_cache(garbage_collection=True)
-            warnings.warn(
-                f"Out of memory: {self.micro_batch} rows at a time from now on. The update is that of the whole "
-                f"mini-batch still. ppo.micro_batch {self.micro_batch} starts a run this way.",
-                stacklevel=2,
-            )
+            update = "The update is that of the whole mini-batch still."
+            advice = f"{update} ppo.micro_batch {self.micro_batch} starts a run this way."
+            warnings.warn(f"Out of memory: {self.micro_batch} rows at a time from now on. {advice}", stacklevel=2)
 
     def restart(self) -> None:
         """Forgets Adam's moments, the KL coefficient and the reward moments, as a new trainer would."""

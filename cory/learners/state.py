@@ -30,21 +30,17 @@ def load_state(learner: PPOTrainer, tensors: Mapping[str, torch.Tensor], numbers
     for name in tensors:
         if name.split("/")[1] not in trained:
             raise ValueError(f"unknown tensor {name}")
-    adam: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for name, parameter in trained.items():
         saved = tensors.get(f"weights/{name}")
         if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
             came = None if saved is None else (tuple(saved.shape), saved.dtype)
             raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
-        prefix = f"adam/{name}/"
-        keys = [key.removeprefix(prefix) for key in tensors if key.startswith(prefix)]
-        adam[parameter] = {key: tensors[prefix + key].to(parameter.device) for key in keys}
     learner.optimizer.state.clear()
-    with torch.no_grad():
-        for name, parameter in trained.items():
-            parameter.copy_(tensors[f"weights/{name}"])
-            if adam[parameter]:
-                learner.optimizer.state[parameter] = adam[parameter]
+    for name, parameter in trained.items():
+        parameter.detach().copy_(tensors[f"weights/{name}"])
+        adam = {key.rsplit("/", 1)[1]: x for key, x in tensors.items() if key.startswith(f"adam/{name}/")}
+        if adam:
+            learner.optimizer.state[parameter] = {key: x.to(parameter.device) for key, x in adam.items()}
     learner.kl_ctl.value = float(numbers["kl_coef"])
     learner.micro_batch = int(numbers["micro_batch"])
     learner.running = RunningMoments(learner.accelerator)

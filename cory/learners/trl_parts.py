@@ -29,14 +29,9 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
 
 
 OURS = ("micro_batch", "value_head_init")  # settings that TRL does not have
-TRL_NAMES = {  # those that it names otherwise
-    "adaptive_kl": "adap_kl_ctrl",
-    "kl_target": "target",
-    "kl_horizon": "horizon",
-    "reward_scaling": "use_score_scaling",
-    "reward_normalization": "use_score_norm",
-    "reward_clip": "score_clip",
-}
+# Those that it names otherwise.
+TRL_NAMES = {"adaptive_kl": "adap_kl_ctrl", "kl_target": "target", "kl_horizon": "horizon", "reward_clip": "score_clip"}
+TRL_NAMES |= {"reward_scaling": "use_score_scaling", "reward_normalization": "use_score_norm"}
 
 
 def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:

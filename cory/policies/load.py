@@ -30,11 +30,7 @@ HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be r
 
 
 def choose_device(name: str) -> torch.device:
-    """Sets the process's device before anything else touches accelerate, and returns it.
-
-    Raises:
-        UserError: the device is unknown or absent.
-    """
+    """Sets the process's device, before anything else touches accelerate. Raises a UserError if it is not there."""
     try:
         wanted = None if name == "auto" else torch.device(name)
     except RuntimeError:
@@ -59,8 +55,7 @@ def find(
     """Where to load `name` from, as arguments of from_pretrained: tells a missing folder from an unreachable Hub.
 
     Args:
-        what: the key that named it, for the message.
-        kind: `model` or `dataset`.
+        what: the key that named it, for the message. kind: `model` or `dataset`.
         cached: whether it is known to be in the local cache, so that no Hub is needed; for models this is looked up.
 
     Raises:
@@ -121,21 +116,16 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
     except LOADING as error:
         reason = first_line(error)
         raise UserError(f"model.name: expected a causal language model, got {model.name!r} ({reason})") from None
-    for module in policy.modules():
+    check_vocabulary(policy, tokenizer, "model.name", model.name)
+    for module in list(policy.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass; TRL trains in eval().
             module.support_avx512bf16_for_cpu = False
-    check_vocabulary(policy, tokenizer, "model.name", model.name)
-    fuse_gelu(policy)
-    return policy, tokenizer
-
-
-def fuse_gelu(model: PreTrainedModel) -> None:
-    """Computes GPT-2's GELU in one kernel. transformers writes it as eight, half the time of a small model's update."""
-    for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
+                # In one kernel: transformers writes GPT-2's GELU as eight, half the time of a small model's update.
                 setattr(module, name, GELUTanh())
+    return policy, tokenizer
 
 
 @contextmanager
@@ -151,11 +141,7 @@ def quiet() -> Iterator[None]:
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
-    """`base` with a saved adapter on it.
-
-    Raises:
-        UserError: the adapter is damaged or does not fit.
-    """
+    """`base` with a saved adapter on it. Raises a UserError where the adapter is damaged or does not fit."""
     try:
         return PeftModel.from_pretrained(base, str(folder))
     except LOADING as error:
@@ -171,8 +157,7 @@ def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrai
 class ModelPool:
     """The models of an evaluation: adapters share their base, and of full models only one is in memory at a time.
 
-    Args:
-        base: the model that KL is measured to; it stays.
+    `base` is the model that KL is measured to; it stays in memory.
     """
 
     def __init__(self, device: torch.device, base: ModelConfig) -> None:
@@ -188,7 +173,7 @@ class ModelPool:
     def loaded(
         self, model: ModelConfig, adapter: Path | None
     ) -> Iterator[tuple[Any, PreTrainedModel | None, PreTrainedTokenizerBase]]:
-        """A model to answer with, the base for its KL (None: itself with its adapter off), and its tokenizer."""
+        """The model to answer with, the base for its KL (None: itself with its adapter off), and its tokenizer."""
         # A chat template changes prompts, not weights.
         on_base = replace(model, chat_template=self.base_config.chat_template) == self.base_config
         if not on_base and (self.kept is None or self.kept[0] != model):
@@ -206,11 +191,7 @@ class ModelPool:
 
 
 def quantization(model: ModelConfig) -> dict[str, Any]:
-    """Arguments of from_pretrained for 4 or 8 bit weights.
-
-    Raises:
-        UserError: bitsandbytes is not installed, or does not run on this device.
-    """
+    """from_pretrained's arguments for 4 or 8 bit weights. Raises a UserError where bitsandbytes cannot run."""
     bits = model.quantization
     if bits == "none":
         return {}

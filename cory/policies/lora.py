@@ -18,8 +18,7 @@ from cory.policies.load import quiet
 def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
     """`base` with a new trainable adapter, made the active one; everything else is frozen.
 
-    Raises:
-        UserError: no module of the model has one of `lora.target_modules`; names those that exist.
+    Raises a UserError where no module has a name in `lora.target_modules`; it lists those that exist.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
     targets = lora.target_modules
@@ -31,13 +30,10 @@ def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) 
         missing = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in model.named_modules())]
         if missing:
             raise UserError(f"lora.target_modules: expected modules of the model, among {exist}, got {missing}")
+    conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
+    # Without dropout, PEFT's default, as in TRL's passes.
     config = peft.LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=0.0,  # PPO's passes run without dropout, as in TRL
-        target_modules=targets,
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's layers
-        task_type="CAUSAL_LM",
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, fan_in_fan_out=conv, task_type="CAUSAL_LM"
     )
     if isinstance(base, PeftModel):
         base.add_adapter(name, config)
@@ -54,11 +50,9 @@ def activate(policy: PreTrainedModel | PeftModel, name: str) -> None:
 
 
 def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> None:
-    """Writes a policy: a model as it is; an adapter as a PEFT folder, or merged into a full model.
+    """Writes a model as it is; the adapter `name` as a PEFT folder, or with `merge` as a full model.
 
-    Args:
-        name: of the adapter.
-        merge: whether to write a full model; the policy in memory is left as it was.
+    The policy in memory is left as it was.
     """
     if merge and isinstance(policy, PeftModel):
         # A copy: merging and unmerging in place would leave rounding errors in the base.

@@ -24,13 +24,12 @@ def seed_everything(*key: int) -> None:
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat_template: bool = False) -> list[list[int]]:
     """Token ids of prompts; with `chat_template` each as a user's turn, followed by the opening of the assistant's.
 
-    Raises:
-        UserError: the tokenizer has no chat template.
+    Raises a UserError where the tokenizer has no chat template.
     """
     if not chat_template:
         return tokenizer(list(prompts))["input_ids"]
-    template, name = bool(tokenizer.chat_template), tokenizer.name_or_path
-    expect(template, "model.chat_template", "a tokenizer with a chat template", name)
+    has_one, name = bool(tokenizer.chat_template), tokenizer.name_or_path
+    expect(has_one, "model.chat_template", "a tokenizer with a chat template", name)
     turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
     texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them

@@ -69,8 +69,7 @@ class CheckpointManager:
     def after(self, records: Sequence[Mapping[str, Any]], last: bool, stopped: bool) -> None:
         """Saves after an iteration where that is due; `state.iteration` is the next one.
 
-        Args:
-            last: whether no iteration is left. stopped: whether the run ends before its time.
+        `last`: whether no iteration is left. `stopped`: whether the run ends before its time.
         """
         every = self.settings.save_every
         if stopped or (last and self.settings.save_final) or (every and self.state.iteration % every == 0):
@@ -94,11 +93,8 @@ class CheckpointManager:
             self.state.lengths = self.run.lengths()
             target = _write(folder, self.state, self.agents)
         except (OSError, SafetensorError) as error:
-            warnings.warn(
-                f"The checkpoint before iteration {iteration} could not be written to {folder} ({error}). The run goes "
-                "on; earlier checkpoints are as they were.",
-                stacklevel=2,
-            )
+            failure = f"The checkpoint before iteration {iteration} could not be written to {folder} ({error})."
+            warnings.warn(f"{failure} The run goes on; earlier checkpoints are as they were.", stacklevel=2)
             return None
         spare = _place(folder, self.state.best["iteration"]) if self.state.best else None
         for old in _folders(folder)[self.settings.keep :]:
@@ -221,11 +217,7 @@ def newest(run: Path, agents: Sequence[str]) -> tuple[Path, RunState] | None:
 
 
 def load(path: Path, state: RunState, agents: Sequence[SavedAgent]) -> None:
-    """Gives the agents the state of a checkpoint that `read` has checked.
-
-    Raises:
-        UserError: it is of other models.
-    """
+    """Loads a checkpoint that `read` has checked into the agents. Raises a UserError if it is of other models."""
     for agent in agents:
         try:
             agent.load_state(load_file(path / f"{agent.name}.safetensors"), state.agents[agent.name])

@@ -31,18 +31,13 @@ Samples = dict[str, list[dict[str, Any]]]  # by agent
 
 
 class SavedAgent(Protocol):
-    """What a run's folder and its checkpoints need of an agent."""
+    """What a run's folder and its checkpoints need of an agent; see `cory.agent.Agent`."""
 
     name: str
 
-    def save(self, folder: Path) -> None:
-        """Writes it as a Hugging Face or PEFT folder."""
-
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """All that training has changed: tensors, and numbers as json."""
-
-    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Loads what `state` returned. Raises a ValueError or LookupError where it does not fit."""
+    def save(self, folder: Path) -> None: ...
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None: ...
 
 
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,9 +54,7 @@ class Run:
     Of several processes the main one writes and prints; the others only keep the history.
 
     Args:
-        config: the run's settings.
-        name: of the run.
-        agents: the agents' names.
+        config: the run's settings. name: of the run. agents: their names.
         record: what config.yaml gets: see `run_record`.
         folder: of a run to continue; None makes a new one.
         lengths: of its files at the checkpoint, in bytes, by name; they are cut back to it.
@@ -97,13 +90,9 @@ class Run:
                 self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
             self.tracker = start_tracker(config, self.folder)
         self.history, self.seconds = processes.broadcast((self.history, self.seconds))
-        self.bar = tqdm(
-            total=config.iterations,
-            initial=len(self.seconds),
-            bar_format="{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}",  # leaves a line of 80 for two agents
-            disable=not (self.writes and sys.stderr.isatty()),
-            dynamic_ncols=True,
-        )
+        layout = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # leaves a line of 80 for two agents
+        hidden, done = not (self.writes and sys.stderr.isatty()), len(self.seconds)
+        self.bar = tqdm(total=config.iterations, initial=done, bar_format=layout, disable=hidden, dynamic_ncols=True)
 
     def __enter__(self) -> "Run":
         return self

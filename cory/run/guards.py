@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from cory.metrics import collapsed
-
 # What a flag of metrics.jsonl means, said once per run.
 MEANING = {
     "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or "
@@ -57,7 +55,8 @@ def flags(
         "empty_responses": sum(not text.strip() for text in completions) > EMPTY_SHARE * len(completions),
         "ratio": record["dropped_steps"] > 0,
         "not_finite": record["skipped_steps"] > 0,
-        "collapse": collapsed(record["distinct_2"] / max(start["distinct_2"], 1e-9), record["kl"], kl_bound),
+        # Distribution collapse: the texts grow alike, or the policy is far from the reference.
+        "collapse": record["distinct_2"] / max(start["distinct_2"], 1e-9) < 0.5 or record["kl"] > kl_bound,
     }
     return [name for name, here in seen.items() if here]
 

@@ -24,14 +24,13 @@ def replace_text(path: Path, text: str) -> None:
 
 
 class JsonlWriter:
-    """A json-lines file that grows, and never holds part of a line. Until it is closed nobody else can open it as one.
+    """A json-lines file that grows and never holds part of a line.
 
     Args:
-        path: of the file; made where it is missing.
-        length: bytes of it that stay.
+        path: of the file; made where it is missing. length: bytes of it that stay.
 
     Raises:
-        UserError: another process writes it.
+        UserError: another process has it open as a JsonlWriter.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:

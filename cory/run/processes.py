@@ -1,7 +1,6 @@
 """Collective operations for data-parallel training, one process per GPU or CPU share; no-ops in a single process."""
 
 import ctypes
-import os
 import sys
 from datetime import timedelta
 from typing import Any
@@ -14,12 +13,11 @@ TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others before
 
 
 def start(cpu: bool) -> PartialState:
-    """The processes' common state. The first caller decides whether they are on the CPU.
+    """The processes' common state. The first call decides on `cpu`.
 
-    It must come before any other use of accelerate, where each process would take itself for the only one.
+    Another use of accelerate before it would make each process take itself for the only one.
     """
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not PartialState._shared_state
-    return PartialState(cpu=cpu, timeout=TIME_LIMIT) if several else PartialState(cpu=cpu)
+    return PartialState(cpu=cpu, timeout=TIME_LIMIT)
 
 
 def configure_cpu() -> None:

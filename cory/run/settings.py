@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from cory.config import Config, UserError, keys
+from cory.config import Config, UserError, expect, keys
 
 RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "versions"}  # may differ on resume
@@ -87,7 +87,9 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
     resumed = _run_of(next(iter(_values_of("--resume", argv)[-1:]), ""))
     if not files:
         files = [str(resumed / "config.yaml" if resumed else default)]
-        argv = ["--config", files[0], *argv]
+        helped = {"-h", "--help"} & {*argv}
+        expect(Path(files[0]).exists() or bool(helped), "config", "--config FILE, as in a checkout's configs/", argv)
+        argv = argv if helped else ["--config", files[0], *argv]
     try:
         values = _parse(parser, argv)
     except ArgumentError as error:

@@ -11,11 +11,7 @@ from cory.run.jsonl import replace_text
 
 
 def start_tracker(config: Config, folder: Path) -> Any:
-    """accelerate's tracker of the kind that is asked for, or None.
-
-    Raises:
-        UserError: its package is not installed.
-    """
+    """accelerate's tracker of the kind that is asked for, or None. Raises a UserError if its package is missing."""
     if config.tracker == "none":
         return None
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -31,8 +27,7 @@ def start_tracker(config: Config, folder: Path) -> Any:
         tracker = LOGGER_TYPE_TO_CLASS[config.tracker]("cory", **options)
     except ImportError as error:
         raise UserError(f"tracker: expected {config.tracker} to be installed, got: {error}") from None
-    if hasattr(tracker, "start"):
-        tracker.start()
+    tracker.start()
     tracker.store_init_configuration(_flat(asdict(config)))
     return tracker
 
