@@ -10,7 +10,7 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config, UserError
+from cory.config import Config, UserError, expect
 from cory.learners.ppo import PPOTrainer
 from cory.learners.state import load_state, save_state
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
@@ -63,35 +63,20 @@ class Agent:
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
     ) -> None:
-        self.name = name
-        self.tokenizer = tokenizer
-        self.sampling = config.sampling
-        self.chat_template = config.model.chat_template
-        self.merge = config.lora.merge
+        self.name, self.tokenizer, self.sampling = name, tokenizer, config.sampling
+        self.chat_template, self.merge = config.model.chat_template, config.lora.merge
+        micro_batch, on_nonfinite = config.ppo.micro_batch, config.guards.on_nonfinite
+        settings = trl_config(config.ppo, config.seed)
         self.learner = PPOTrainer(
-            trl_config(config.ppo, config.seed),
-            policy,
-            reference,
-            tokenizer,
-            micro_batch=config.ppo.micro_batch,
-            precision=config.precision,
-            on_nonfinite=config.guards.on_nonfinite,
+            settings, policy, reference, tokenizer, micro_batch, config.precision, on_nonfinite=on_nonfinite
         )
+        self.device: torch.device = self.learner.accelerator.device
+        self.context_length = context_length(self.policy)  # tokens that it can attend to; None where nothing says
 
     @property
     def policy(self) -> PreTrainedModel:
         """The causal language model, with the adapters of all agents that share it."""
         return self.learner.policy
-
-    @property
-    def device(self) -> torch.device:
-        """Where the policy is."""
-        return self.learner.accelerator.device
-
-    @property
-    def context_length(self) -> int | None:
-        """Tokens that the policy can attend to, where its configuration says."""
-        return context_length(self.policy)
 
     @property
     def optimizer_steps(self) -> int:
@@ -168,11 +153,8 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     """
     config.check()
     choose_device(config.device)
-    if config.ppo.mini_batch_size % processes.world_size():
-        raise UserError(
-            f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes.world_size()}, "
-            f"got {config.ppo.mini_batch_size}"
-        )
+    world, size = processes.world_size(), config.ppo.mini_batch_size
+    expect(size % world == 0, "ppo.mini_batch_size", f"a multiple of the number of processes, {world}", size)
     kind = PartialState().distributed_type.value
     if kind in ("DEEPSPEED", "FSDP"):
         raise UserError(

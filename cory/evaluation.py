@@ -16,8 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -107,17 +108,12 @@ def respond(
     return result
 
 
-@dataclass
-class Candidate:
-    """A model that is evaluated.
-
-    Args:
-        model: its settings. adapter: folder of the adapter on it, if any. prompts: what each role reads.
-    """
+class Candidate(NamedTuple):
+    """A model that is evaluated: its settings, the folder of an adapter on it, and the task with its roles' prompts."""
 
     model: ModelConfig
     adapter: Path | None
-    prompts: RolePrompts
+    task: Task
 
 
 def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -136,12 +132,11 @@ class Evaluator:
     Args:
         task: held-out queries, reward and prompts.
         settings: what to compare.
-        folder: of the results; what its responses.jsonl has is not answered again.
         kind: the runs' configuration class, which knows the task's built-in models.
     """
 
-    def __init__(self, task: Task, settings: EvaluationConfig, folder: Path, kind: type[Config] = Config) -> None:
-        self.settings, self.folder, self.task = settings, folder, task
+    def __init__(self, task: Task, settings: EvaluationConfig, kind: type[Config] = Config) -> None:
+        self.settings, self.task = settings, task
         device = choose_device(settings.device)
         runs = {Path(name): run_config(kind, Path(name)) for name in settings.models if run_agents(Path(name))}
         first = next(iter(runs.values()), None) or kind()
@@ -153,7 +148,7 @@ class Evaluator:
         revision = first.model.revision if runs and not settings.base else None
         model = first.model if runs else ModelConfig()
         base = changed(replace(model, name=first.resolve(name), revision=revision), settings.model)
-        self.candidates = {"base": Candidate(base, None, task.prompts)}
+        self.candidates = {"base": Candidate(base, None, task)}
         self.chains: dict[str, tuple[str, str]] = {}
         for name in settings.models:
             path = Path(name)
@@ -161,31 +156,31 @@ class Evaluator:
                 self._add_run(path, runs[path])
             elif first.resolve(name) != base.name:
                 model = replace(base, name=first.resolve(name), revision=None)
-                self.candidates[name] = Candidate(model, None, task.prompts)
+                self.candidates[name] = Candidate(model, None, task)
         self.pool = ModelPool(device, base)
         count = min(settings.queries or len(task.dataset), len(task.dataset))
         self.columns = task.dataset[:count]
-        self.file = folder / RESPONSES
-        self.done = read_responses(folder) if self.file.exists() else {}
+        self.done: dict[tuple[str, int], dict[str, Any]] = {}
 
     def _add_run(self, run: Path, config: Config) -> None:
         """A run's agents as candidates, and their chains. They read what its record says; another reward is named."""
         made_of = read_settings(run).get("fingerprint") or {}
-        prompts = RolePrompts(**made_of["prompts"]) if made_of else self.task.prompts
+        task = replace(self.task, prompts=RolePrompts(**made_of["prompts"])) if made_of else self.task
         mine = self.task.fingerprint_of_reward()["reward"]
         if made_of and made_of["reward"] != mine:
             print(f"Mind: {run} was trained on the reward {made_of['reward']}, not {mine}.", file=sys.stderr)
         agents = agent_models(run, config, self.settings.model)
-        self.candidates |= {agent: Candidate(*model, prompts) for agent, model in agents.items()}
+        self.candidates |= {agent: Candidate(*model, task) for agent, model in agents.items()}
         for pioneer, observer in itertools.permutations(agents, 2):
             self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer)
         if len(agents) == 1:
             self.chains |= {f"{agent} after itself": (agent, agent) for agent in agents}
 
-    def run(self) -> dict[str, list[dict[str, Any]]]:
-        """The records of every model and chain, in the order of the queries."""
-        with self.file.open("a", encoding="utf-8") as file:
-            if self.file.stat().st_size:
+    def run(self, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """The records of every model and chain, in the order of the queries; those in the folder are not made again."""
+        with (folder / RESPONSES).open("a", encoding="utf-8") as file:
+            self.done = read_responses(folder)
+            if self.done:
                 file.write("\n")  # ends a line that was cut short; empty lines are skipped
             for name in self.candidates:
                 self._answer(name, name, None, file)
@@ -207,7 +202,7 @@ class Evaluator:
                 index = missing[start : start + chunk]
                 sampled, rewards = self._respond(candidate, loaded, index, pioneer, n, self.sampling)
                 rows = [slice(place * n, (place + 1) * n) for place in range(len(index))]
-                records = [
+                records: list[dict[str, Any]] = [
                     {"model": name, "query": i, "rewards": rewards[at], "kl": sampled.kl[at],
                      "tokens": sampled.tokens[at], "completions": sampled.completions[at]}
                     for i, at in zip(index, rows, strict=True)
@@ -228,24 +223,17 @@ class Evaluator:
     ) -> tuple[Responses, list[float]]:
         """n responses to each of the queries `index`, query by query, and their rewards."""
         columns = {name: [values[i] for i in index for _ in range(n)] for name, values in self.columns.items()}
-        task = replace(self.task, prompts=candidate.prompts)
         model, base, tokenizer = loaded
+        chat = candidate.model.chat_template
         if pioneer is None:
-            prompts = task.render(0, columns)
+            prompts = candidate.task.render(0, columns)
         else:
             records = [self.done[pioneer, i] for i in index]
             read = [t for r in records for t in ([r["greedy"]] if sampling is self.greedy else r["completions"])]
-            prompts = fit_responses(
-                lambda texts: task.render(1, columns, texts),
-                read,
-                lambda texts: encode(tokenizer, texts, candidate.model.chat_template),
-                context_length(model),
-                sampling.max_new_tokens,
-            )
+            render, tokens = partial(candidate.task.render, 1, columns), partial(encode, tokenizer, chat_template=chat)
+            prompts = fit_responses(render, read, tokens, context_length(model), sampling.max_new_tokens)
         seed = self.settings.seed * 1_000_003 + index[0]  # the same samples, however often the evaluation was stopped
-        answers = respond(
-            model, base, tokenizer, prompts, sampling, self.settings.batch_size, seed, candidate.model.chat_template
-        )
+        answers = respond(model, base, tokenizer, prompts, sampling, self.settings.batch_size, seed, chat)
         others = {name: values for name, values in columns.items() if name != "prompt"}
         return answers, score(self.task.reward, columns["prompt"], answers.completions, others).tolist()
 
@@ -254,8 +242,7 @@ def summarise(
     records: Mapping[str, Sequence[Mapping[str, Any]]], task: Task, settings: EvaluationConfig, kl_coef: float
 ) -> list[dict[str, Any]]:
     """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval."""
-    mean = statistics.fmean
-    rows = []
+    mean, rows = statistics.fmean, []
     for name, queries in records.items():
         texts = [text for r in queries for text in r["completions"]]
         values = {
@@ -288,12 +275,8 @@ def columns_shown(task: Task, settings: EvaluationConfig) -> dict[str, str]:
     return {**{f"pass@{k}": f"pass@{k}" for k in settings.ks}, **greedy, **own, "tokens": "tokens", "kl": "KL to base"}
 
 
-@dataclass
-class Evaluation:
-    """What an evaluation came to: its folder, and a row per model and chain.
-
-    A row has `name`, and every metric with the half-width of its 95 % interval, `METRIC_ci`.
-    """
+class Evaluation(NamedTuple):
+    """Its folder, and a row per model and chain: `name`, and each METRIC with its interval's half-width METRIC_ci."""
 
     folder: Path
     rows: list[dict[str, Any]]
@@ -320,9 +303,9 @@ def evaluate(
     """
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()
+    evaluator = Evaluator(task, settings, kind)
     folder = output_folder(settings, name)
-    evaluator = Evaluator(task, settings, folder, kind)
-    rows = summarise(evaluator.run(), task, settings, evaluator.kl_coef)
+    rows = summarise(evaluator.run(folder), task, settings, evaluator.kl_coef)
     queries, titles = evaluator.columns["prompt"], columns_shown(task, settings)
     each, heat = settings.samples, evaluator.sampling.temperature
     said = f"{len(queries)} queries, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "

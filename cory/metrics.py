@@ -45,6 +45,15 @@ def distinct(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
+def collapsed(distinct_share: float, kl: float, kl_bound: float) -> bool:
+    """Distribution collapse: the texts grow alike, or the policy is far from the reference.
+
+    Args:
+        distinct_share: distinct-2 over what the same role had in the first iteration. kl: in nats per response.
+    """
+    return distinct_share < 0.5 or kl > kl_bound
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate of the chance that one of k samples is right (Chen et al., 2021): `1 - C(n-c, k) / C(n, k)`.
 

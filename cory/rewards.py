@@ -35,8 +35,7 @@ def score(
         values = list(values)
     except TypeError:
         raise UserError(f"{who}: expected a list of numbers, got {type(values).__name__}") from None
-    count = len(completions)
-    expect(len(values) == count, who, f"{count} rewards, one a completion", len(values))
+    expect(len(values) == len(completions), who, f"{len(completions)} rewards, one a completion", len(values))
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = values[row] = value.item()

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 
 from cory.config import UserError, expect
-from cory.policies.load import find
+from cory.policies.load import find, quiet
 from cory.prompts import RolePrompts
 from cory.rewards import RewardFunction
 from cory.run import provenance
@@ -39,16 +39,12 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
         arguments = {"path": formats.pop(), "data_files": [str(file) for file in files], "split": "train"}
     else:
         arguments = {"path": name, "name": subset, "split": split, "revision": where.get("revision")}
-    shown = datasets.utils.logging.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
     try:
-        loaded = datasets.load_dataset(**arguments)
+        with quiet(datasets.utils.logging):
+            loaded = datasets.load_dataset(**arguments)
     except Exception as error:  # every reader raises its own kind
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UserError(f"dataset: expected {name!r} to be readable, got {type(error).__name__}: {reason}") from None
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
     if len(loaded) == 0:
         raise UserError(f"dataset: expected rows, got none in {name!r}, split {split!r}")
     for column in columns:

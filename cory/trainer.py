@@ -175,10 +175,8 @@ class CoryTrainer:
             try:
                 stats.append(agent.learn(rollout, rewards[role]))
             except NotFinite as error:
-                row = error.rows[0] if error.rows else None
-                text = f", the first of them {rollout.prompts[row]!r} -> {rollout.completions[row]!r}" * (
-                    row is not None
-                )
+                where = [f"{rollout.prompts[row]!r} -> {rollout.completions[row]!r}" for row in error.rows[:1]]
+                text = "".join(f", the first of them {one}" for one in where)
                 raise NotFinite(f"{agent.name} as {role_name(role)}: {error.what}", error.rows, text) from None
         return stats
 

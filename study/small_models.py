@@ -48,7 +48,7 @@ def cached(target: Path, build: Callable[[Path], None]) -> Path:
 
 def save_half(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Writes a model in half precision, and its tokenizer, as a Hugging Face folder."""
-    model.half().save_pretrained(folder)
+    model.half().save_pretrained(folder)  # type: ignore[operator]
     tokenizer.save_pretrained(folder)
 
 

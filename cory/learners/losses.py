@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from cory.run import processes
 
@@ -18,7 +19,7 @@ class TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
         all_logprobs = logits.log_softmax(-1)
         ctx.save_for_backward(all_logprobs, ids)
@@ -27,7 +28,7 @@ class TokenLogprobs(torch.autograd.Function):
         return all_logprobs.gather(-1, ids[..., None]).squeeze(-1), all_logprobs
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         """`d log p(chosen) / d logits = onehot(chosen) - p`."""
         if grads[0] is None:
             return None, None
@@ -37,12 +38,12 @@ class TokenLogprobs(torch.autograd.Function):
 
 
 @torch.no_grad()
-def entropy(logprobs: torch.Tensor, rows: int) -> torch.Tensor:
+def entropy(logprobs: Tensor, rows: int) -> Tensor:
     """Entropy in nats at every position: (batch, R, vocabulary) to (batch, R), `rows` of the batch at a time."""
     return torch.cat([-part.exp().mul_(part).sum(-1) for part in logprobs.split(rows)])
 
 
-def kl_penalty(kind: str, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """The KL of each response token to the reference, as TRL's `kl_penalty` names its estimates.
 
     Args:
@@ -58,9 +59,7 @@ def kl_penalty(kind: str, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) ->
     return {"kl": difference, "abs": difference.abs(), "mse": 0.5 * difference.square()}[kind]
 
 
-def token_rewards(
-    scores: torch.Tensor, kls: torch.Tensor, mask: torch.Tensor, kl_coef: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def token_rewards(scores: Tensor, kls: Tensor, mask: Tensor, kl_coef: float) -> tuple[Tensor, Tensor]:
     """Eq. 2: `-eta * KL` at every response token, plus the score at the last one.
 
     Args:
@@ -74,14 +73,14 @@ def token_rewards(
     return penalties.scatter_add(1, last, scores[:, None].to(penalties.dtype)), penalties
 
 
-def mean_and_variance(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and unbiased variance of the (batch, R) values that the mask keeps, over all processes."""
     total, count = processes.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
     mean = total / count
     return mean, processes.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1)
 
 
-def whiten(x: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
+def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """Scales the (batch, R) values that the mask keeps to variance 1, and to mean 0 if `shift_mean`."""
     mean, variance = mean_and_variance(x, mask)
     whitened = (x - mean) * torch.rsqrt(variance + 1e-8)
@@ -89,8 +88,8 @@ def whiten(x: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torc
 
 
 def gae(
-    values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float, whiten_rewards: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float, whiten_rewards: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within each process.
 
     Returns:
@@ -117,11 +116,7 @@ LossStats = namedtuple(
 
 
 def ppo_losses(
-    new: Sequence[torch.Tensor],
-    sampled: Sequence[torch.Tensor],
-    mask: torch.Tensor,
-    cliprange: float,
-    cliprange_value: float,
+    new: Sequence[Tensor], sampled: Sequence[Tensor], mask: Tensor, cliprange: float, cliprange_value: float
 ) -> LossStats:
     """TRL's clipped losses (Eq. 11, 13), summed over response tokens; the first two carry the gradient.
 
@@ -138,7 +133,7 @@ def ppo_losses(
     clipped_values = torch.max(torch.min(values, old_values + cliprange_value), old_values - cliprange_value)
     clipped_error = (clipped_values - returns).square()
 
-    def total(x: torch.Tensor) -> torch.Tensor:
+    def total(x: Tensor) -> Tensor:
         return (x * mask).sum()
 
     return LossStats(

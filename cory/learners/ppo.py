@@ -23,6 +23,7 @@ import torch
 import trl
 import trl.trainer.ppo_trainer as trl_ppo
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -49,20 +50,20 @@ T = TypeVar("T")
 class Rows(NamedTuple):
     """What a pass gives: logprobs and values (rows, R), all_logprobs (rows, R, vocabulary)."""
 
-    logprobs: torch.Tensor
-    all_logprobs: torch.Tensor
-    values: torch.Tensor
+    logprobs: Tensor
+    all_logprobs: Tensor
+    values: Tensor
 
 
 @dataclass
 class OldPolicy:
     """The batch under the policy that sampled it, all (batch, R); `graphs`: its passes, where training reuses them."""
 
-    logprobs: torch.Tensor
-    values: torch.Tensor
-    kl: torch.Tensor
-    advantages: torch.Tensor
-    returns: torch.Tensor
+    logprobs: Tensor
+    values: Tensor
+    kl: Tensor
+    advantages: Tensor
+    returns: Tensor
     graphs: list[Rows] = field(default_factory=list, kw_only=True)
 
 
@@ -126,15 +127,13 @@ class PPOTrainer(trl.PPOTrainer):
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
-    def generate(self, queries: Sequence[torch.Tensor], settings: SamplingConfig, longest: int) -> list[torch.Tensor]:
+    def generate(self, queries: Sequence[Tensor], settings: SamplingConfig, longest: int) -> list[Tensor]:
         """Samples one response per query, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
         with self._autocast():
             return sample(self.policy, self.tokenizer, queries, settings, longest)
 
-    def step(
-        self, queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], scores: torch.Tensor
-    ) -> dict[str, float]:
+    def step(self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Tensor) -> dict[str, float]:
         """One PPO update: token rewards (Eq. 2), advantages (Eq. 12), clipped losses (Eq. 11, 13), KL coefficient.
 
         Args:
@@ -161,7 +160,7 @@ class PPOTrainer(trl.PPOTrainer):
         with torch.no_grad():
             rewards, penalties = losses.token_rewards(scores, old.kl, mask, self.kl_ctl.value)
             old.values, old.advantages, old.returns = self.compute_advantages(old.values, rewards, mask)
-        steps: list[torch.Tensor] = []  # STATS of each mini-batch; empty where every optimizer step was skipped
+        steps: list[Tensor] = []  # STATS of each mini-batch; empty where every optimizer step was skipped
         self.skipped_steps, self.dropped_steps, self.gradient_norms = 0, 0, []
         for _ in range(self.config.ppo_epochs):
             order = np.random.permutation(size).tolist()
@@ -188,13 +187,11 @@ class PPOTrainer(trl.PPOTrainer):
             self.kl_ctl.update(stats["objective/kl"], rows)
         return stats
 
-    def compute_advantages(
-        self, values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def compute_advantages(self, values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `losses.gae`."""
         return losses.gae(values, rewards, mask, self.config.gamma, self.config.lam, self.config.whiten_rewards)
 
-    def _scaled(self, scores: torch.Tensor) -> torch.Tensor:
+    def _scaled(self, scores: Tensor) -> Tensor:
         """Training rewards after the optional scaling, normalization and clipping."""
         if self.config.use_score_scaling:
             self.running.update(scores)
@@ -257,7 +254,7 @@ class PPOTrainer(trl.PPOTrainer):
                     old.values[at, :width] = output.values[part, :width]
         return old
 
-    def _kl(self, output: Rows, part: list[int], ref: Rows, size: int) -> torch.Tensor:
+    def _kl(self, output: Rows, part: list[int], ref: Rows, size: int) -> Tensor:
         """KL (rows, R) of the rows `part` of a pass to the reference's pass over them, `size` rows at a time."""
         kind, width = self.config.kl_penalty, ref.logprobs.shape[1]
         if kind != "full":
@@ -266,12 +263,12 @@ class PPOTrainer(trl.PPOTrainer):
         pairs = zip(logprobs, ref.all_logprobs.split(size), strict=True)
         return torch.cat([losses.kl_penalty(kind, *pair) for pair in pairs])
 
-    def _optimize(self, batch: Window, old: OldPolicy, index: list[int]) -> list[torch.Tensor]:
+    def _optimize(self, batch: Window, old: OldPolicy, index: list[int]) -> list[Tensor]:
         """One optimizer step on the rows `index`: the statistics (`STATS`) of each of its mini-batches."""
         size = self.config.mini_batch_size
         minis = [index[start : start + size] for start in range(0, len(index), size)]
 
-        def backward() -> list[torch.Tensor]:
+        def backward() -> list[Tensor]:
             self.optimizer.zero_grad()
             return [self._backward(batch, old, mini, last=mini is minis[-1]) for mini in minis]
 
@@ -300,7 +297,7 @@ class PPOTrainer(trl.PPOTrainer):
         self.optimizer.zero_grad()
         return stats
 
-    def _backward(self, batch: Window, old: OldPolicy, index: list[int], last: bool) -> torch.Tensor:
+    def _backward(self, batch: Window, old: OldPolicy, index: list[int], last: bool) -> Tensor:
         """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns its statistics."""
         # Gradients are averaged over the processes, so each one's sum is divided by the mean of their tokens.
         tokens = processes.all_reduce_sum(batch.response_mask[index].sum()) / processes.world_size()

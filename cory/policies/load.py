@@ -129,15 +129,15 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of loading a model."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+def quiet(library: Any = logging) -> Iterator[None]:
+    """No progress bars of a library, by its logging module; by default of transformers."""
+    shown = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            library.enable_progress_bar()
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cory.config import LoraConfig, UserError
+from cory.config import LoraConfig, expect
 from cory.policies.load import quiet
 
 
@@ -28,8 +28,7 @@ def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) 
     else:
         exist = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))})
         missing = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in model.named_modules())]
-        if missing:
-            raise UserError(f"lora.target_modules: expected modules of the model, among {exist}, got {missing}")
+        expect(not missing, "lora.target_modules", f"modules of the model, among {exist}", missing)
     conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
     # Without dropout, PEFT's default, as in TRL's passes.
     config = peft.LoraConfig(

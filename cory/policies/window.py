@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 
 class Window(NamedTuple):
@@ -20,11 +21,11 @@ class Window(NamedTuple):
     The lengths of prompts and responses are there as numbers, so that no device has to be asked for them.
     """
 
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    position_ids: torch.Tensor
-    response_ids: torch.Tensor
-    response_mask: torch.Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    response_ids: Tensor
+    response_mask: Tensor
     prompt_lengths: list[int]
     response_lengths: list[int]
 
@@ -49,7 +50,7 @@ class Window(NamedTuple):
         return (order[start : start + rows] for start in range(0, len(order), rows))
 
 
-def pad(rows: Sequence[torch.Tensor], pad_id: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+def pad(rows: Sequence[Tensor], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
     """Token rows of different lengths as (batch, longest) ids and their 0/1 mask, padded on `side`."""
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=pad_id, padding_side=side)
     lengths = torch.tensor([len(row) for row in rows], device=ids.device)[:, None]
@@ -58,7 +59,7 @@ def pad(rows: Sequence[torch.Tensor], pad_id: int, side: str) -> tuple[torch.Ten
     return ids, mask.long()
 
 
-def pack(queries: Sequence[torch.Tensor], responses: Sequence[torch.Tensor], pad_id: int) -> Window:
+def pack(queries: Sequence[Tensor], responses: Sequence[Tensor], pad_id: int) -> Window:
     """Queries and responses (lists of 1-d token tensors, none empty) as one Window."""
     query_ids, query_mask = pad(queries, pad_id, "left")
     response_ids, response_mask = pad(responses, pad_id, "right")
@@ -76,20 +77,16 @@ def accepts(model: torch.nn.Module, argument: str) -> bool:
 
 
 def forward(
-    model: torch.nn.Module,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    position_ids: torch.Tensor,
-    width: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
     """Logits and last hidden states at the last `width` positions of a causal language model.
 
     Returns:
         logits (batch, width, vocabulary) and the hidden states (batch, width, hidden) that they are projected from.
     """
-    seen: list[torch.Tensor] = []
+    seen: list[Tensor] = []
 
-    def before_head(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def before_head(module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         seen.append(args[0].contiguous())  # a slice would be projected row by row where no gradient is needed
         return (seen[-1], *args[1:])
 

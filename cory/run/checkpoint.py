@@ -79,15 +79,13 @@ class CheckpointManager:
                     self.state.best = {"value": value, "iteration": self.state.iteration}
             self.save()
 
-    def save(self) -> Path | None:
+    def save(self) -> None:
         """Writes the state, in the main process alone, as the agents are the same in all; then removes older ones.
 
-        Returns:
-            the checkpoint's folder; None, after a warning, where it could not be written (disk full): the earlier ones
-            are then all kept.
+        Where it cannot be written (disk full), a warning says so, and the earlier ones are all kept.
         """
         if not self.run.writes:
-            return None
+            return
         folder, iteration = self.run.folder / "checkpoints", self.state.iteration
         try:
             self.state.lengths = self.run.lengths()
@@ -95,12 +93,11 @@ class CheckpointManager:
         except (OSError, SafetensorError) as error:
             failure = f"The checkpoint before iteration {iteration} could not be written to {folder} ({error})."
             warnings.warn(f"{failure} The run goes on; earlier checkpoints are as they were.", stacklevel=2)
-            return None
+            return
         spare = _place(folder, self.state.best["iteration"]) if self.state.best else None
         for old in _folders(folder)[self.settings.keep :]:
             if old not in (spare, target):
                 shutil.rmtree(old, ignore_errors=True)
-        return target
 
     def newest(self) -> Path | None:
         """The newest checkpoint there is, read or not."""

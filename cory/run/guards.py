@@ -5,10 +5,12 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
+
+from cory.metrics import collapsed
 
 # What a flag of metrics.jsonl means, said once per run.
 MEANING = {
@@ -55,8 +57,7 @@ def flags(
         "empty_responses": sum(not text.strip() for text in completions) > EMPTY_SHARE * len(completions),
         "ratio": record["dropped_steps"] > 0,
         "not_finite": record["skipped_steps"] > 0,
-        # Distribution collapse: the texts grow alike, or the policy is far from the reference.
-        "collapse": record["distinct_2"] / max(start["distinct_2"], 1e-9) < 0.5 or record["kl"] > kl_bound,
+        "collapse": collapsed(record["distinct_2"] / max(start["distinct_2"], 1e-9), record["kl"], kl_bound),
     }
     return [name for name, here in seen.items() if here]
 
@@ -77,7 +78,7 @@ class Signals:
             self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 

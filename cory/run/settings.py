@@ -4,9 +4,11 @@ Nothing here imports torch, so `--help` and mistakes are answered at once.
 """
 
 import difflib
+import itertools
 import sys
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -176,25 +178,18 @@ def new_folder(output: str | None, name: str) -> Path:
         UserError: `output` already holds something, or cannot be written.
     """
     try:
-        return _new_folder(output, name)
+        if output is not None:
+            folder = Path(output)
+            if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+                where = f"{str(folder)!r}, which already holds a run or other files"
+                raise UserError(f"output: expected a new or empty folder, got {where}")
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        for number in itertools.count(1):
+            folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                return folder
+        raise AssertionError
     except OSError as error:
         raise UserError(f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})") from None
-
-
-def _new_folder(output: str | None, name: str) -> Path:
-    if output is not None:
-        folder = Path(output)
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-            raise UserError(
-                f"output: expected a new or empty folder, got {str(folder)!r}, which already holds a run or other files"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-    for number in range(1, sys.maxsize):
-        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            continue
-    raise AssertionError
