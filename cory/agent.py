@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config, UserError, expect
 from cory.learners.ppo import PPOTrainer
-from cory.learners.state import load_state, save_state
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.policies.load import choose_device, load_policy
 from cory.policies.lora import activate, add_adapter, save_policy
@@ -51,8 +50,7 @@ class Agent:
         name: `agent_1`, ...; names its folder and its metrics.
         policy: the policy with its value head.
         reference: pi_0, frozen; may be shared between agents. None: the policy with its adapters off.
-        tokenizer: of the policy.
-        config: the run's settings.
+        tokenizer: of the policy. config: the run's settings.
     """
 
     def __init__(
@@ -92,11 +90,7 @@ class Agent:
         activate(self.policy, self.name)
 
     def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
-        """Samples one response of at most `max_new_tokens` tokens per prompt.
-
-        Raises:
-            UserError: a prompt has no tokens, or with its response is longer than the policy's context.
-        """
+        """Samples a response of at most `max_new_tokens` tokens per prompt; a UserError where one is too long."""
         queries = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         check_lengths([len(query) for query in queries], max_new_tokens, self.context_length, prompts)
         self.activate()
@@ -105,16 +99,12 @@ class Agent:
         return Rollout(prompts, completions, queries, responses)
 
     def learn(self, rollout: Rollout, rewards: torch.Tensor) -> dict[str, float]:
-        """One update on a rollout.
+        """One update on a rollout; returns its statistics: see `STATS` and docs/metrics.md.
 
         Args:
             rewards: (batch,), the training reward of each response.
 
-        Returns:
-            the statistics of the update: see `STATS` and docs/metrics.md.
-
-        Raises:
-            NotFinite: a loss or gradient is not finite (`guards.on_nonfinite`).
+        Raises a NotFinite: a loss or gradient is not finite (`guards.on_nonfinite`).
         """
         self.activate()
         stats = self.learner.step(rollout.queries, rollout.responses, rewards)
@@ -122,11 +112,11 @@ class Agent:
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """All that training has changed, for a checkpoint: weights and Adam's moments, and numbers as json."""
-        return save_state(self.learner)
+        return self.learner.save_state()
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Takes up what `state` gave. Raises a ValueError where a tensor does not fit."""
-        load_state(self.learner, tensors, numbers)
+        self.learner.load_state(tensors, numbers)
 
     def restart(self) -> None:
         """Forgets optimizer state, KL coefficient and reward moments (only for `reset_on_exchange`)."""
@@ -144,12 +134,8 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
 
     Full fine-tuning: a copy of the weights for each, and one frozen reference for all. LoRA: an adapter for each, on
     one base or on copies of it (`lora.shared_base`), and no reference: that is the base with its adapters off.
-
-    Args:
-        num_agents: how many; default `config.cory.num_agents`.
-
-    Raises:
-        UserError: a setting is out of range; the device or the model cannot be had.
+    `num_agents` is by default that of the settings. Raises a UserError where a setting is out of range, or the device
+    or the model cannot be had.
     """
     config.check()
     choose_device(config.device)

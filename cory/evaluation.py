@@ -46,13 +46,7 @@ RESPONSES = "responses.jsonl"  # a line for each model and query
 
 @dataclass
 class Responses:
-    """A model's answers to a list of prompts, in their order.
-
-    Args:
-        completions: their texts.
-        kl: KL to the base in nats, under the same prompt, summed over the response.
-        tokens: their lengths, the end token included.
-    """
+    """Answers to prompts: texts, KL to the base in nats per response, lengths in tokens with the end token."""
 
     completions: list[str]
     kl: list[float]
@@ -72,14 +66,9 @@ def respond(
 ) -> Responses:
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
-    Batches hold prompts of similar length; the random stream depends on `seed` alone, so that every model is given the
-    same one.
-
-    Args:
-        base: that KL is measured to. None: the model with its adapters off.
-
-    Raises:
-        UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
+    Batches hold prompts of similar length; the random stream depends on `seed` alone. KL is to `base`, or where that is
+    None to the model with its adapters off, under the same prompt. Raises a UserError where a prompt is too long for
+    the model, or model and base differ in their vocabulary.
     """
     if base is not None and model.config.vocab_size != base.config.vocab_size:
         raise UserError(
@@ -129,10 +118,7 @@ def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
 class Evaluator:
     """Answers every query with every model, a chunk of queries at a time, and keeps what is finished.
 
-    Args:
-        task: held-out queries, reward and prompts.
-        settings: what to compare.
-        kind: the runs' configuration class, which knows the task's built-in models.
+    `kind` is the runs' configuration class, which knows the task's built-in models.
     """
 
     def __init__(self, task: Task, settings: EvaluationConfig, kind: type[Config] = Config) -> None:
@@ -269,10 +255,8 @@ def summarise(
 def columns_shown(task: Task, settings: EvaluationConfig) -> dict[str, str]:
     """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and diversity."""
     own = {name: name for name in task.metrics}
-    if not settings.ks:
-        return {**TITLES, **own}
-    greedy = {"greedy": "greedy"} if settings.greedy else {}
-    return {**{f"pass@{k}": f"pass@{k}" for k in settings.ks}, **greedy, **own, "tokens": "tokens", "kl": "KL to base"}
+    passes = {name: name for name in [*(f"pass@{k}" for k in settings.ks), *(["greedy"] if settings.greedy else [])]}
+    return {**passes, **own, "tokens": "tokens", "kl": "KL to base"} if settings.ks else {**TITLES, **own}
 
 
 class Evaluation(NamedTuple):
@@ -292,14 +276,12 @@ def evaluate(
     """Evaluates models on a held-out task, prints the table, and writes rows and responses into a folder.
 
     Args:
-        models: Hub ids, local folders, or folders of runs (all their agents).
-        task: held-out queries with the reward and the prompts.
+        models: Hub ids, local folders, or folders of runs (all their agents). task: on held-out queries.
         settings: default, those of `EvaluationConfig`; its `models` are ignored.
         kind: the configuration class of the runs, where they are of a task with one.
         name: of the folder where `settings.output` is null.
 
-    Raises:
-        UserError: a model or a run cannot be loaded, or the folder holds an evaluation of other settings.
+    Raises a UserError: a model or a run cannot be loaded, or the folder holds an evaluation of other settings.
     """
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()

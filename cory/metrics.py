@@ -12,9 +12,8 @@ def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
     """`r_c = r - eta * KL` (paper, section 4): the objective on which CORY and PPO are compared.
 
     Args:
-        task_reward: mean r(s0, a) of an agent's own responses.
-        kl: mean KL per response in nats, summed over its tokens.
-        kl_coef: eta; the initial KL coefficient.
+        task_reward: mean r(s0, a) of an agent's own responses. kl: mean KL per response in nats.
+        kl_coef: eta, the initial KL coefficient.
     """
     return task_reward - kl_coef * kl
 
@@ -22,11 +21,7 @@ def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
 def full_kl(logits: torch.Tensor, ref_logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """KL(pi, pi_0) over the whole vocabulary (Eq. 2), summed over each response's tokens.
 
-    Args:
-        logits, ref_logits: (batch, R, vocabulary). mask: (batch, R).
-
-    Returns:
-        (batch,), in nats.
+    From (batch, R, vocabulary) logits and the (batch, R) mask: (batch,), in nats.
     """
     logprobs, ref_logprobs = logits.log_softmax(-1), ref_logits.log_softmax(-1)
     return ((logprobs.exp() * (logprobs - ref_logprobs)).sum(-1) * mask).sum(-1)
@@ -34,9 +29,6 @@ def full_kl(logits: torch.Tensor, ref_logits: torch.Tensor, mask: torch.Tensor) 
 
 def distinct(texts: Sequence[str], n: int) -> float:
     """Distinct-n (Li et al., 2016): distinct n-grams of words over all n-grams, of all texts together.
-
-    Returns:
-        a share from 0 (no n-gram at all, or all the same) to 1 (none twice).
 
     >>> distinct(["good good film", "good film"], 1)
     0.4
@@ -46,11 +38,7 @@ def distinct(texts: Sequence[str], n: int) -> float:
 
 
 def collapsed(distinct_share: float, kl: float, kl_bound: float) -> bool:
-    """Distribution collapse: the texts grow alike, or the policy is far from the reference.
-
-    Args:
-        distinct_share: distinct-2 over what the same role had in the first iteration. kl: in nats per response.
-    """
+    """Collapse: distinct-2 below half of what the role had in the first iteration, or KL (nats) above its bound."""
     return distinct_share < 0.5 or kl > kl_bound
 
 

@@ -90,11 +90,9 @@ def fit_responses(
 
     Args:
         render: from responses to prompts, row by row. encode: from prompts to their token ids.
-        context: tokens that the observer can attend to; None: any number.
-        max_new_tokens: of the observer's answer.
+        context: tokens that the observer can attend to; None: any number. max_new_tokens: of the observer's answer.
 
-    Returns:
-        the prompts; a row that is too long without any response is left for the agent to refuse.
+    A row that is too long without any response is left for the agent to refuse.
     """
     texts = list(responses)
     prompts = render(texts)

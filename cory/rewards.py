@@ -18,13 +18,9 @@ RewardFunction = Callable[..., Sequence[float]]
 def score(
     reward: RewardFunction, prompts: list[str], completions: list[str], columns: dict[str, list[Any]]
 ) -> torch.Tensor:
-    """Calls `reward` and checks what it returns.
+    """Calls `reward`; returns (batch,) float32 on the CPU.
 
-    Returns:
-        (batch,) float32 on the CPU.
-
-    Raises:
-        UserError: not one number per completion, or a number that is not finite; names the function and the row.
+    Raises a UserError where it gives not one finite number per completion; it names the function and the row.
     """
     who = f"reward function {getattr(reward, '__name__', type(reward).__name__)}"
     accepted = inspect.signature(reward).parameters
@@ -48,12 +44,8 @@ def score(
 def collective(task_rewards: torch.Tensor, other_coef: float) -> torch.Tensor:
     """Eq. 4, with a coefficient: `R_i = r_i + other_coef * sum_{j != i} r_j`.
 
-    Args:
-        task_rewards: (agents, batch), each agent's task reward on each query.
-        other_coef: 1 cooperative (Eq. 4: both agents get the sum), 0 independent, negative competitive.
-
-    Returns:
-        (agents, batch), each agent's training reward.
+    From (agents, batch) task rewards, each agent's training reward on each query. `other_coef`: 1 cooperative (Eq. 4:
+    both agents get the sum), 0 independent, negative competitive.
 
     >>> collective(torch.tensor([[1.0, 2.0], [10.0, 20.0]]), 1.0)
     tensor([[11., 22.],

@@ -13,10 +13,7 @@ class RoleSchedule:
     """Roles are positions in the chain: 0 is the pioneer, 1 the observer, and so on for more agents.
 
     Agents stay and roles move: an exchange is a new permutation, so nothing is copied and no state is lost.
-
-    Args:
-        num_agents: length of the chain.
-        period: iterations between exchanges (T_REx); 0 for never.
+    `period`: iterations between exchanges (T_REx); 0 for never.
     """
 
     num_agents: int

@@ -22,11 +22,9 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
 
     Args:
         name: Hub id, local file (parquet, json lines, csv), or local folder with files named after their split.
-        columns: columns that must be there.
-        subset: configuration of a Hub dataset.
+        columns: that must be there. subset: configuration of a Hub dataset.
 
-    Raises:
-        UserError: it is missing, empty, cannot be read, or lacks a column.
+    Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
     """
     cache = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
     where = find(name, "dataset", kind="dataset", cached=cache.is_dir())
@@ -72,8 +70,7 @@ class Task:
         prompts: what each role reads.
         metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
 
-    Raises:
-        UserError: no `prompt` column, an empty or non-text prompt, or a template that names a missing column.
+    Raises a UserError: no `prompt` column, an empty or non-text prompt, or a template that names a missing column.
     """
 
     dataset: datasets.Dataset

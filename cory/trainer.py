@@ -5,8 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses
 from cory.rewards import collective, score
 from cory.roles import RoleSchedule, role_name
-from cory.run import checkpoint, processes, resume
-from cory.run.checkpoint import CheckpointManager, RunState
+from cory.run import checkpoint, processes
+from cory.run.checkpoint import CheckpointManager, RunState, find_resumed
 from cory.run.folder import Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.task import Task
@@ -31,8 +30,7 @@ SOLO_SAMPLES = 2**32 - 1  # in place of an iteration, the key of the random stre
 Records = list[dict[str, Any]]
 
 
-@dataclass
-class Batch:
+class Batch(NamedTuple):
     """An iteration's queries: the columns of the task's data, and the most tokens of a response."""
 
     columns: dict[str, list[Any]]
@@ -45,8 +43,7 @@ class CoryTrainer:
     Args:
         config: the settings; `config.cory.num_agents` must be the number of agents.
         agents: the chain in its first order: the first agent starts as pioneer.
-        task: queries, reward and prompts.
-        name: of the run, for its folder where `config.output` is null.
+        task: queries, reward and prompts. name: of the run, for its folder where `config.output` is null.
 
     Raises:
         UserError: the agents, the data or the prompts do not fit the settings; raised before anything is written.
@@ -54,11 +51,9 @@ class CoryTrainer:
 
     def __init__(self, config: Config, agents: Sequence[Agent], task: Task, name: str = "cory") -> None:
         config.check()
-        count, rows, size = len(agents), len(task.dataset), config.ppo.batch_size
+        count, wanted, rows, size = len(agents), config.cory.num_agents, len(task.dataset), config.ppo.batch_size
         known, best = sorted([*STATS, *MEASURED, *task.metrics]), config.checkpoint.best
-        expect(
-            count == config.cory.num_agents, "cory.num_agents", f"the number of agents, {count}", config.cory.num_agents
-        )
+        expect(count == wanted, "cory.num_agents", f"the number of agents, {count}", wanted)
         expect(rows >= size, "dataset", f"at least ppo.batch_size = {size} rows", rows)
         expect(best is None or best in known, "checkpoint.best", f"null or one of the metrics {known}", best)
         self.config, self.agents, self.task, self.name = config, list(agents), task, name
@@ -67,10 +62,7 @@ class CoryTrainer:
         self._check_prompt_lengths()
 
     def train(self) -> Run:
-        """Runs all iterations that are left, then saves curves, summary and agents in the run's folder.
-
-        Returns:
-            the run: its folder (`.folder`) and what was measured (`.history`).
+        """Runs all iterations that are left, then saves curves, summary and agents in the run's `.folder`.
 
         Raises:
             UserError: `config.resume` names no run that can be continued; a reward is not finite.
@@ -80,7 +72,7 @@ class CoryTrainer:
         names = [agent.name for agent in self.agents]
         made_of = run_record(self.config, self.task.fingerprint())
         main = PartialState().is_main_process
-        resumed = processes.broadcast(resume.find(self.config, made_of, self.name, names) if main else None)
+        resumed = processes.broadcast(find_resumed(self.config, made_of, self.name, names) if main else None)
         if resumed and resumed.checkpoint:
             checkpoint.load(resumed.checkpoint, resumed.state, self.agents)
         state: RunState = resumed.state if resumed else RunState()
@@ -108,9 +100,10 @@ class CoryTrainer:
                         run.add_samples(k, samples)
                     run.log(k, records)
                 run.log_timings(k, records, {**self.seconds, "total": time.perf_counter() - started})
-                too_far = self._too_far(records)
+                bound = self.config.guards.stop_at_kl
+                too_far = bound is not None and any(one["kl"] > bound for one in records)
                 if too_far:
-                    run.say(f"KL is above guards.stop_at_kl = {self.config.guards.stop_at_kl:g}: the run ends here.")
+                    run.say(f"KL is above guards.stop_at_kl = {bound:g}: the run ends here.")
                 received = int(processes.all_reduce_max(signals.received or 0))
                 state.iteration = k + 1
                 checkpoints.after(records, k + 1 == self.config.iterations, stopped=bool(too_far or received))
@@ -126,13 +119,9 @@ class CoryTrainer:
         return run
 
     def iteration(self, k: int, history: Sequence[dict[str, Any]] = ()) -> tuple[Records, Records]:
-        """Algorithm 1, lines 3 to 17, for iteration `k`.
+        """Algorithm 1, lines 3 to 17, for iteration `k`: a record per agent (docs/metrics.md), a few texts per role.
 
-        Args:
-            history: the records so far; those of the first iteration are what collapse is judged by.
-
-        Returns:
-            one record per agent (see docs/metrics.md) and a few sample texts per role.
+        `history`: the records so far; those of the first iteration are what collapse is judged by.
         """
         self.seconds = {}
         chain, batch = self._begin(k)
@@ -196,18 +185,18 @@ class CoryTrainer:
         for role, agent in enumerate(chain):
             completions = processes.gather(rollouts[role].completions)
             role_rewards = torch.tensor(processes.gather(task_rewards[role].tolist()))
-            task_reward, kl = role_rewards.mean().item(), stats[role]["kl"]
-            who = {"iteration": k, "agent": agent.name, "role": role_name(role)}
+            task_reward, kl, name = role_rewards.mean().item(), stats[role]["kl"], role_name(role)
+            who = {"iteration": k, "agent": agent.name, "role": name}
             measured: dict[str, Any] = {
                 **who,
                 "task_reward": task_reward,
                 "kl": kl,
                 "combined_reward": combined_reward(task_reward, kl, eta),
-                **{name: value for name, value in stats[role].items() if name != "kl"},
+                **{key: value for key, value in stats[role].items() if key != "kl"},
                 "distinct_2": distinct(completions, 2),
-                **{name: statistics.fmean(map(metric, completions)) for name, metric in self.task.metrics.items()},
+                **{key: statistics.fmean(map(metric, completions)) for key, metric in self.task.metrics.items()},
             }
-            start = next((r for r in history[: len(chain)] if r["role"] == role_name(role)), measured)
+            start = next((r for r in history[: len(chain)] if r["role"] == name), measured)
             measured["flags"] = flags(measured, start, role_rewards, completions, kl_bound)
             records.append(measured)
             shown = zip(batch.columns["prompt"], rollouts[role].completions, task_rewards[role].tolist(), strict=True)
@@ -215,8 +204,7 @@ class CoryTrainer:
                 {**who, "query": query, "completion": completion, "task_reward": reward}
                 for query, completion, reward in list(shown)[:NUM_SAMPLES]
             ]
-        names = [agent.name for agent in self.agents]
-        return sorted(records, key=lambda one: names.index(one["agent"])), samples
+        return sorted(records, key=lambda one: [a.name for a in self.agents].index(one["agent"])), samples
 
     def _begin(self, k: int) -> tuple[list[Agent], Batch]:
         """The chain of iteration `k` (Eq. 5) and this process's part of its batch; random streams start anew."""
@@ -231,11 +219,6 @@ class CoryTrainer:
         shortest, longest = config.sampling.min_new_tokens, config.sampling.max_new_tokens
         length = int(np.random.default_rng([config.seed, k]).integers(shortest, longest + 1))  # in all processes
         return chain, Batch({name: values[mine] for name, values in columns.items()}, length)
-
-    def _too_far(self, records: Sequence[dict[str, Any]]) -> bool:
-        """Whether an agent's KL is above `guards.stop_at_kl`."""
-        bound = self.config.guards.stop_at_kl
-        return bound is not None and any(one["kl"] > bound for one in records)
 
     def _prompts(
         self, agent: Agent, role: int, columns: dict[str, list[Any]], responses: list[str] | None, length: int
@@ -262,7 +245,7 @@ class CoryTrainer:
         return samples
 
     def _check_prompt_lengths(self) -> None:
-        """Fails early if a prompt and the longest response exceed the context; an observer's prompt holds a response."""
+        """Fails early where a prompt and the longest response exceed the context; an observer reads a response, too."""
         columns, rows = self.task.dataset[:], len(self.task.dataset)
         for role, agent in enumerate(self.agents[:2]):
             observes = role > 0 and self.config.cory.knowledge_transfer

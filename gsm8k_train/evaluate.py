@@ -18,8 +18,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
-from cory.run.command_line import main
 from cory.run.evaluation_settings import EvaluationConfig
+from cory.run.settings import main
 from gsm8k_train.config import Gsm8kConfig
 from study import evaluate
 

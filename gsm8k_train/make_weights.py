@@ -18,7 +18,7 @@ from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation import respond
 from cory.policies.load import load_policy
 from cory.prompts import fill
-from cory.run.command_line import main
+from cory.run.settings import main
 from gsm8k_train import toy
 from gsm8k_train.config import PIONEER
 from gsm8k_train.task import rule_reward

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 from cory.config import SamplingConfig
 from cory.prompts import fill
-from cory.run.command_line import main
+from cory.run.settings import main
 from gsm8k_train import toy
 from gsm8k_train.config import OBSERVER, PIONEER, Gsm8kConfig
 from study import observer

@@ -15,8 +15,11 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.run.command_line import announce, main  # noqa: E402
-from cory.run.settings import load  # noqa: E402
+from cory.run.settings import (  # noqa: E402
+    announce,
+    load,
+    main,
+)
 from gsm8k_train.config import Gsm8kConfig  # noqa: E402
 
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation import respond
 from cory.policies.load import load_policy
-from cory.run.command_line import main
+from cory.run.settings import main
 from imdb_train import toy
 from imdb_train.task import PositiveLogit
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
 from cory.config import SamplingConfig
-from cory.run.command_line import main
+from cory.run.settings import main
 from imdb_train import toy
 from imdb_train.config import ImdbConfig
 from study import observer

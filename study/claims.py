@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from cory.config import UserError
-from cory.run.command_line import main
 from cory.run.jsonl import replace_text
+from cory.run.settings import main
 from study.arguments import Arguments
 from study.estimates import (
     CORY,

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cory.config import UserError, expect
-from cory.run.command_line import main
+from cory.run.settings import main
 from study.arguments import Arguments
 from study.compare import write
 from study.comparison import Comparison

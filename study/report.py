@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cory.config import UserError
-from cory.run.command_line import main
 from cory.run.jsonl import replace_text
+from cory.run.settings import main
 from study.tables import markdown_table, over_seeds
 
 DIFFERENCES = 5  # queries shown for each model that differs from the base

@@ -44,14 +44,11 @@ def entropy(logprobs: Tensor, rows: int) -> Tensor:
 
 
 def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The KL of each response token to the reference, as TRL's `kl_penalty` names its estimates.
+    """The (batch, R) KL of each response token to the reference in nats, as TRL's `kl_penalty` names its estimates.
 
     Args:
         kind: `full`: KL(pi, pi_0) over the vocabulary (Eq. 2); `kl`, `abs` or `mse`: of the sampled token.
         logprobs, ref_logprobs: (batch, R), for `full` (batch, R, vocabulary).
-
-    Returns:
-        (batch, R), in nats.
     """
     if kind == "full":
         return F.kl_div(ref_logprobs, logprobs, log_target=True, reduction="none").sum(-1)
@@ -62,11 +59,7 @@ def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def token_rewards(scores: Tensor, kls: Tensor, mask: Tensor, kl_coef: float) -> tuple[Tensor, Tensor]:
     """Eq. 2: `-eta * KL` at every response token, plus the score at the last one.
 
-    Args:
-        scores: (batch,) training rewards. kls, mask: (batch, R).
-
-    Returns:
-        rewards, and the KL's part of them, both (batch, R).
+    From (batch,) training rewards `scores` and (batch, R) KLs: the rewards, and the KL's part of them, both (batch, R).
     """
     penalties = -kl_coef * kls
     last = mask.sum(1, keepdim=True) - 1
@@ -92,8 +85,7 @@ def gae(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within each process.
 
-    Returns:
-        masked values, advantages and returns; all tensors, given or returned, are (batch, R).
+    Returns masked values, advantages and returns; all tensors, given or returned, are (batch, R).
     """
     values, rewards = values * mask, rewards * mask
     if whiten_rewards:

@@ -12,10 +12,10 @@
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -139,8 +139,7 @@ class PPOTrainer(trl.PPOTrainer):
         Args:
             queries, responses: token ids, one 1-d tensor per row, none empty. scores: (batch,) training rewards.
 
-        Returns:
-            TRL's statistics, by its names, of those that are one number.
+        Returns TRL's statistics, by its names, of those that are one number.
 
         Raises:
             ValueError: not `batch_size` rows.
@@ -356,3 +355,43 @@ class PPOTrainer(trl.PPOTrainer):
         self.optimizer.state.clear()
         self.kl_ctl.value = self.config.init_kl_coef
         self.running = RunningMoments(self.accelerator)
+
+    def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Trained weights and Adam's moments, and the KL coefficient, reward moments and micro-batch as json."""
+        tensors = {}
+        for name, parameter in self._trained().items():
+            tensors[f"weights/{name}"] = parameter.detach().contiguous()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam/{name}/{key}"] = value.contiguous()
+        moments = {key: float(getattr(self.running, key)) for key in ("mean", "std", "var", "count")}
+        return tensors, {"kl_coef": self.kl_ctl.value, "moments": moments, "micro_batch": self.micro_batch}
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Loads what `save_state` returned; a ValueError, and no change, where a tensor is missing or misfits."""
+        trained = self._trained()
+        for name in tensors:
+            if name.split("/")[1] not in trained:
+                raise ValueError(f"unknown tensor {name}")
+        for name, parameter in trained.items():
+            saved = tensors.get(f"weights/{name}")
+            if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
+                came = None if saved is None else (tuple(saved.shape), saved.dtype)
+                raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
+        self.optimizer.state.clear()
+        for name, parameter in trained.items():
+            parameter.detach().copy_(tensors[f"weights/{name}"])
+            adam = {key.rsplit("/", 1)[1]: x for key, x in tensors.items() if key.startswith(f"adam/{name}/")}
+            if adam:
+                self.optimizer.state[parameter] = {key: x.to(parameter.device) for key, x in adam.items()}
+        self.kl_ctl.value = float(numbers["kl_coef"])
+        self.micro_batch = int(numbers["micro_batch"])
+        self.running = RunningMoments(self.accelerator)
+        if numbers["moments"]["count"] >= 1:  # else no reward has been seen
+            for key, value in numbers["moments"].items():
+                setattr(self.running, key, torch.tensor(value) if key in ("mean", "std") else value)
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        """The trained parameters by name, in the optimizer's order."""
+        model = self.accelerator.unwrap_model(self.model)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        return {names[parameter]: parameter for parameter in self.model_params}

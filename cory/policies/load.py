@@ -55,11 +55,10 @@ def find(
     """Where to load `name` from, as arguments of from_pretrained: tells a missing folder from an unreachable Hub.
 
     Args:
-        what: the key that named it, for the message. kind: `model` or `dataset`.
-        cached: whether it is known to be in the local cache, so that no Hub is needed; for models this is looked up.
+        what: the key that named it, for the message. kind: `model` or `dataset`. cached: whether it is known to be in
+            the local cache; for models this is looked up.
 
-    Raises:
-        UserError: no such folder, no such repository, or no answer from the Hub within a few seconds.
+    Raises a UserError: no such folder, no such repository, or no answer from the Hub within a few seconds.
     """
     if Path(name).exists():
         return {"local_files_only": True}

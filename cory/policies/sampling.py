@@ -89,12 +89,8 @@ def sample(
 
     Draws what `model.generate` would, with less work: rows that have ended leave the batch.
 
-    Args:
-        queries: token ids, one 1-d tensor per query.
-
-    Returns:
-        response ids, one 1-d tensor per query on the model's device. Each ends with its first end token, with the token
-        that completes its first stop text, or after `max_new_tokens` tokens.
+    Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
+    token, with the token that completes its first stop text, or after `max_new_tokens` tokens.
     """
     device = model.device
     ids, mask = pad([query.to(device) for query in queries], pad_token(tokenizer), "left")

@@ -79,11 +79,7 @@ def accepts(model: torch.nn.Module, argument: str) -> bool:
 def forward(
     model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Logits and last hidden states at the last `width` positions of a causal language model.
-
-    Returns:
-        logits (batch, width, vocabulary) and the hidden states (batch, width, hidden) that they are projected from.
-    """
+    """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that they come from."""
     seen: list[Tensor] = []
 
     def before_head(module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ its final place, flushed to the disk and renamed, so it is there completely or n
 import hashlib
 import json
 import os
+import re
 import shutil
 import statistics
 import tempfile
@@ -19,13 +20,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from cory.config import CheckpointConfig, UserError
+from cory.config import CheckpointConfig, Config, UserError, expect
 from cory.run.folder import FILES, Run, SavedAgent
+from cory.run.settings import differences, read_settings
 
 FORMAT = 1
 
@@ -41,10 +43,8 @@ class RunState:
     Args:
         iteration: the next one, from 0.
         config: what config.yaml holds: settings, the task's fingerprint, versions.
-        lengths: bytes of the run's files, by name.
-        before: sample texts before training, by agent.
-        best: `value` and `iteration` of the best checkpoint so far, where one is asked for.
-        agents: by agent, the numbers of its learner.
+        lengths: bytes of the run's files, by name. before: sample texts before training, by agent.
+        best: `value` and `iteration` of the best checkpoint, if any. agents: by name, the numbers of its learner.
     """
 
     iteration: int = 0
@@ -56,12 +56,7 @@ class RunState:
 
 
 class CheckpointManager:
-    """Saves a run's state when it is due, keeps the newest and the best, and removes the others.
-
-    Args:
-        run: whose folder the checkpoints go to; in processes that do not write, nothing is saved.
-        state: kept up to date by the trainer.
-    """
+    """Saves a run's state, which the trainer keeps up to date, when it is due; keeps the newest and the best."""
 
     def __init__(self, run: Run, agents: Sequence[SavedAgent], settings: CheckpointConfig, state: RunState) -> None:
         self.run, self.agents, self.settings, self.state = run, agents, settings, state
@@ -157,11 +152,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def read(path: Path, agents: Sequence[str]) -> RunState:
-    """The `state.json` of a checkpoint, after checking that all its files are as they were written.
-
-    Raises:
-        Damaged: a file is missing, truncated, altered, or no part of a checkpoint of these agents.
-    """
+    """The `state.json` of a checkpoint; Damaged is raised where a file is not as it was written for these agents."""
     manifest = _json(path / "manifest.json")
     expected = sorted(["state.json", *(f"{agent}.safetensors" for agent in agents)])
     files: Any = manifest.get("files")
@@ -220,3 +211,70 @@ def load(path: Path, state: RunState, agents: Sequence[SavedAgent]) -> None:
             agent.load_state(load_file(path / f"{agent.name}.safetensors"), state.agents[agent.name])
         except (LookupError, TypeError, ValueError, SafetensorError) as error:
             raise UserError(f"resume: expected a checkpoint of these agents, got {str(path)!r} ({error})") from None
+
+
+class Resumed(NamedTuple):
+    """A run to continue: its folder, and its newest whole checkpoint with that state; None: from the beginning."""
+
+    run: Path
+    checkpoint: Path | None
+    state: RunState
+
+
+def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str]) -> Resumed | None:
+    """Finds and announces what `config.resume` asks for; None for a new run.
+
+    `wanted` is what config.yaml would hold. Raises a UserError where there is no such run or checkpoint, it is damaged,
+    or its settings differ in what matters.
+    """
+    if config.resume is None:
+        return None
+    wanted = json.loads(json.dumps(wanted))
+    if config.resume == "auto":
+        for run in [Path(config.output)] if config.output else _runs(name):
+            saved = _settings(run) if (run / "config.yaml").exists() else None
+            if saved is not None and config.output:
+                _check_same(run, saved, wanted)
+            if saved is not None and not list(differences(saved, wanted)):
+                return _resumed(run, newest(run, agents))
+        print("resume: no earlier run with these settings; starting a new one.", flush=True)
+        return None
+    path = Path(config.resume)
+    found: tuple[Path, RunState] | None
+    if (path / "manifest.json").exists():
+        try:
+            run, found = path.parent.parent, (path, read(path, agents))
+        except Damaged as error:
+            raise UserError(f"resume: expected a whole checkpoint, got {str(path)!r}: {error}") from None
+    else:
+        one = (path / "config.yaml").exists()
+        expect(one, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
+        run, found = path, newest(path, agents)
+    _check_same(path, found[1].config if found else _settings(path), wanted)
+    return _resumed(run, found)
+
+
+def _runs(name: str) -> list[Path]:
+    """The folders that runs of this name get by default, newest first."""
+    found = [path for path in Path("runs").glob(f"{name}*") if re.fullmatch(re.escape(name) + r"(-\d+)?", path.name)]
+    return sorted(found, key=lambda path: int(path.name[len(name) + 1 :] or 1), reverse=True)
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    try:
+        return read_settings(run)
+    except UserError as error:
+        raise UserError(f"resume: {error}") from None
+
+
+def _check_same(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    changed = "; ".join(differences(saved, wanted))
+    if changed:
+        raise UserError(f"resume: expected the settings of {str(path)!r}, got others: {changed}")
+
+
+def _resumed(run: Path, found: tuple[Path, RunState] | None) -> Resumed:
+    path, state = found or (None, RunState())
+    where = f"checkpoint {path}" if path else f"the beginning, as {run} has no whole checkpoint"
+    print(f"Resuming {run} from {where}: next is iteration {state.iteration + 1}.", flush=True)
+    return Resumed(run, path, state)

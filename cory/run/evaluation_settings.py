@@ -65,11 +65,7 @@ class EvaluationConfig(Settings):
 
 
 def run_agents(folder: Path) -> dict[str, Path]:
-    """The saved agents of a run's folder, named RUN/agent_1, ...; empty where it is no run.
-
-    Raises:
-        UserError: the run has saved none.
-    """
+    """A run's saved agents, named RUN/agent_1, ...; empty where it is no run, a UserError where it has saved none."""
     if not (folder / "config.yaml").exists():
         return {}
     found = sorted(path for path in folder.glob("agent_*") if path.is_dir())
@@ -108,11 +104,7 @@ def changed(block: S, changes: Mapping[str, Any]) -> S:
 
 
 def output_folder(settings: EvaluationConfig, name: str) -> Path:
-    """The folder of the results: a new one, or one that was begun with the same settings.
-
-    Raises:
-        UserError: it was begun with others, or holds something else.
-    """
+    """The folder of the results: a new one, or one that was begun with the same settings; else a UserError."""
     known = asdict(settings)
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():

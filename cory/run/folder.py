@@ -16,12 +16,11 @@ from tqdm import tqdm
 
 from cory.config import Config
 from cory.run import processes
-from cory.run.command_line import resume_command
 from cory.run.guards import MEANING
 from cory.run.jsonl import JsonlWriter, replace_text
 from cory.run.provenance import versions
 from cory.run.report import CURVES, model_card, sample_table, table
-from cory.run.settings import new_folder
+from cory.run.settings import new_folder, resume_command
 from cory.run.tracker import start_tracker
 
 FILES = ("metrics", "samples", "timings")

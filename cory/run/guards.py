@@ -30,11 +30,9 @@ EMPTY_SHARE = 0.1
 
 
 class NotFinite(Exception):
-    """A number that is not finite in an update; the weights are as before that optimizer step.
+    """A number, `what`, is not finite in an update; the weights are as before that optimizer step.
 
-    Args:
-        what: which number. text: of the rows.
-        rows: rows of the batch in which it was seen; empty where only their sum shows it.
+    `rows`: of the batch in which it was seen, empty where only their sum shows it; `text`: theirs.
     """
 
     def __init__(self, what: str, rows: Sequence[int] = (), text: str = "") -> None:
@@ -47,9 +45,7 @@ def flags(
 ) -> list[str]:
     """The signs of trouble in an agent's iteration, as keys of MEANING.
 
-    Args:
-        record: its metrics. start: those of the same role in the first iteration.
-        rewards: (batch,) its task rewards.
+    `record`: its metrics; `start`: those of the same role in the first iteration; `rewards`: (batch,) task rewards.
     """
     seen = {
         "kl": record["kl"] > kl_bound,

@@ -24,13 +24,9 @@ def replace_text(path: Path, text: str) -> None:
 
 
 class JsonlWriter:
-    """A json-lines file that grows and never holds part of a line.
+    """A json-lines file that grows and never holds part of a line; `length` bytes of it stay.
 
-    Args:
-        path: of the file; made where it is missing. length: bytes of it that stay.
-
-    Raises:
-        UserError: another process has it open as a JsonlWriter.
+    Raises a UserError where another process has it open as a JsonlWriter.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:

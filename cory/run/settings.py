@@ -1,13 +1,16 @@
-"""Settings from files and flags: a task's YAML files, the config.yaml of a run, and the command line.
+"""Settings from files and flags, and what a script does around its work: the command line, YAML files, a run's record.
 
 Nothing here imports torch, so `--help` and mistakes are answered at once.
 """
 
+import argparse
 import difflib
 import itertools
+import os
+import shlex
 import sys
-from argparse import SUPPRESS
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -24,11 +27,7 @@ read_command_line = False  # whether this process has its settings from its comm
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """What the config.yaml of a run's folder holds: its settings, and those RECORDED. Nothing in it is executed.
-
-    Raises:
-        UserError: there is no such file, or it holds no settings.
-    """
+    """What a run's config.yaml holds: settings and what is RECORDED. Nothing is executed; a UserError where none is."""
     try:
         settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
@@ -40,11 +39,7 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
-    """The settings of a file, checked as a command line is; those RECORDED are left out.
-
-    Raises:
-        UserError: they are not those of `kind`, such as a run of another task.
-    """
+    """The settings of a file, checked as a command line is; a UserError where they are not those of `kind`."""
     parser = _parser(kind)
     try:
         return kind(**_values(parser, parser.parse_object(dict(settings))))
@@ -68,13 +63,7 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
     """Reads the command line: `--config FILE` (else `default`), then flags such as `--ppo.batch_size 64` on top.
 
     `--resume RUN` without `--config` takes the run's own settings in place of `default`.
-
-    Args:
-        argv: default, that of the process.
-        task: begins the run's name.
-
-    Returns:
-        the settings and a name for the run: that of the configuration file, or of the run whose file it is.
+    Returns the settings, and a name for the run: `task` and the configuration file's, or that of the run whose it is.
 
     Raises:
         UserError: a file is missing or no YAML, a key is unknown (the nearest is named), a value has the wrong type or
@@ -85,8 +74,11 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
     parser = _parser(config_class)
     parser.add_argument("--config", action="config", help=f"YAML file of the run (default: {default.name})")
     argv = list(sys.argv[1:] if argv is None else argv)
-    files = _values_of("--config", argv)
-    resumed = _run_of(next(iter(_values_of("--resume", argv)[-1:]), ""))
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", action="append", nargs="?", default=[])
+    first.add_argument("--resume", nargs="?")
+    named, _ = first.parse_known_args(argv)
+    files, resumed = [file for file in named.config if file], _run_of(named.resume)
     if not files:
         files = [str(resumed / "config.yaml" if resumed else default)]
         helped = {"-h", "--help"} & {*argv}
@@ -106,19 +98,11 @@ def _parser(kind: type[Config]) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(kind)
     for key in RECORDED:  # as the file of a run has them
-        parser.add_argument(f"--{key}", type=Any, default=SUPPRESS, help=SUPPRESS)
+        parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
-def _values_of(flag: str, argv: Sequence[str]) -> list[str]:
-    return [
-        word.partition("=")[2] or following
-        for word, following in zip(argv, [*argv[1:], ""], strict=False)
-        if word.split("=")[0] == flag
-    ]
-
-
-def _run_of(resume: str) -> Path | None:
+def _run_of(resume: str | None) -> Path | None:
     """The run's folder that `--resume` names: itself, or the one above a checkpoint; None: no such folder."""
     path = Path(resume or "auto")
     return next((run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None)
@@ -172,11 +156,7 @@ def _with_nearest(message: str, config_class: type) -> str:
 
 
 def new_folder(output: str | None, name: str) -> Path:
-    """A folder for results, made: `output`, else the first free one of runs/NAME, runs/NAME-2, ...
-
-    Raises:
-        UserError: `output` already holds something, or cannot be written.
-    """
+    """Makes a folder: `output`, which must be empty, or the first free one of runs/NAME, runs/NAME-2, ..."""
     try:
         if output is not None:
             folder = Path(output)
@@ -193,3 +173,37 @@ def new_folder(output: str | None, name: str) -> Path:
         raise AssertionError
     except OSError as error:
         raise UserError(f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})") from None
+
+
+def main(work: Callable[[], None]) -> None:
+    """Runs a script's work. A UserError ends it with status 2 and its message, Ctrl-C with status 130."""
+    for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing"):  # what PEFT and torch say of their own calls
+        warnings.filterwarnings("ignore", message=message)
+    try:
+        work()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # what read the output, such as head, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def announce(config: Config, name: str) -> None:
+    """The first line of a run, before the libraries are loaded, which takes seconds."""
+    if os.environ.get("RANK", "0") == "0":
+        count = config.cory.num_agents
+        method = "PPO" if count == 1 else f"CORY with {count} agents"
+        print(f"{name}: {method}, model {config.model.name}, {config.iterations} iterations. Loading ...", flush=True)
+
+
+def resume_command(run: Path) -> str:
+    """How the run of this process is continued: the command, or the setting where a script reads no command line."""
+    if not read_command_line:
+        return f"config.resume = {str(run)!r} (as a flag: --resume {shlex.quote(str(run))})"
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
+    return f"{start} {shlex.quote(sys.argv[0])} --resume {shlex.quote(str(run))}"

@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.policies.load import choose_device  # noqa: E402
 from cory.run import processes  # noqa: E402
-from cory.run.command_line import main  # noqa: E402
+from cory.run.settings import main  # noqa: E402
 
 
 def run() -> None:

@@ -443,7 +443,7 @@ sys.path[:0] = [{root!r}, {tests!r}, {root!r} + '/tests']
 from jsonargparse import ArgumentParser
 from cory.config import Config
 from test_resume import make_trainer
-from cory.run.command_line import main
+from cory.run.settings import main
 parser = ArgumentParser()
 parser.add_class_arguments(Config, "config")
 config = parser.instantiate(parser.parse_object(json.load(open({settings!r})))).config
