@@ -8,7 +8,6 @@ Runs that are finished are skipped, interrupted ones resumed. Experiments share 
 configuration, what is changed in it, and its seed.
 """
 
-import importlib
 import os
 import shlex
 import shutil
@@ -37,7 +36,7 @@ def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned
     """
     if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
         print("The larger policy of the toy setting is not shipped. It is made once, in a minute.", flush=True)
-        importlib.import_module("imdb_train.make_weights").large()
+        subprocess.run([sys.executable, "imdb_train/make_weights.py", "tiny_large"], cwd=ROOT, check=True)
     failed = []
     count = [0]
 

@@ -21,8 +21,7 @@ class EvaluationConfig(Settings):
 
     Args:
         models: Hub ids, local folders, or folders of runs (all their agents).
-        base: Hub id, local folder or `tiny`: the model that KL is measured to, shown first. null: the first run's, or
-            the first model.
+        base: The model that KL is measured to, shown first. null: the first run's, or the first model.
         task: Changes to the first run's `task` block: --task.dataset, --task.reward_model, ...
         model: Changes to the `model` block of every model: --model.chat_template, --model.quantization, ...
         sampling: Changes to the first run's `sampling` block: --sampling.temperature, --sampling.max_new_tokens, ...

@@ -181,6 +181,8 @@ def main(work: Callable[[], None]) -> None:
         warnings.filterwarnings("ignore", message=message)
     try:
         work()
+        if (torch := sys.modules.get("torch")) and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # its threads may abort a process that ends under them
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

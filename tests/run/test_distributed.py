@@ -99,6 +99,7 @@ queries, responses, scores = test_ppo.ragged()
 part = processes.shard(8)
 stats = trainer.step(queries[part], responses[part], scores[part])
 torch.save((stats, test_ppo.weights(trainer)), {out!r} + str(rank))
+torch.distributed.destroy_process_group()  # its threads may abort a process that ends under them
 """
 
 

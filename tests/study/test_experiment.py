@@ -130,8 +130,14 @@ def test_a_key_of_cory_leaves_ppo_as_it_is(tmp_path):
 
 
 def test_the_larger_policy_is_made_before_the_runs_that_name_it(tmp_path, monkeypatch, capsys):
-    made = []
-    monkeypatch.setattr("imdb_train.make_weights.large", lambda: made.append("tiny_large") or tmp_path)
+    made, original = [], subprocess.run
+
+    def run(command, **options):
+        if command[1:] != ["imdb_train/make_weights.py", "tiny_large"]:
+            return original(command, **options)
+        made.append(command[2])
+
+    monkeypatch.setattr(subprocess, "run", run)
     for name in ("tiny", "tiny_large"):
         assert not made
         item = Planned("PPO", tmp_path / name, {"model": {"name": name}}, [sys.executable, "-c", "pass"], 0.0)
