@@ -44,7 +44,7 @@ def test_unreachable_hub(offline, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     started = time.perf_counter()
-    with refuses(r"the Hub cannot be reached to load 'some/model'.*local folder.*embedded default"):
+    with refuses(r"the Hub cannot be reached to load 'some/model'.*local folder.*toy setting"):
         load_policy(ModelConfig("some/model"))
     assert time.perf_counter() - started < 10
 

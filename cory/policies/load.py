@@ -64,7 +64,7 @@ def find(
         return {"local_files_only": True}
     local = name.startswith((".", "/", "~")) or name.count("/") > 1
     expect(not local, what, "a Hub id or an existing local folder", name)
-    advice = "Give a local folder, or run without --config for the embedded default, which needs no network."
+    advice = "Give a local folder, or run without --config for the toy setting, which needs no network."
     try:
         HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)
     except GatedRepoError:
