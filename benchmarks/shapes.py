@@ -26,6 +26,8 @@ class Shape:
     agents: int = 2
     kl_penalty: str = "full"
     epochs: int = 4
+    algorithm: str = "ppo"
+    group: int = 1  # chains per query
 
     @property
     def heads(self) -> int:
@@ -36,6 +38,10 @@ class Shape:
 SHAPES = {
     # GPT-2-small; an observer's prompts have 28 to 44 tokens.
     "gpt2_small": Shape(12, 768, 50257, 16, (4, 20), 12, 12, 6, 768),
+    # The same with GRPO, one update of four chains for each of four queries.
+    "gpt2_small_grpo": Shape(
+        12, 768, 50257, 16, (4, 20), 12, 12, 6, 768, kl_penalty="kl", epochs=1, algorithm="grpo", group=4
+    ),
     # The small pair on which the authors' code was timed at 42 s an iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
     # The toy setting of IMDB.
@@ -98,6 +104,8 @@ def make_config(shape: Shape, policy: str, device: str = "auto", precision: str 
         device=device,
         precision=precision,  # type: ignore[arg-type]
         sample_every=0,
+        algorithm=shape.algorithm,  # type: ignore[arg-type]
+        group_size=shape.group,
         model=ModelConfig(policy),
         cory=CoryConfig(num_agents=shape.agents),
         ppo=PPOConfig(

@@ -185,7 +185,8 @@ class Bench:
 
         def iteration(k: int) -> Seconds:
             clock = Clock()
-            queries = tokenizer(self.task.batch(k, shape.batch, 0)["prompt"])["input_ids"]
+            asked = self.task.batch(k, shape.batch // shape.group, 0)["prompt"]
+            queries = tokenizer([query for query in asked for _ in range(shape.group)])["input_ids"]
             originals = prompts = [torch.tensor(ids, device=self.device) for ids in queries]
             extra = torch.ones(shape.observer, dtype=torch.long, device=self.device)
             rollouts: list[tuple[list[Any], list[Any]]] = []

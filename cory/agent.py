@@ -11,6 +11,9 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config, UserError, expect
+from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.learner import Learner
+from cory.learners.optimizer import check_optimizer
 from cory.learners.ppo import PPOTrainer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.policies.load import choose_device, load_policy
@@ -48,7 +51,7 @@ class Agent:
 
     Args:
         name: `agent_1`, ...; names its folder and its metrics.
-        policy: the policy with its value head.
+        policy: the policy, as `config.algorithm` needs it: see `wrapper`.
         reference: pi_0, frozen; may be shared between agents. None: the policy with its adapters off.
         tokenizer: of the policy. config: the run's settings.
     """
@@ -56,18 +59,14 @@ class Agent:
     def __init__(
         self,
         name: str,
-        policy: PolicyWithValueHead,
-        reference: PolicyWithValueHead | None,
+        policy: PolicyWithValueHead | WindowPolicy,
+        reference: PolicyWithValueHead | WindowPolicy | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
     ) -> None:
         self.name, self.tokenizer, self.sampling = name, tokenizer, config.sampling
         self.chat_template, self.merge = config.model.chat_template, config.lora.merge
-        micro_batch, on_nonfinite = config.ppo.micro_batch, config.guards.on_nonfinite
-        settings = trl_config(config.ppo, config.seed)
-        self.learner = PPOTrainer(
-            settings, policy, reference, tokenizer, micro_batch, config.precision, on_nonfinite=on_nonfinite
-        )
+        self.learner = make_learner(policy, reference, tokenizer, config)
         self.device: torch.device = self.learner.accelerator.device
         self.context_length = context_length(self.policy)  # tokens that it can attend to; None where nothing says
 
@@ -98,17 +97,22 @@ class Agent:
         completions = [plain_text(self.tokenizer, response, self.sampling.stop) for response in responses]
         return Rollout(prompts, completions, queries, responses)
 
-    def learn(self, rollout: Rollout, rewards: torch.Tensor) -> dict[str, float]:
-        """One update on a rollout; returns its statistics: see `STATS` and docs/metrics.md.
+    def learn(self, rollouts: Sequence[Rollout], rewards: torch.Tensor, rate: float = 1.0) -> list[dict[str, float]]:
+        """One update on its rollouts, one for each role that it had; returns statistics of each (docs/metrics.md).
 
         Args:
-            rewards: (batch,), the training reward of each response.
+            rewards: (rollouts, batch), the training reward of each response. rate: what the learning rate is times.
 
-        Raises a NotFinite: a loss or gradient is not finite (`guards.on_nonfinite`).
+        Raises a NotFinite: a loss or gradient is not finite (`guards.on_nonfinite`); its rows count through rollouts.
         """
         self.activate()
-        stats = self.learner.step(rollout.queries, rollout.responses, rewards)
-        return {name: float(stats[key]) for name, key in STATS.items()}
+        self.learner.scale_learning_rate(rate)
+        queries, responses = (
+            [x for each in rollouts for x in getattr(each, name)] for name in ("queries", "responses")
+        )
+        stats = self.learner.step(queries, responses, rewards.flatten(), len(rollouts))
+        shared = {name: float(stats[key]) for name, key in STATS.items() if key in stats}
+        return [shared | own for own in self.learner.parts]
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """All that training has changed, for a checkpoint: weights and Adam's moments, and numbers as json."""
@@ -129,18 +133,42 @@ class Agent:
         self.tokenizer.save_pretrained(folder)
 
 
-def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
-    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy, each with a value head of its own.
+def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
+    """What a language model is wrapped in to be trained by `algorithm`: PPO has a value head, the others do not."""
+    return PolicyWithValueHead if algorithm == "ppo" else WindowPolicy
 
-    Full fine-tuning: a copy of the weights for each, and one frozen reference for all. LoRA: an adapter for each, on
-    one base or on copies of it (`lora.shared_base`), and no reference: that is the base with its adapters off.
-    `num_agents` is by default that of the settings. Raises a UserError where a setting is out of range, or the device
-    or the model cannot be had.
+
+def make_learner(policy: Any, reference: Any, tokenizer: PreTrainedTokenizerBase, config: Config) -> Learner:
+    """The learner of `config.algorithm`; policy and reference as `wrapper` makes them."""
+    ppo = config.ppo
+    shared: dict[str, Any] = {"config": trl_config(ppo, config.seed), "model": policy, "ref_model": reference}
+    shared |= {"tokenizer": tokenizer, "micro_batch": ppo.micro_batch, "precision": config.precision}
+    shared |= {"on_nonfinite": config.guards.on_nonfinite, "optimizer": (ppo.optimizer, ppo.optimizer_options)}
+    if config.algorithm == "ppo":
+        return PPOTrainer(**shared)
+    kl_in = ("loss" if "grpo" in config.algorithm else "reward") if ppo.kl_in == "auto" else ppo.kl_in
+    shared |= {"algorithm": config.algorithm, "kl_in": kl_in, "group_size": config.group_size}
+    return GroupLearner(**shared, longest=config.sampling.max_new_tokens)
+
+
+def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
+    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy unless `config.agents` says otherwise.
+
+    Full fine-tuning: a copy of the weights for each, and one frozen reference for all of the same model. LoRA: an
+    adapter for each, on one base or on copies of it (`lora.shared_base`), and no reference: that is the base with its
+    adapters off. PPO's agents have a value head each. `num_agents` is by default that of the settings.
+
+    Raises a UserError where a setting is out of range, or the device or a model cannot be had.
     """
     config.check()
     choose_device(config.device)
+    check_optimizer(config.ppo.optimizer)
     world, size = processes.world_size(), config.ppo.mini_batch_size
     expect(size % world == 0, "ppo.mini_batch_size", f"a multiple of the number of processes, {world}", size)
+    share, group = config.ppo.batch_size // world, config.group_size
+    expect(
+        share % group == 0, "ppo.batch_size", f"a multiple of group_size = {group} in each of {world} processes", share
+    )
     kind = PartialState().distributed_type.value
     if kind in ("DEEPSPEED", "FSDP"):
         raise UserError(
@@ -148,30 +176,32 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
             "cannot share its engine. LoRA and gradient checkpointing save memory instead."
         )
     num_agents = config.cory.num_agents if num_agents is None else num_agents
-    model = replace(config.model, name=config.resolve(config.model.name))
-    pi_0, tokenizer = load_policy(model)
-    if config.model.gradient_checkpointing:
-        pi_0.gradient_checkpointing_enable({"use_reentrant": False})
-    policies: list[Any]
-    reference = None
-    if not config.lora.rank:
-        policies = [copy.deepcopy(pi_0) for _ in range(num_agents)]
-        reference = PolicyWithValueHead(pi_0).requires_grad_(False).eval()
-    elif config.lora.shared_base:
-        policies = [pi_0] * num_agents
-    else:
-        policies = [pi_0] + [load_policy(model)[0] for _ in range(num_agents - 1)]
+    settings, wrap = [copy.copy(config.of_agent(index)) for index in range(num_agents)], wrapper(config.algorithm)
+    bases: dict[str, tuple[Any, PreTrainedTokenizerBase]] = {}  # by what tells them apart
+    policies, keys = [], []
+    for index, own in enumerate(settings):
+        own.model = replace(own.model, name=own.resolve(own.model.name))
+        # A base with adapters is no reference of an agent without; without sharing, each agent has its own.
+        key = f"{own.model} {bool(own.lora.rank)} {index if own.lora.rank and not own.lora.shared_base else ''}"
+        if key not in bases:
+            bases[key] = load_policy(own.model)
+            if own.model.gradient_checkpointing:
+                bases[key][0].gradient_checkpointing_enable({"use_reentrant": False})
+        policies.append(bases[key][0] if own.lora.rank else copy.deepcopy(bases[key][0]))
+        keys.append(key)
+    references = {key: wrap(bases[key][0]).requires_grad_(False).eval()
+                  for key, own in zip(keys, settings, strict=True) if not own.lora.rank}  # fmt: skip
     agents: list[Agent] = []
-    for index, policy in enumerate(policies):
+    for index, (own, key, policy) in enumerate(zip(settings, keys, policies, strict=True)):
         name = f"agent_{index + 1}"
         seed_everything(config.seed, index)  # draws the value head, and the adapter where there is one
-        if config.lora.rank:
-            base = agents[0].policy if agents and config.lora.shared_base else policy
-            policy = add_adapter(base, name, config.lora)
-            policy.peft_config[name].base_model_name_or_path = model.name
-        with_value = PolicyWithValueHead(policy)
-        if config.ppo.value_head_init == "zeros":
-            for parameter in with_value.v_head.parameters():
+        if own.lora.rank:
+            first = keys.index(key)
+            policy = add_adapter(agents[first].policy if first < index else policy, name, own.lora)
+            policy.peft_config[name].base_model_name_or_path = own.model.name
+        wrapped = wrap(policy)
+        if isinstance(wrapped, PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
+            for parameter in wrapped.v_head.parameters():
                 torch.nn.init.zeros_(parameter)
-        agents.append(Agent(name, with_value, reference, tokenizer, config))
+        agents.append(Agent(name, wrapped, references.get(key), bases[key][1], own))
     return agents

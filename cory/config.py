@@ -4,71 +4,14 @@ Every default is written here and nowhere else; it is the paper's (Table 1) wher
 block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/run/settings.py`.
 """
 
-import difflib
 import math
-import types
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
+from cory.run.checks import Settings, UserError, between, changed, expect, keys, positive
 
-class UserError(Exception):
-    """Something the user can mend: the message says what was expected, what came and where. Shown without traceback."""
-
-
-def expect(ok: bool, where: str, expected: str, came: Any) -> None:
-    """Raises the UserError "WHERE: expected EXPECTED, got CAME" unless `ok`."""
-    if not ok:
-        raise UserError(f"{where}: expected {expected}, got {came!r}")
-
-
-def _positive(block: str, settings: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value not in (None, "auto"):  # a key whose type has neither refuses them where they are assigned
-            expect(value > 0 and math.isfinite(value), f"{block}.{name}", "a number above 0", value)
-
-
-def _between(block: str, settings: Any, low: float, high: float, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        expect(low <= value <= high, f"{block}.{name}", f"a number from {low:g} to {high:g}", value)
-
-
-@dataclass
-class Settings:
-    """A block of settings. An unknown name, or a value of another type, is refused where it is assigned."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        hints = get_type_hints(type(self))
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(hints)}"
-            raise UserError(f"{type(self).__name__}: unknown key {name!r}{hint}")
-        kind = hints[name] if get_origin(hints[name]) else hints[name].__name__
-        expected = str(kind).replace("typing.", "").replace("NoneType", "None")
-        expect(_fits(value, hints[name]), f"{type(self).__name__}.{name}", expected, value)
-        object.__setattr__(self, name, value)
-
-    def check(self) -> None:
-        """Checks ranges and combinations again, for settings that were assigned since. Raises a UserError."""
-        for value in vars(self).values():
-            if isinstance(value, Settings):
-                value.check()
-        getattr(self, "__post_init__", lambda: None)()
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has a field's type. An int will do for a float; a bool is no number."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in parts)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, part) for part in parts)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(each, parts[0]) for each in value)
-    if hint in (int, float):
-        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)
+__all__ = ["Settings", "UserError", "changed", "expect", "keys"]  # of the checks, what other files need, too
 
 
 @dataclass
@@ -114,42 +57,72 @@ class LoraConfig(Settings):
 
     def __post_init__(self) -> None:
         expect(self.rank >= 0, "lora.rank", "0 (full fine-tuning) or more", self.rank)
-        _positive("lora", self, "alpha")
+        positive("lora", self, "alpha")
 
 
 @dataclass
 class CoryConfig(Settings):
-    """The method; the block in which a PPO run differs from a CORY run.
+    """The method; the block in which a single agent's run differs from a CORY run.
 
     Args:
-        num_agents: Agents in the chain: 1 is PPO, 2 the paper's pioneer and observer.
+        num_agents: LLMs that are trained: 1 is the single-agent baseline, 2 the paper's pioneer and observer.
+        chain_length: Roles in the chain; null for as many as agents. Fewer: a population, from which members are drawn
+            for each period. More: agents hold several roles each, so that one LLM can be pioneer and observer.
+        exchange: What happens at a role exchange. `rotate`: the chain turns by one place (Eq. 5, for any number of
+            agents); `shuffle`: agents and roles are drawn anew, each agent equally often; `none`: nothing.
         exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0 is never.
-        other_coef: Weight of the other agents' task rewards in an agent's own: 1 cooperative (Eq. 4), 0 independent,
-            negative competitive.
+        credit: What a role is rewarded for: `collective` (Eq. 4), `causal`, `own` or `counterfactual`: docs/credit.md.
+        weight: Weight of the other roles' task rewards in a role's own: 1 cooperative (Eq. 4), 0 independent, negative
+            competitive.
+        other_coef: Another name of `weight`; where both are given, this one counts.
         knowledge_transfer: Whether an observer reads the response of the role before it (Eq. 3). Off: only the query.
         reset_on_exchange: Restart every agent's optimizer, KL coefficient and reward moments at each exchange, as the
             authors' published code does.
     """
 
     num_agents: int = 2
+    chain_length: int | None = None
+    exchange: Literal["rotate", "shuffle", "none"] = "rotate"
     exchange_period: int = 5
-    other_coef: float = 1.0
+    credit: Literal["collective", "causal", "own", "counterfactual"] = "collective"
+    weight: float = 1.0
+    other_coef: float | None = None
     knowledge_transfer: bool = True
     reset_on_exchange: bool = False
 
     def __post_init__(self) -> None:
+        if self.other_coef is not None:
+            self.weight, self.other_coef = self.other_coef, None
         expect(self.num_agents >= 1, "cory.num_agents", "at least 1", self.num_agents)
+        length = self.roles
+        expect(length >= 1, "cory.chain_length", "null (as many as agents) or at least 1", length)
         expect(self.exchange_period >= 0, "cory.exchange_period", "0 (never) or more iterations", self.exchange_period)
-        expect(math.isfinite(self.other_coef), "cory.other_coef", "a finite number", self.other_coef)
+        expect(math.isfinite(self.weight), "cory.weight", "a finite number", self.weight)
+        if length < self.num_agents and (self.exchange == "none" or not self.exchange_period):
+            raise UserError(
+                f"cory.exchange: expected rotate or shuffle, and an exchange_period above 0, to train "
+                f"{self.num_agents} agents in a chain of {length}, got {self.exchange} and {self.exchange_period}"
+            )
+        if self.credit == "counterfactual" and not self.knowledge_transfer:
+            raise UserError("cory.credit: expected knowledge_transfer: true with counterfactual, got false")
+
+    @property
+    def roles(self) -> int:
+        """How many roles the chain has."""
+        return self.num_agents if self.chain_length is None else self.chain_length
 
 
 @dataclass
 class PPOConfig(Settings):
-    """Each agent's PPO (Eq. 10 to 13); the same for every agent.
+    """Each agent's update (Eq. 10 to 13 for PPO); the same for every agent, and shared by all algorithms.
 
     Args:
-        learning_rate: Adam's learning rate.
-        batch_size: Queries per iteration, over all processes; every agent answers each of them.
+        learning_rate: The optimizer's learning rate.
+        schedule: How the learning rate goes on after its warm-up: `constant`, or `linear` or `cosine` down to 0.
+        warmup: Iterations in which the learning rate rises from 0.
+        optimizer: One of torch's optimizers, by its name in torch.optim.
+        optimizer_options: More of its arguments, such as {weight_decay: 0.01}.
+        batch_size: Responses of each role per iteration, over all processes; `group_size` to a query.
         mini_batch_size: Samples in one forward and backward pass, over all processes.
         gradient_accumulation_steps: Mini-batches per optimizer step.
         micro_batch: Samples of a mini-batch that are in memory at a time; changes no number beyond rounding. `auto`:
@@ -160,21 +133,29 @@ class PPOConfig(Settings):
         kl_target: KL, in nats per response, that the adaptive controller aims at.
         kl_horizon: Samples over which the adaptive controller moves.
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token; TRL's abs, mse.
-        gamma: Discount factor.
-        lam: Lambda of the advantage estimator (GAE, Eq. 12).
+            Of the other algorithms only the KL that is recorded.
+        kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
+            sampled); `loss`: a term of the loss (k3). `auto`: the loss for GRPO, else the reward.
+        gamma: Discount factor (PPO).
+        lam: Lambda of the advantage estimator (GAE, Eq. 12; PPO).
         cliprange: Clip range of the probability ratio (Eq. 11).
-        cliprange_value: Clip range of the value predictions.
-        vf_coef: Weight beta of the value loss (Eq. 13).
-        value_head_init: `random`: TRL's, whose first values are noise of the rewards' own size; `zeros`: no noise.
+        cliprange_value: Clip range of the value predictions (PPO).
+        vf_coef: Weight beta of the value loss (Eq. 13; PPO).
+        value_head_init: `random`: TRL's, whose first values are noise of the rewards' own size; `zeros`: no noise
+            (PPO).
         max_grad_norm: Gradient norm to clip at; null for none.
         ratio_threshold: A mini-batch whose mean probability ratio exceeds this is skipped.
         reward_scaling: Divide training rewards by their running standard deviation.
         reward_normalization: With reward_scaling, also subtract their running mean.
         reward_clip: Clip training rewards to plus or minus this; null for none.
-        whiten_rewards: Whiten token rewards before advantages are computed.
+        whiten_rewards: Whiten token rewards before advantages are computed (PPO).
     """
 
     learning_rate: float = 1.41e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
+    optimizer: str = "Adam"
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 256
     mini_batch_size: int = 256
     gradient_accumulation_steps: int = 1
@@ -185,6 +166,7 @@ class PPOConfig(Settings):
     kl_target: float = 6.0
     kl_horizon: float = 10_000.0
     kl_penalty: Literal["full", "kl", "abs", "mse"] = "full"
+    kl_in: Literal["auto", "reward", "loss"] = "auto"
     gamma: float = 1.0
     lam: float = 0.95
     cliprange: float = 0.2
@@ -199,11 +181,12 @@ class PPOConfig(Settings):
     whiten_rewards: bool = False
 
     def __post_init__(self) -> None:
-        _positive("ppo", self, "learning_rate", "batch_size", "mini_batch_size", "gradient_accumulation_steps")
-        _positive("ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value")
-        _positive("ppo", self, "ratio_threshold", "max_grad_norm", "reward_clip", "micro_batch")
-        _between("ppo", self, 0, 1, "gamma", "lam")
-        _between("ppo", self, 0, 1e6, "init_kl_coef", "vf_coef")
+        positive("ppo", self, "learning_rate", "batch_size", "mini_batch_size", "gradient_accumulation_steps")
+        positive("ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value")
+        positive("ppo", self, "ratio_threshold", "max_grad_norm", "reward_clip", "micro_batch")
+        between("ppo", self, 0, 1, "gamma", "lam")
+        between("ppo", self, 0, 1e6, "init_kl_coef", "vf_coef")
+        expect(self.warmup >= 0, "ppo.warmup", "0 (none) or more iterations", self.warmup)
         expect(self.batch_size > 1, "ppo.batch_size", "at least 2, as advantages are whitened over it", self.batch_size)
         mini, count = self.mini_batch_size, self.gradient_accumulation_steps
         multiple = f"a multiple of mini_batch_size * gradient_accumulation_steps = {mini} * {count} = {mini * count}"
@@ -235,8 +218,8 @@ class SamplingConfig(Settings):
     stop: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        _positive("sampling", self, "min_new_tokens", "temperature", "top_p", "repetition_penalty")
-        _between("sampling", self, 0, 1, "top_p")
+        positive("sampling", self, "min_new_tokens", "temperature", "top_p", "repetition_penalty")
+        between("sampling", self, 0, 1, "top_p")
         expect(all(self.stop), "sampling.stop", "texts that are not empty", self.stop)
         expect(self.top_k >= 0, "sampling.top_k", "0 (all tokens) or more", self.top_k)
         shortest, longest = self.min_new_tokens, self.max_new_tokens
@@ -280,7 +263,7 @@ class GuardsConfig(Settings):
     stop_at_kl: float | None = None
 
     def __post_init__(self) -> None:
-        _positive("guards", self, "kl_bound", "stop_at_kl")
+        positive("guards", self, "kl_bound", "stop_at_kl")
 
 
 @dataclass
@@ -290,6 +273,11 @@ class Config(Settings):
     Args:
         seed: Every random choice of the run derives from it.
         iterations: Iterations of Algorithm 1, each on one batch of queries.
+        algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
+            divisions by standard deviation and length), `rloo` or `reinforce`: docs/learners.md.
+        group_size: Chains per query, the responses among which GRPO and RLOO compare.
+        agents: What single agents have otherwise than the rest, in their order: a list of {model: {...}, lora: {...},
+            learning_rate: ...}, each part optional. Empty: all alike.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
@@ -297,6 +285,8 @@ class Config(Settings):
             or `auto`: the newest run with these settings, and without one a new run. null: a new run.
         tracker: Where metrics go besides the run's folder. wandb works offline where no account is set up.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
+        eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
+        eval_queries: Held-out queries of such an evaluation, from the first.
         model: The policy.
         lora: Adapters instead of full fine-tuning.
         cory: The method.
@@ -308,12 +298,17 @@ class Config(Settings):
 
     seed: int = 0
     iterations: int = 100
+    algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
+    group_size: int = 1
+    agents: list[dict[str, Any]] = field(default_factory=list)
     output: str | None = None
     resume: str | None = None
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
     sample_every: int = 10
+    eval_every: int = 0
+    eval_queries: int = 64
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     cory: CoryConfig = field(default_factory=CoryConfig)
@@ -330,16 +325,61 @@ class Config(Settings):
         if bits != "none" and self.lora.merge:
             raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
         expect(self.sample_every >= 0, "sample_every", "0 (none) or more iterations", self.sample_every)
+        expect(self.eval_every >= 0, "eval_every", "0 (never) or more iterations", self.eval_every)
+        expect(self.eval_queries >= 1, "eval_queries", "at least 1", self.eval_queries)
+        if self.checkpoint.best == "eval_task_reward" and self.eval_every:
+            due = f"a multiple of eval_every = {self.eval_every} with checkpoint.best: eval_task_reward"
+            every = self.checkpoint.save_every
+            expect(every % self.eval_every == 0, "checkpoint.save_every", due, every)
+        least = 2 if self.algorithm in ("grpo", "dr_grpo", "rloo") else 1
+        expect(
+            self.group_size >= least,
+            "group_size",
+            f"at least {least} with algorithm: {self.algorithm}",
+            self.group_size,
+        )
+        size = self.ppo.batch_size
+        expect(size % self.group_size == 0, "ppo.batch_size", f"a multiple of group_size = {self.group_size}", size)
+        if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
+            raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
+        count = self.cory.num_agents
+        expect(
+            len(self.agents) in (0, count),
+            "agents",
+            f"an empty list, or an entry for each of {count} agents",
+            self.agents,
+        )
+        for index in range(len(self.agents)):
+            self.of_agent(index)
+
+    def method(self) -> str:
+        """The method in words: `PPO`, `CORY with 2 agents`, `CORY with GRPO and 3 agents`, ..."""
+        agents, roles, learner = self.cory.num_agents, self.cory.roles, self.algorithm.upper()
+        if agents == roles == 1:
+            return learner
+        count = f"{agents} agent{'s' * (agents > 1)}" + (f" in {roles} roles" if roles != agents else "")
+        return f"CORY with {count}" if learner == "PPO" else f"CORY with {learner} and {count}"
+
+    def of_agent(self, index: int) -> "Config":
+        """The settings of one agent: these, with what `agents` says of it. Raises a UserError over what it says."""
+        if not self.agents:
+            return self
+        where, changes, config = f"agents[{index}]", self.agents[index], copy(self)
+        object.__setattr__(config, "agents", [])
+        for key, value in changes.items():
+            expect(key in ("model", "lora", "learning_rate"), where, "model, lora or learning_rate", key)
+            try:
+                if key == "learning_rate":
+                    config.ppo = changed(self.ppo, {key: value})
+                else:
+                    expect(isinstance(value, dict), f"{where}.{key}", "a block of settings", value)
+                    own = {"revision": None} if key == "model" and "name" in value else {}
+                    setattr(config, key, changed(getattr(self, key), own | value))
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
+        config.check()
+        return config
 
     def resolve(self, name: str) -> str:
         """The folder that a model's name stands for: itself, unless the task has built-in models (`tiny`)."""
         return name
-
-
-def keys(config_class: type, prefix: str = "") -> list[str]:
-    """Every key of a configuration, dotted: `seed`, `ppo.batch_size`, ..."""
-    found = []
-    for name, kind in get_type_hints(config_class).items():
-        nested = isinstance(kind, type) and issubclass(kind, Settings)
-        found += keys(kind, f"{prefix}{name}.") if nested else [prefix + name]
-    return found

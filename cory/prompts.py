@@ -7,6 +7,29 @@ from typing import Any
 
 from cory.config import UserError, expect
 
+Prompt = str | list[dict[str, str]]  # text, or chat messages
+CHAT_ROLES = ("system", "user", "assistant")
+
+
+def check_prompt(prompt: Any, where: str) -> None:
+    """Raises a UserError unless a query is text, or chat messages of which the last is the user's, and not empty."""
+    if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
+        ok = all(m.get("role") in CHAT_ROLES and isinstance(m.get("content"), str) for m in prompt)
+        messages = f"messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last one user, with text"
+        expect(
+            ok and bool(prompt) and prompt[-1]["role"] == "user" and bool(prompt[-1]["content"]),
+            where,
+            messages,
+            prompt,
+        )
+    else:
+        expect(isinstance(prompt, str) and bool(prompt), where, "text or chat messages", prompt)
+
+
+def text_of(prompt: Prompt) -> str:
+    """The text that a template fills in as {prompt}: of chat messages the last one's."""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
 
 def placeholders(template: str, where: str) -> list[str]:
     """The names in braces in a template; `{{` and `}}` stand for braces themselves.
@@ -66,23 +89,25 @@ class RolePrompts:
                     expected = f"placeholders among the dataset's columns {sorted(known)}"
                     raise UserError(f"{role} prompt: expected {expected}, got {{{name}}}")
 
-    def render(self, role: int, row: Mapping[str, Any], response: str | None = None) -> str:
+    def render(self, role: int, row: Mapping[str, Any], response: str | None = None) -> Any:
         """The prompt of `role` (0 is the pioneer) for one row of the dataset.
 
-        `response` is that of the role before; None renders the pioneer's prompt, whatever the role.
+        `response` is that of the role before; None renders the pioneer's prompt, whatever the role. Of chat messages
+        the last one is rendered, and the others stay as they are.
         """
-        if role == 0 or response is None:
-            return fill(self.pioneer, row)
-        return fill(self.observer, {**row, "response": response})
+        template = self.pioneer if role == 0 or response is None else self.observer
+        prompt: Prompt = row["prompt"]
+        text = fill(template, {**row, "prompt": text_of(prompt), "response": response})
+        return text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
 
 
 def fit_responses(
-    render: Callable[[list[str]], list[str]],
+    render: Callable[[list[str]], list[Any]],
     responses: Sequence[str],
-    encode: Callable[[list[str]], list[list[int]]],
+    encode: Callable[[list[Any]], list[list[int]]],
     context: int | None,
     max_new_tokens: int,
-) -> list[str]:
+) -> list[Any]:
     """Observers' prompts that leave room for an answer: a response too long to read is halved until its prompt fits.
 
     Rare, as the trainer checks that responses of full length fit; but broken text can take more tokens to read than it
@@ -99,7 +124,8 @@ def fit_responses(
     if context is None:
         return prompts
     room = context - max_new_tokens
-    while max(len(prompt.encode()) for prompt in prompts) >= room:  # a token is at least a byte: most batches stop here
+    # A token is at least a byte, so most batches of text stop here; a chat template adds tokens of its own.
+    while any(not isinstance(prompt, str) or len(prompt.encode()) >= room for prompt in prompts):
         lengths = [len(ids) for ids in encode(prompts)]
         too_long = [row for row, tokens in enumerate(lengths) if tokens > room and texts[row]]
         if not too_long:

@@ -1,54 +1,114 @@
-"""The reward-function contract, and the collective reward (Eq. 4)."""
+"""The reward-function contract, and sums of several rewards."""
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cory.config import UserError, expect
+from cory.run import coroutines
 
-# reward(prompts, completions, **columns) -> one number per completion: the signature of TRL's GRPO reward functions.
-# `columns` are the other columns of the dataset, those that the function names (all, if it takes **kwargs).
-RewardFunction = Callable[..., Sequence[float]]
+# reward(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of
+# TRL's GRPO reward functions, `async def` ones included. `columns` are the other columns of the dataset and `role`; a
+# function gets those that it names (all, if it takes **kwargs). For chat prompts all are messages, as in TRL.
+RewardFunction = Callable[..., Any]
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function in a weighted sum: `Task(dataset, [Reward(f), Reward(g, 0.5)], prompts)`.
+
+    `name`, for messages and records, and `sha256` of its source are by default the function's own.
+    """
+
+    function: RewardFunction
+    weight: float = 1.0
+    name: str = ""
+    sha256: str = ""
+
+    def __str__(self) -> str:
+        return f"reward function {self.name or getattr(self.function, '__name__', type(self.function).__name__)}"
+
+    def arguments(self, columns: Columns) -> dict[str, Sequence[Any]]:
+        """The columns that the function takes. Raises a UserError where it needs one that is not there."""
+        taken = inspect.signature(self.function).parameters
+        must = [
+            n for n, p in taken.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        missing = [name for name in must if name not in columns]
+        expect(not missing, str(self), f"parameters among {sorted(columns)}", missing)
+        every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        return {name: values for name, values in columns.items() if every or name in taken}
 
 
 def score(
-    reward: RewardFunction, prompts: list[str], completions: list[str], columns: dict[str, list[Any]]
+    reward: RewardFunction | Sequence[Reward], prompts: Sequence[Any], completions: Sequence[str], columns: Columns
 ) -> torch.Tensor:
-    """Calls `reward`; returns (batch,) float32 on the CPU.
+    """The weighted sum of the reward functions; (batch,) float32 on the CPU.
 
-    Raises a UserError where it gives not one finite number per completion; it names the function and the row.
+    A function that gives None for a row does not count there; where all do, the row gets 0. Raises a UserError where
+    one raises, or gives not one finite number or None per completion; it names the function and the row.
     """
-    who = f"reward function {getattr(reward, '__name__', type(reward).__name__)}"
-    accepted = inspect.signature(reward).parameters
-    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
-        columns = {key: values for key, values in columns.items() if key in accepted}
-    values = reward(prompts=prompts, completions=completions, **columns)
+    rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
+    chat = len(prompts) > 0 and not isinstance(prompts[0], str)
+    answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
+    rows = {**columns, "prompts": prompts, "completions": answers}
+    values = torch.tensor([_checked(*pair, rows) for pair in zip(rewards, _call(rewards, rows), strict=True)])
+    if values.isnan().all(0).any():
+        warnings.warn(f"{' and '.join(map(str, rewards))} gave None for a row; such rows get 0", stacklevel=2)
+    return (values * torch.tensor([[each.weight] for each in rewards])).nansum(0)
+
+
+def _call(rewards: Sequence[Reward], rows: Columns) -> list[Any]:
+    """What each function gives, or the exception that it raises; coroutines are awaited together."""
+    given: list[Any] = []
+    for reward in rewards:
+        arguments = reward.arguments(rows)
+        try:
+            given.append(reward.function(**arguments))
+        except Exception as error:
+            given.append(error)
+    return coroutines.wait(given)
+
+
+def _checked(reward: Reward, values: Any, rows: Columns) -> list[float]:
+    """One number per completion, nan for None. Raises a UserError where `values` are none, or an exception."""
+    if isinstance(values, Exception):
+        raise values if isinstance(values, UserError) else _blamed(reward, values, rows) from values
     try:
         values = list(values)
     except TypeError:
-        raise UserError(f"{who}: expected a list of numbers, got {type(values).__name__}") from None
-    expect(len(values) == len(completions), who, f"{len(completions)} rewards, one a completion", len(values))
+        raise UserError(f"{reward}: expected a list of numbers, got {type(values).__name__}") from None
+    count = len(rows["completions"])
+    expect(len(values) == count, str(reward), f"{count} rewards, one a completion", len(values))
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = values[row] = value.item()
-        if not isinstance(value, Real) or not math.isfinite(value):
-            where = f"in row {row}, prompt {prompts[row]!r}, completion {completions[row]!r}"
-            raise UserError(f"{who}: expected a finite number, got {value!r} {where}")
-    return torch.tensor([float(value) for value in values])
+        if value is not None and (not isinstance(value, Real) or not math.isfinite(value)):
+            raise UserError(f"{reward}: expected a finite number, got {value!r} {_where(row, rows)}")
+    return [math.nan if value is None else float(value) for value in values]
 
 
-def collective(task_rewards: torch.Tensor, other_coef: float) -> torch.Tensor:
-    """Eq. 4, with a coefficient: `R_i = r_i + other_coef * sum_{j != i} r_j`.
+def _blamed(reward: Reward, error: Exception, rows: Columns) -> UserError:
+    """The error of a function that raised, with the first row for which it raises by itself, if any."""
+    where = "for the whole batch, and for none of its rows by itself"
+    for row in range(len(rows["completions"])):
+        (given,) = _call([reward], {name: values[row : row + 1] for name, values in rows.items()})
+        if isinstance(given, Exception):
+            error, where = given, _where(row, rows)
+            break
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(last.filename).name}, line {last.lineno}"
+    return UserError(f"{reward}: expected rewards, got {type(error).__name__} ({error}) at {place}, {where}")
 
-    From (agents, batch) task rewards, each agent's training reward on each query. `other_coef`: 1 cooperative (Eq. 4:
-    both agents get the sum), 0 independent, negative competitive.
 
-    >>> collective(torch.tensor([[1.0, 2.0], [10.0, 20.0]]), 1.0)
-    tensor([[11., 22.],
-            [11., 22.]])
-    """
-    return (1 - other_coef) * task_rewards + other_coef * task_rewards.sum(0, keepdim=True)
+def _where(row: int, rows: Columns) -> str:
+    return f"in row {row}, prompt {rows['prompts'][row]!r}, completion {rows['completions'][row]!r}"

@@ -1,6 +1,9 @@
 """Which agent holds which role at which iteration (role exchange, Eq. 5)."""
 
 from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
 
 
 def role_name(role: int) -> str:
@@ -10,22 +13,36 @@ def role_name(role: int) -> str:
 
 @dataclass(frozen=True)
 class RoleSchedule:
-    """Roles are positions in the chain: 0 is the pioneer, 1 the observer, and so on for more agents.
+    """Roles are positions in the chain: 0 is the pioneer, 1 the observer, and so on for longer chains.
 
-    Agents stay and roles move: an exchange is a new permutation, so nothing is copied and no state is lost.
-    `period`: iterations between exchanges (T_REx); 0 for never.
+    Agents stay and roles move: an exchange only changes who stands where, so nothing is copied and no state is lost.
+
+    Args:
+        num_agents: agents there are. period: iterations between exchanges (T_REx); 0 for never.
+        length: roles in the chain; 0 for as many as agents. With fewer, the others wait; with more, an agent stands in
+            several places.
+        exchange: `rotate`, `shuffle` or `none`: see `CoryConfig`. seed: of `shuffle`.
     """
 
     num_agents: int
     period: int
+    length: int = 0
+    exchange: str = "rotate"
+    seed: int = 0
 
     def order(self, k: int) -> tuple[int, ...]:
         """The agents by role at iteration `k` (from 0): `order(k)[0]` is the index of the pioneer.
 
-        Every `period` iterations the chain turns by one place: with two agents the roles are swapped.
+        Every `period` iterations the chain turns by one place: with two agents the roles are swapped. With `shuffle`,
+        agents are dealt like cards, and all have been in the chain equally often when they are shuffled again.
         """
-        turn = k // self.period if self.period else 0
-        return tuple((role + turn) % self.num_agents for role in range(self.num_agents))
+        n, length = self.num_agents, self.length or self.num_agents
+        turn = k // self.period if self.period and self.exchange != "none" else 0
+        if self.exchange != "shuffle":
+            return tuple((role + turn) % n for role in range(length))
+        round_, deal = divmod(turn, n // gcd(n, length))
+        cards = np.random.default_rng([self.seed, round_]).permutation(n).tolist()
+        return tuple(cards[(deal * length + role) % n] for role in range(length))
 
     def exchanges_before(self, k: int) -> bool:
         """Whether the roles at iteration `k` differ from those at `k - 1`."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from cory.config import UserError, expect
 from cory.policies.load import find, quiet
-from cory.prompts import RolePrompts
-from cory.rewards import RewardFunction
+from cory.prompts import Prompt, RolePrompts, check_prompt
+from cory.rewards import Reward, RewardFunction
 from cory.run import provenance
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
@@ -64,31 +64,37 @@ class Task:
     """What the agents are trained on.
 
     Args:
-        dataset: a `prompt` column with the query s0 (not empty); other columns reach the reward and the templates.
-        reward: `reward(prompts, completions, **columns) -> list[float]`, called once per iteration with the responses
-            of all agents; `prompts` are the queries.
+        dataset: a `prompt` column with the query s0, text or chat messages of which the last is the user's; other
+            columns reach the reward and the templates.
+        reward: `reward(prompts, completions, **columns) -> list[float | None]`, called once per iteration with the
+            responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`.
         prompts: what each role reads.
         metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
 
-    Raises a UserError: no `prompt` column, an empty or non-text prompt, or a template that names a missing column.
+    Raises a UserError: no `prompt` column, an empty prompt or one of another kind, a column that a reward function
+    would get twice, or a template that names a missing column.
     """
 
     dataset: datasets.Dataset
-    reward: RewardFunction
+    reward: RewardFunction | Sequence[Reward]
     prompts: RolePrompts
     metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = self.dataset.column_names
         expect("prompt" in names, "dataset", "a column 'prompt'", names)
+        given = ("prompts", "completions", "role")  # besides the dataset's columns
+        for reward in self.rewards:
+            taken = reward.arguments(dict.fromkeys([*given, *names], ()))
+            twice = [name for name in given if name in names and name in taken]
+            expect(not twice, "dataset", f"no columns that {reward} is given anyway", twice)
         for row, prompt in enumerate(self.dataset["prompt"]):
-            if not isinstance(prompt, str) or not prompt:
-                raise UserError(f"dataset: expected text in column 'prompt', got {prompt!r} in row {row}")
+            check_prompt(prompt, f"dataset, column 'prompt', row {row}")
         self.prompts.check_columns(names)
 
     def render(
         self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[str] | None = None
-    ) -> list[str]:
+    ) -> list[Any]:
         """What a role reads, for each row of `columns`; without `responses`, what the pioneer reads."""
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         texts = [None] * len(rows) if responses is None else responses
@@ -100,13 +106,23 @@ class Task:
         return {**self.fingerprint_of_reward(), "prompts": asdict(self.prompts), **data}
 
     def fingerprint_of_reward(self) -> dict[str, str]:
-        """The reward's name and the hash of its source."""
-        return {"reward": provenance.function_name(self.reward), "reward_sha256": provenance.source_hash(self.reward)}
+        """The reward's name and the hash of its source; of several the names with their weights, and the hashes."""
+        names = [
+            ("" if each.weight == 1 else f"{each.weight} * ") + (each.name or provenance.function_name(each.function))
+            for each in self.rewards
+        ]
+        hashes = [each.sha256 or provenance.source_hash(each.function) for each in self.rewards]
+        return {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
+
+    @property
+    def rewards(self) -> Sequence[Reward]:
+        """The reward functions with their weights."""
+        return self.reward if isinstance(self.reward, Sequence) else [Reward(self.reward)]
 
     @classmethod
-    def from_prompts(cls, prompts: list[str], reward: RewardFunction, role_prompts: RolePrompts) -> "Task":
+    def from_prompts(cls, prompts: Sequence[Prompt], reward: RewardFunction, role_prompts: RolePrompts) -> "Task":
         """A task on a plain list of queries."""
-        return cls(datasets.Dataset.from_dict({"prompt": prompts}), reward, role_prompts)
+        return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 
     def batch(self, k: int, size: int, seed: int) -> dict[str, list[Any]]:
         """The columns of iteration `k`: each pass over the data is a permutation drawn from (seed, pass).

@@ -1,5 +1,6 @@
 """CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
 
+import itertools
 import statistics
 import sys
 import time
@@ -10,13 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import PartialState
+from datasets import Dataset
 
 from cory.agent import STATS, Agent, Rollout
+from cory.callbacks import Callback
 from cory.config import Config, UserError, expect
+from cory.credit import assign_credit
+from cory.learners.optimizer import learning_rate_factor
 from cory.metrics import combined_reward, distinct
 from cory.policies.sampling import check_lengths, seed_everything
-from cory.prompts import fit_responses
-from cory.rewards import collective, score
+from cory.prompts import fit_responses, text_of
+from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
 from cory.run import checkpoint, processes
 from cory.run.checkpoint import CheckpointManager, RunState, find_resumed
@@ -26,6 +31,7 @@ from cory.task import Task
 
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
 NUM_SAMPLES = 4  # queries whose responses are shown before and after training, and in samples.jsonl
+HELD_OUT = 2**32 - 2  # in place of an iteration, the key of the random stream of held-out responses
 SOLO_SAMPLES = 2**32 - 1  # in place of an iteration, the key of the random stream of those responses
 Records = list[dict[str, Any]]
 
@@ -42,22 +48,41 @@ class CoryTrainer:
 
     Args:
         config: the settings; `config.cory.num_agents` must be the number of agents.
-        agents: the chain in its first order: the first agent starts as pioneer.
+        agents: in their first order: the first one starts as pioneer.
         task: queries, reward and prompts. name: of the run, for its folder where `config.output` is null.
+        eval_dataset: held-out rows with the columns of the task's, for `config.eval_every`.
+        callbacks: see `Callback`.
 
     Raises:
         UserError: the agents, the data or the prompts do not fit the settings; raised before anything is written.
     """
 
-    def __init__(self, config: Config, agents: Sequence[Agent], task: Task, name: str = "cory") -> None:
+    def __init__(
+        self,
+        config: Config,
+        agents: Sequence[Agent],
+        task: Task,
+        name: str = "cory",
+        eval_dataset: Dataset | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         config.check()
-        count, wanted, rows, size = len(agents), config.cory.num_agents, len(task.dataset), config.ppo.batch_size
-        known, best = sorted([*STATS, *MEASURED, *task.metrics]), config.checkpoint.best
+        count, wanted, rows = len(agents), config.cory.num_agents, len(task.dataset)
+        size = config.ppo.batch_size // config.group_size
+        held_out = ["eval_task_reward"] if config.eval_every else []
+        known, best = sorted([*STATS, *MEASURED, *task.metrics, *held_out]), config.checkpoint.best
         expect(count == wanted, "cory.num_agents", f"the number of agents, {count}", wanted)
-        expect(rows >= size, "dataset", f"at least ppo.batch_size = {size} rows", rows)
+        needed = f"at least ppo.batch_size / group_size = {size} rows" if size < config.ppo.batch_size else ""
+        expect(rows >= size, "dataset", needed or f"at least ppo.batch_size = {size} rows", rows)
         expect(best is None or best in known, "checkpoint.best", f"null or one of the metrics {known}", best)
+        if config.eval_every:
+            given = sorted(eval_dataset.column_names) if eval_dataset is not None else None
+            columns = sorted(task.dataset.column_names)
+            expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
         self.config, self.agents, self.task, self.name = config, list(agents), task, name
-        self.schedule = RoleSchedule(len(agents), config.cory.exchange_period)
+        self.eval_dataset, self.callbacks = eval_dataset, list(callbacks)
+        method = config.cory
+        self.schedule = RoleSchedule(count, method.exchange_period, method.roles, method.exchange, config.seed)
         self.seconds: dict[str, float] = {}
         self._check_prompt_lengths()
 
@@ -81,11 +106,17 @@ class CoryTrainer:
         with Run(self.config, self.name, names, made_of, *place) as run, Signals() as signals:
             state.before = state.before or self._solo_samples()
             checkpoints = CheckpointManager(run, self.agents, self.config.checkpoint, state)
+            for callback in self.callbacks:
+                callback.on_train_begin(self, run)
             for k in range(state.iteration, self.config.iterations):
                 started = time.perf_counter()
                 steps = [agent.optimizer_steps for agent in self.agents]
+                for callback in self.callbacks:
+                    callback.on_iteration_begin(self, k)
                 try:
                     records, samples = self.iteration(k, run.history)
+                    if self.config.eval_every and (k + 1) % self.config.eval_every == 0:
+                        self.held_out(k, records)
                 except Exception as error:
                     if steps == [agent.optimizer_steps for agent in self.agents]:
                         checkpoints.save()  # the agents are as they were before iteration k
@@ -104,6 +135,8 @@ class CoryTrainer:
                 too_far = bound is not None and any(one["kl"] > bound for one in records)
                 if too_far:
                     run.say(f"KL is above guards.stop_at_kl = {bound:g}: the run ends here.")
+                ended = [callback.on_iteration_end(self, k, records) for callback in self.callbacks]
+                too_far = bool(processes.all_reduce_max(too_far or any(ended)))
                 received = int(processes.all_reduce_max(signals.received or 0))
                 state.iteration = k + 1
                 checkpoints.after(records, k + 1 == self.config.iterations, stopped=bool(too_far or received))
@@ -116,6 +149,8 @@ class CoryTrainer:
             if main:
                 run.finish(state.before, after, self.agents)
             PartialState().wait_for_everyone()
+            for callback in self.callbacks:
+                callback.on_train_end(self, run)
         return run
 
     def iteration(self, k: int, history: Sequence[dict[str, Any]] = ()) -> tuple[Records, Records]:
@@ -129,9 +164,10 @@ class CoryTrainer:
             rollouts = self.roll_out(chain, batch)
         with self._timed("reward"):
             task_rewards = self.score(batch, rollouts)
-            rewards = self.assign_credit(task_rewards)
+            rewards = self.assign_credit(chain, batch, task_rewards)
         with self._timed("learn"):
-            stats = self.update(chain, rollouts, rewards)
+            rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
+            stats = self.update(chain, rollouts, rewards, rate)
         with self._timed("record"):
             return self.record(k, chain, batch, rollouts, task_rewards, stats, history)
 
@@ -144,29 +180,45 @@ class CoryTrainer:
             rollouts.append(agent.respond(prompts, batch.max_new_tokens))
         return rollouts
 
-    def score(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor:
-        """(roles, batch) task rewards: all roles' responses in one call, so in one pass of a reward model."""
+    def score(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> torch.Tensor:
+        """(roles, batch) task rewards: all roles' responses in one call, so in one pass of a reward model.
+
+        The reward function sees the dataset's columns and, as `role`, the role of each response, counted from `first`.
+        """
         columns = {name: values * len(rollouts) for name, values in batch.columns.items()}
+        names = [role_name(first + index) for index in range(len(rollouts))]
+        columns["role"] = [name for name, rollout in zip(names, rollouts, strict=True) for _ in rollout.completions]
         completions = [completion for rollout in rollouts for completion in rollout.completions]
         rewards = score(self.task.reward, columns.pop("prompt"), completions, columns)
         return rewards.view(len(rollouts), -1)
 
-    def assign_credit(self, task_rewards: torch.Tensor) -> torch.Tensor:
-        """(roles, batch) training rewards (Eq. 4)."""
-        return collective(task_rewards, self.config.cory.other_coef)
+    def assign_credit(self, chain: Sequence[Agent], batch: Batch, task_rewards: torch.Tensor) -> torch.Tensor:
+        """(roles, batch) training rewards (Eq. 4, or another mode of `cory.credit`)."""
+        unread, settings = None, self.config.cory
+        if settings.credit == "counterfactual" and len(chain) > 1:
+            nothing = [""] * len(task_rewards[0])
+            prompts = [self._prompts(agent, 1, batch.columns, nothing, batch.max_new_tokens) for agent in chain[1:]]
+            answers = [a.respond(p, batch.max_new_tokens) for a, p in zip(chain[1:], prompts, strict=True)]
+            unread = torch.cat([torch.zeros_like(task_rewards[:1]), self.score(batch, answers, first=1)])
+        return assign_credit(task_rewards, settings.credit, settings.weight, unread)
 
     def update(
-        self, chain: Sequence[Agent], rollouts: Sequence[Rollout], rewards: torch.Tensor
+        self, chain: Sequence[Agent], rollouts: Sequence[Rollout], rewards: torch.Tensor, rate: float = 1.0
     ) -> list[dict[str, float]]:
-        """Each agent learns from its own rollout, one after the other; returns their statistics, by role."""
-        stats = []
-        for role, (agent, rollout) in enumerate(zip(chain, rollouts, strict=True)):
+        """Each agent learns from its own rollouts, one agent after the other; returns their statistics, by role."""
+        stats: list[dict[str, float]] = [{} for _ in chain]
+        for agent in dict.fromkeys(chain):
+            roles = [role for role, other in enumerate(chain) if other is agent]
             try:
-                stats.append(agent.learn(rollout, rewards[role]))
+                learned = agent.learn([rollouts[role] for role in roles], rewards[roles], rate)
             except NotFinite as error:
-                where = [f"{rollout.prompts[row]!r} -> {rollout.completions[row]!r}" for row in error.rows[:1]]
-                text = "".join(f", the first of them {one}" for one in where)
-                raise NotFinite(f"{agent.name} as {role_name(role)}: {error.what}", error.rows, text) from None
+                row = error.rows[0] if error.rows else 0
+                role, row = roles[row // rewards.shape[1]], row % rewards.shape[1]
+                text = f", the first of them {rollouts[role].prompts[row]!r} -> {rollouts[role].completions[row]!r}"
+                where = text if error.rows else ""
+                raise NotFinite(f"{agent.name} as {role_name(role)}: {error.what}", error.rows, where) from None
+            for role, numbers in zip(roles, learned, strict=True):
+                stats[role] = numbers
         return stats
 
     def record(
@@ -199,12 +251,34 @@ class CoryTrainer:
             start = next((r for r in history[: len(chain)] if r["role"] == name), measured)
             measured["flags"] = flags(measured, start, role_rewards, completions, kl_bound)
             records.append(measured)
-            shown = zip(batch.columns["prompt"], rollouts[role].completions, task_rewards[role].tolist(), strict=True)
+            queries = map(text_of, batch.columns["prompt"])
+            shown = zip(queries, rollouts[role].completions, task_rewards[role].tolist(), strict=True)
             samples += [
                 {**who, "query": query, "completion": completion, "task_reward": reward}
                 for query, completion, reward in list(shown)[:NUM_SAMPLES]
             ]
         return sorted(records, key=lambda one: [a.name for a in self.agents].index(one["agent"])), samples
+
+    def held_out(self, k: int, records: Records) -> None:
+        """Adds `eval_task_reward` to the records: what each role's responses to held-out queries earn on average.
+
+        The chain of iteration `k` answers the first `config.eval_queries` rows, from the same random stream each time.
+        """
+        with self._timed("evaluate"):
+            assert self.eval_dataset is not None
+            chain, size = [self.agents[index] for index in self.schedule.order(k)], self.config.ppo.batch_size
+            rank = PartialState().process_index
+            rows = range(min(self.config.eval_queries, len(self.eval_dataset)))[rank :: processes.world_size()]
+            seed_everything(self.config.seed, HELD_OUT, rank)
+            earned: list[list[float]] = [[] for _ in chain]
+            for start in range(0, len(rows), size):
+                columns = self.eval_dataset[list(rows[start : start + size])]
+                batch = Batch(columns, self.config.sampling.max_new_tokens)
+                for role, rewards in enumerate(self.score(batch, self.roll_out(chain, batch)).tolist()):
+                    earned[role] += rewards
+            for role, rewards in enumerate(earned):
+                (record,) = (one for one in records if one["role"] == role_name(role))
+                record["eval_task_reward"] = statistics.fmean(processes.gather(rewards))
 
     def _begin(self, k: int) -> tuple[list[Agent], Batch]:
         """The chain of iteration `k` (Eq. 5) and this process's part of its batch; random streams start anew."""
@@ -215,7 +289,8 @@ class CoryTrainer:
                 agent.restart()
         chain = [self.agents[index] for index in self.schedule.order(k)]
         mine = processes.shard(config.ppo.batch_size)
-        columns = self.task.batch(k, config.ppo.batch_size, config.seed)
+        columns = self.task.batch(k, config.ppo.batch_size // config.group_size, config.seed)
+        columns = {name: [x for x in values for _ in range(config.group_size)] for name, values in columns.items()}
         shortest, longest = config.sampling.min_new_tokens, config.sampling.max_new_tokens
         length = int(np.random.default_rng([config.seed, k]).integers(shortest, longest + 1))  # in all processes
         return chain, Batch({name: values[mine] for name, values in columns.items()}, length)
@@ -238,16 +313,18 @@ class CoryTrainer:
             seed_everything(self.config.seed, SOLO_SAMPLES)
             rollout = agent.respond(self.task.render(0, batch.columns), longest)
             rewards = self.score(batch, [rollout])[0].tolist()
+            queries = map(text_of, batch.columns["prompt"])
             samples[agent.name] = [
                 {"query": query, "completion": completion, "task_reward": reward}
-                for query, completion, reward in zip(batch.columns["prompt"], rollout.completions, rewards, strict=True)
+                for query, completion, reward in zip(queries, rollout.completions, rewards, strict=True)
             ]
         return samples
 
     def _check_prompt_lengths(self) -> None:
         """Fails early where a prompt and the longest response exceed the context; an observer reads a response, too."""
         columns, rows = self.task.dataset[:], len(self.task.dataset)
-        for role, agent in enumerate(self.agents[:2]):
+        alike = {(id(agent.tokenizer), agent.context_length): agent for agent in self.agents}  # agents of one model
+        for role, agent in itertools.product(range(min(2, self.config.cory.roles)), alike.values()):
             observes = role > 0 and self.config.cory.knowledge_transfer
             prompts = self.task.render(role, columns, [""] * rows if observes else None)
             longest = self.config.sampling.max_new_tokens * (2 if observes else 1)

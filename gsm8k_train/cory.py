@@ -32,7 +32,8 @@ def train() -> None:
 
     agents = make_agents(config, num_agents=config.cory.num_agents)
     task = make_task(config, agents[0].device)
-    CoryTrainer(config, agents, task, name).train()
+    held_out = make_task(config, agents[0].device, "test").dataset if config.eval_every else None
+    CoryTrainer(config, agents, task, name, held_out).train()
 
 
 if __name__ == "__main__":

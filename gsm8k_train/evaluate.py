@@ -8,7 +8,7 @@ of a PPO run answers twice, the second time as its own observer (compute-matched
 run, unless stated. pass@k is the unbiased estimate from n samples a problem (Chen et al., 2021).
 
 Each finished problem is a line of responses.jsonl in the output folder: the same command with the same --output
-continues where it stopped. See `cory/evaluation.py`.
+continues where it stopped. See `cory/evaluation/`.
 """
 
 import sys

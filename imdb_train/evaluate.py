@@ -5,7 +5,7 @@
 
 Every model answers the query alone (solo). The agents of one CORY run also answer in a chain (joint), and the agent of
 a PPO run answers twice, the second time as its own observer (compute-matched). Base, data and reward are those of the
-first run, unless stated. KL is to the base under the same prompt. See `cory/evaluation.py`.
+first run, unless stated. KL is to the base under the same prompt. See `cory/evaluation/`.
 """
 
 import sys

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from cory.config import UserError
+from cory.run.arguments import Arguments
 from cory.run.jsonl import replace_text
 from cory.run.settings import main
-from study.arguments import Arguments
 from study.estimates import (
     CORY,
     PPO,

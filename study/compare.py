@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cory.run.arguments import Arguments
 from cory.run.jsonl import replace_text
 from cory.run.settings import main
-from study.arguments import Arguments
 from study.comparison import FINAL, ROLE_WINDOW, Comparison
 from study.groups import find, group
 from study.measures import LAST, spread

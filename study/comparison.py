@@ -164,7 +164,9 @@ class Comparison:
         return [
             Curve(name, place, number, {
                 metric: pd.DataFrame({
-                    i: pd.Series([row[metric] for row in run.of(agent)]) for i, run in enumerate(g.runs) if run.rows
+                    i: pd.DataFrame(rows).groupby("iteration")[metric].mean()  # over its roles
+                    for i, run in enumerate(g.runs)
+                    if (rows := run.of(agent))
                 }) for metric in CURVES
             })
             for number, g in enumerate(self.groups)

@@ -18,6 +18,7 @@ from cory.policies.load import ModelPool, choose_device
 from cory.policies.sampling import context_length, encode
 from cory.prompts import fit_responses
 from cory.rewards import score
+from cory.roles import role_name
 from cory.run.evaluation_settings import agent_models
 from cory.run.settings import as_config, read_settings
 from cory.task import Task
@@ -73,11 +74,11 @@ def coupling(
     task = make_task(config, device)
     columns = {key: [x for x in column for _ in range(samples)] for key, column in task.dataset[:queries].items()}
     others = {key: column for key, column in columns.items() if key != "prompt"}
-    pool = ModelPool(device, models[0][0])
+    pool = ModelPool(device)
     rewards: list[np.ndarray] = []
     read = None
-    for role, (own, adapter) in enumerate(models):
-        with pool.loaded(own, adapter) as (policy, base, tokenizer):
+    for role, (own, adapter, of) in enumerate(models):
+        with pool.loaded(own, adapter, of) as (policy, base, tokenizer):
             tokens = partial(encode, tokenizer, chat_template=own.chat_template)
             if read is None or not config.cory.knowledge_transfer:
                 prompts = task.render(0, columns)
@@ -88,7 +89,8 @@ def coupling(
                 policy, base, tokenizer, prompts, config.sampling, seed=role, chat_template=own.chat_template
             )
         read = answers.completions
-        values = score(task.reward, columns["prompt"], read, others)
+        roles = [role_name(role)] * len(read)
+        values = score(task.reward, columns["prompt"], read, {**others, "role": roles})
         rewards.append(values.double().numpy().reshape(-1, samples))
     return correlations(*rewards)
 

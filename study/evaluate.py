@@ -1,63 +1,16 @@
-"""The command of a task's evaluation: its settings, the task that they make, the evaluation and its report."""
+"""The command of a task's evaluation, with its report."""
 
-import importlib
-from pathlib import Path
 from typing import TypeVar
 
-from cory.config import Config, UserError
-from cory.run.evaluation_settings import EvaluationConfig, changed, run_agents
-from cory.run.settings import as_config, read_settings
-from study.arguments import Arguments
+from cory.config import Config
+from cory.run.evaluation_settings import EvaluationConfig
+from cory.tasks import evaluating
+from study.report import write_report
 
 C = TypeVar("C", bound=Config)
 E = TypeVar("E", bound=EvaluationConfig)
 
 
 def run(doc: str | None, settings_kind: type[E], kind: type[C], task_module: str, name: str) -> None:
-    """Evaluates the models on the command line, and writes the report.
-
-    Args:
-        doc: the script's text. kind: the configuration class of the task's runs. name: of a new folder of results.
-        task_module: whose `make_task` makes the task; it is imported late, as it imports torch.
-    """
-    settings = evaluation_settings(settings_kind, doc)
-    config = task_config(kind, settings)
-    from cory.evaluation import evaluate  # after the settings are checked: importing torch takes seconds
-    from cory.policies.load import choose_device
-    from study.report import write_report
-
-    make_task = importlib.import_module(task_module).make_task
-    task = make_task(config, choose_device(settings.device), settings.split)
-    write_report(evaluate(settings.models, task, settings, kind, name).folder)
-
-
-def evaluation_settings(kind: type[E], description: str | None) -> E:
-    """The settings on the command line of a task's evaluation."""
-    parser = Arguments(description)
-    parser.add_argument("models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)")
-    parser.add_class_arguments(kind, skip={"models"})
-    return kind(**vars(parser.of()))
-
-
-def task_config(kind: type[C], settings: EvaluationConfig) -> C:
-    """The settings from which the evaluation's task is made: the first run's, with what `settings.task` changes.
-
-    Raises:
-        UserError: the first run is not of this task, or a key is unknown.
-    """
-    run = next((Path(name) for name in settings.models if run_agents(Path(name))), None)
-    if run is None:
-        config = kind()
-        config.model.name = settings.base or settings.models[0]
-    else:
-        made_of = read_settings(run)
-        if "task" not in made_of:
-            reward = (made_of.get("fingerprint") or {}).get("reward", "one of your own")
-            of = kind.__module__.split(".")[0]
-            raise UserError(
-                f"{run}: expected a run of {of}, got one of another task (reward: {reward}). Evaluate it in Python, "
-                f"with its held-out task: cory.evaluate([{str(run)!r}], task)"
-            )
-        config = as_config(kind, made_of, run / "config.yaml")
-    config.seed, config.task = settings.seed, changed(config.task, settings.task)  # type: ignore[attr-defined]
-    return config
+    """Evaluates the models on the command line, and writes the report. See `cory.tasks.evaluating`."""
+    write_report(evaluating.run(doc, settings_kind, kind, task_module, name).folder)

@@ -19,13 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cory.config import UserError, expect
+from cory.run.arguments import Arguments
 from cory.run.settings import main
-from study.arguments import Arguments
 from study.compare import write
 from study.comparison import Comparison
 from study.groups import group
-from study.plan import ROOT, Planned, plan, read_experiment
+from study.plan import ROOT, Planned, is_module, plan, read_experiment, start
 from study.records import read
+from study.report import write_report
 
 
 def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned]:
@@ -45,7 +46,9 @@ def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned
         item.folder.parent.mkdir(parents=True, exist_ok=True)
         env = os.environ | {"OMP_NUM_THREADS": str(threads)} if jobs > 1 else dict(os.environ)
         with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
-            status = subprocess.run(item.command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=env).returncode
+            status = subprocess.run(
+                item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env
+            ).returncode
         count[0] += 1
         how = f"{time.perf_counter() - started:.0f} s" if not status else f"FAILED ({status}), see {item.folder}.log"
         print(f"[{count[0]}/{len(planned)}] {item.folder.name}: {how}", flush=True)
@@ -72,9 +75,12 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
     else:
         script, *options = shlex.split(command)
         runs = [str(item.folder) for item in planned]
-        done = subprocess.run([sys.executable, script, *runs, *options, "--output", str(folder)], cwd=ROOT)
+        cwd = None if is_module(script) else ROOT
+        done = subprocess.run([*start(script), *runs, *options, "--output", str(folder)], cwd=cwd)
         if done.returncode:
             raise UserError(f"{command}: failed with status {done.returncode}")
+        if is_module(script):
+            write_report(folder)
     for file in [*folder.glob("evaluation.*"), *folder.glob("*.png")]:
         shutil.copyfile(file, out / file.name)
 
@@ -83,7 +89,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.experiment`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("file", type=str, help="An experiment: configs/experiments/NAME.yaml")
-    parser.add_argument("--scale", type=str, default="tiny", help="tiny, paper, or another that the file has")
+    parser.add_argument("--scale", type=str | None, help="One that the file has. null: tiny, or else the first")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A key for every run")
     parser.add_argument("--dry-run", action="store_true", help="Print one command line for each run that is to do")
     parser.add_argument("--jobs", type=int, default=1, help="Runs at a time")
@@ -98,20 +104,22 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             raise UserError(f"--set: expected KEY=VALUE, such as model.name=FOLDER, got {text!r}")
         changes[key] = value
     experiment = read_experiment(Path(args.file))
+    args.scale = args.scale or ("tiny" if "tiny" in experiment.scales else next(iter(experiment.scales)))
     runs = Path(args.runs).resolve()
     planned = plan(experiment, args.scale, changes, runs)
     states = [item.state() for item in planned]
     missing = [item for item, state in zip(planned, states, strict=True) if state != "finished"]
     scale = experiment.scales[args.scale]
     hours = sum(item.minutes for item in missing) / 60
+    cost = f"about {hours:.1f} hours, one at a time, on {scale.hardware}" if scale.minutes else f"{len(missing)} runs"
     summary = (
         f"{experiment.title}, {args.scale}: {len(planned)} runs, {len(planned) - len(missing)} finished, "
-        f"{states.count('begun')} to resume. To do: about {hours:.1f} hours, one at a time, on {scale.hardware}."
+        f"{states.count('begun')} to resume. To do: {cost}."
     )
     if args.dry_run:
         print(f"# {summary}")
         for item in missing:
-            print(shlex.join(["python", *(_relative(part) for part in item.command[1:])]))
+            print(shlex.join(["python", *(_relative(part) if item.cwd else part for part in item.command[1:])]))
         return
     print(summary, flush=True)
     failed = run_all(missing, args.jobs, max(1, (os.cpu_count() or 1) // args.jobs))
@@ -121,7 +129,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     groups = group([read(item.folder) for item in begun], experiment.over, [item.label for item in begun])
     name = Path(args.file).stem
     out = Path(args.out) if args.out else runs / args.scale / f"{name}-comparison"
-    command = f"python -m study.experiment configs/experiments/{Path(args.file).name} --scale {args.scale}"
+    place = "configs/experiments/" if (ROOT / "configs/experiments" / Path(args.file).name).is_file() else ""
+    command = f"python -m study.experiment {place}{Path(args.file).name} --scale {args.scale}"
     command += "".join(f" --set {key}={'FOLDER' if '/' in value else value}" for key, value in changes.items())
     written = write(Comparison(groups, experiment.baseline, experiment.over), out, experiment.title,
                     experiment.question, command)  # fmt: skip

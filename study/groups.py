@@ -9,7 +9,7 @@ from typing import Any
 
 from cory.config import UserError
 from cory.run.settings import differences
-from study.records import Record, flat, num_agents
+from study.records import Record, flat, num_agents, num_roles
 
 # Hash and length of a run's data. Queries may be drawn from the seed, as IMDB's are, so only runs of one seed compare.
 DATA = ("fingerprint.dataset_sha256", "fingerprint.rows")
@@ -72,7 +72,7 @@ def group(runs: Sequence[Record], over: str | None = None, families: Sequence[st
         raise UserError(f"over: expected a key of the runs' settings, such as ppo.init_kl_coef, got {over!r}")
     groups: dict[str, Group] = {}
     for run, family in zip(runs, families or _families(runs, over), strict=True):
-        concerned = over and not (over.startswith("cory.") and method(run.settings) == "PPO")
+        concerned = over and not (over.startswith("cory.") and single(run.settings))
         value = flat(run.settings)[over] if over and concerned else None
         name = family if value is None else f"{family}, {str(over).split('.')[-1]} {value}"
         while name in groups and any(other_data(other.settings, run.settings) for other in groups[name].runs):
@@ -120,9 +120,19 @@ def other_data(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def method(settings: Mapping[str, Any]) -> str:
-    """`PPO`, `CORY`, or `CORY, 3 agents`."""
-    agents = num_agents(settings)
-    return {1: "PPO", 2: "CORY"}.get(agents, f"CORY, {agents} agents")
+    """`PPO`, `CORY`, `CORY, 3 agents`, `GRPO`, `CORY with GRPO`, ...: what trains, and how many learn."""
+    agents, roles, algorithm = num_agents(settings), num_roles(settings), settings.get("algorithm", "ppo")
+    if agents == roles == 1:
+        return algorithm.upper()
+    name = "CORY" if algorithm == "ppo" else f"CORY with {algorithm.upper()}"
+    if agents == roles:
+        return name if agents == 2 else f"{name}, {agents} agents"
+    return f"{name}, {agents} agent{'s' * (agents > 1)} in {roles} roles"
+
+
+def single(settings: Mapping[str, Any]) -> bool:
+    """Whether one agent is trained alone, so that the `cory` block says nothing."""
+    return num_agents(settings) == num_roles(settings) == 1
 
 
 def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> list[str]:
@@ -138,14 +148,14 @@ def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) 
 def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed",)) -> list[str]:
     """A name for each of several settings: the method, and where that does not tell them apart, what differs.
 
-    A PPO run has no use for the `cory` block, so that does not appear in its name. Of the fingerprint only as much
-    appears as the settings leave open.
+    A single agent's run has no use for the `cory` block, so that does not appear in its name. Of the fingerprint only
+    as much appears as the settings leave open.
     """
     methods = [method(each) for each in settings]
     result = []
     for each, kind in zip(settings, methods, strict=True):
         rivals = [other for other, name in zip(settings, methods, strict=True) if name == kind]
-        differ = [k for k in varying(rivals, ignored) if not (kind == "PPO" and k.startswith("cory."))]
+        differ = [k for k in varying(rivals, ignored) if not (single(each) and k.startswith("cory."))]
         keys = [key for key in differ if not key.startswith("fingerprint.")]
         for key in differ:
             told = {str([flat(rival).get(k) for k in keys]) for rival in rivals}

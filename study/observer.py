@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cory.config import ModelConfig, SamplingConfig
+from cory.run.arguments import Arguments
 from cory.run.evaluation_settings import run_agents
-from study.arguments import Arguments
 
 ALONE = "query alone"
 Prompts = dict[str, list[str]]  # by what precedes them

@@ -11,8 +11,9 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from cory.config import Config, UserError
+from cory.config import Config, UserError, expect
 from cory.run.settings import differences, load
+from cory.tasks.config import OwnConfig
 from study.records import read
 
 ROOT = Path(__file__).resolve().parent.parent  # of the checkout, with its scripts and configurations
@@ -23,7 +24,7 @@ class Runs:
     """Runs that differ in their seed, and in the experiment's `over`, alone.
 
     Args:
-        script: What trains: imdb_train/cory.py, ...
+        script: What trains: imdb_train/cory.py, ..., or cory.train for a task of your own.
         flags: Keys that are changed in the configuration.
         at: More of them, by scale, and `config`: another configuration. Where it names any, no other scale has these
             runs.
@@ -41,18 +42,18 @@ class Scale:
     Args:
         config: Configuration; {method} stands for the script's name, cory or ppo.
         seeds: A run for each.
-        minutes: What a run of `config` takes, by script's name.
+        minutes: What a run of `config` takes, by method, cory or ppo.
         hardware: On what, and how that is known.
         flags: Keys that are changed in every configuration.
         needs: Keys that the user must give with --set, as they name local folders.
         values: Of the experiment's `over`.
-        evaluate: Script and options that judge all runs when they are done.
+        evaluate: Script, or cory.evaluate, and options that judge all runs when they are done.
     """
 
     config: str
     seeds: list[int]
-    minutes: dict[str, float]
-    hardware: str
+    minutes: dict[str, float] = field(default_factory=dict)
+    hardware: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
     needs: list[str] = field(default_factory=list)
     values: list[Any] | None = None
@@ -89,6 +90,7 @@ class Planned:
     settings: dict[str, Any]
     command: list[str]
     minutes: float
+    cwd: Path | None = ROOT
 
     def state(self) -> str:
         """`missing`, `begun` or `finished`.
@@ -108,6 +110,16 @@ class Planned:
                 "Name another folder with --runs, or take that one away"
             )
         return "finished" if there.complete and there.iterations >= self.settings["iterations"] else "begun"
+
+
+def is_module(script: str) -> bool:
+    """Whether a script is run with `python -m`, from the current directory, and not from the checkout."""
+    return not script.endswith(".py")
+
+
+def start(script: str) -> list[str]:
+    """The beginning of the command that runs a script."""
+    return [sys.executable, *(["-m"] if is_module(script) else []), script]
 
 
 def checkout_file(name: str, what: str) -> Path:
@@ -165,15 +177,17 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
     for key in scale.needs:
         if key not in changes:
             raise UserError(f"scale {scale_name}: expected --set {key}=..., the name or folder to use, got none")
-    if scale.evaluate:
-        checkout_file(shlex.split(scale.evaluate)[0], "evaluate")
+    if scale.evaluate and not is_module(judge := shlex.split(scale.evaluate)[0]):
+        checkout_file(judge, "evaluate")
     planned = []
     for label, spec in experiment.runs.items():
         if spec.at and scale_name not in spec.at:
             continue
-        kind = Path(spec.script).stem
         changed = spec.flags | spec.at.get(scale_name, {})
+        kind = "cory" if is_module(spec.script) else Path(spec.script).stem
         file = str(changed.pop("config", scale.config.format(method=kind)))
+        if is_module(spec.script) and _settings(spec.script, file, *_flags(changed))["cory"]["num_agents"] == 1:
+            kind = "ppo"
         concerned = experiment.over and not (experiment.over.startswith("cory.") and kind == "ppo")
         for value in scale.values if concerned and scale.values else [None]:
             own = changed if value is None else changed | {str(experiment.over): value}
@@ -185,10 +199,11 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
                 settings = unseeded | {"seed": seed}
                 name = _name(spec.script, file, {k: v for k, v in own.items() if _get(of_scale, k) != v}, seed)
                 folder = runs / scale_name / name
-                command = [sys.executable, spec.script, "--config", file, *flags, f"--seed={seed}"]
+                command = [*start(spec.script), "--config", file, *flags, f"--seed={seed}"]
                 command += ["--output", str(folder), "--resume", "auto"]
                 share = _work(settings) / _work(base)
-                planned.append(Planned(label, folder, settings, command, share * scale.minutes.get(kind, 0.0)))
+                cwd = None if is_module(spec.script) else ROOT
+                planned.append(Planned(label, folder, settings, command, share * scale.minutes.get(kind, 0.0), cwd))
     return planned
 
 
@@ -216,12 +231,15 @@ def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
     task = Path(script).parent.name.removesuffix("_train")
     parts = [f"{task}_{Path(file).stem}"]
     parts += [f"{key.split('.')[-1]}={Path(_text(value)).name}" for key, value in sorted(changed.items())]
-    return re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"seed{seed}"]))
+    return re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"seed{seed}"])).lstrip("_")
 
 
 @cache
 def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
     """The settings that a script would have, read as it reads them: by the configuration class of its task."""
+    if is_module(script):
+        expect(script == "cory.train", "script", "a script of the checkout, or cory.train", script)
+        return asdict(load(OwnConfig, None, ["--config", file, *flags])[0])
     package = checkout_file(script, "script").parent.name
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))

@@ -46,9 +46,11 @@ class Record:
         return not self.problems
 
     def of(self, agent: str, last: int | None = None) -> list[dict[str, Any]]:
-        """An agent's rows; of the last iterations only, where `last` is given."""
+        """An agent's rows; where `last` is given, of the last iterations only in which it had a role."""
         rows = [row for row in self.rows if row["agent"] == agent]
-        return rows if last is None else rows[-last:]
+        iterations = sorted({row["iteration"] for row in rows})
+        kept = set(iterations if last is None else iterations[-last:])
+        return [row for row in rows if row["iteration"] in kept]
 
 
 def read(folder: Path) -> Record:
@@ -72,7 +74,7 @@ def read(folder: Path) -> Record:
         except (ValueError, TypeError, KeyError):
             record.problems.append(f"line {number} of metrics.jsonl is damaged; what follows is left out")
             break
-    agents = num_agents(record.settings)
+    agents = num_roles(record.settings)
     count: dict[int, int] = {}
     for row in rows:
         count[row["iteration"]] = count.get(row["iteration"], 0) + 1
@@ -97,6 +99,13 @@ def num_agents(settings: Mapping[str, Any]) -> int:
     """How many agents a run has."""
     block = settings.get("cory")
     return block.get("num_agents", 2) if isinstance(block, dict) else 2
+
+
+def num_roles(settings: Mapping[str, Any]) -> int:
+    """How many roles a run's chain has, each with a row in every iteration."""
+    block = settings.get("cory")
+    length = block.get("chain_length") if isinstance(block, dict) else None
+    return num_agents(settings) if length is None else length
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -82,6 +82,7 @@ def train_gpt2(
     beta2: float = 0.999,
     after: str | None = None,
     sinusoids: bool = False,
+    initializer_range: float = 0.02,
     seed: int = 0,
 ) -> GPT2LMHeadModel:
     """A GPT-2 trained on `texts`, each followed by END, for `steps` batches of texts of similar length.
@@ -90,6 +91,7 @@ def train_gpt2(
         beta2: AdamW's; lower lets long runs of small batches settle faster.
         after: learn to write only what follows the last `after` of each text, such as an answer; default, all of it.
         sinusoids: start the position embeddings as sinusoids, so that places relate to each other from the start.
+        initializer_range: standard deviation of the initial weights; small widths learn faster from larger ones.
     """
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(
@@ -103,6 +105,7 @@ def train_gpt2(
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
+            initializer_range=initializer_range,
             bos_token_id=tokenizer.eos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

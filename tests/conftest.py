@@ -16,6 +16,8 @@ from transformers import (
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
@@ -49,6 +51,20 @@ def policy_folder(tokenizer, tmp_path_factory) -> Path:
     """A random GPT-2, dropout on, as a Hugging Face folder."""
     folder = tmp_path_factory.mktemp("models") / "gpt2"
     make_gpt2(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory) -> Path:
+    """A random Llama with a tokenizer of its own, other than that of `policy_folder`."""
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    tokenizer = train_tokenizer(sentences(120), vocab_size=290)
+    torch.manual_seed(1)
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
+    ids = dict(bos_token_id=0, eos_token_id=0, initializer_range=0.2)
+    settings = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **ids)
+    LlamaForCausalLM(settings).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -164,11 +164,11 @@ def test_a_run_of_another_reward_is_named(config, held_out, tmp_path, capsys):
 def test_the_model_that_answers_is_the_one_that_was_saved(config, held_out, tmp_path):
     """The base's numbers are its own again after an adapter has answered on it."""
     folder = make_run(replace(config, lora=LoraConfig(rank=4)))
-    pool = load.ModelPool(torch.device("cpu"), config.model)
+    pool = load.ModelPool(torch.device("cpu"))
     ids = torch.tensor([[5, 6, 7]])
-    with torch.no_grad():
+    with torch.no_grad(), pool.loaded(config.model, None, config.model):
         before = pool.base(ids).logits
         for agent in ("agent_1", "agent_2"):
-            with pool.loaded(config.model, folder / agent) as (model, base, _):
+            with pool.loaded(config.model, folder / agent, config.model) as (model, base, _):
                 assert base is None and not torch.allclose(model(ids).logits, before)
         assert torch.equal(pool.base(ids).logits, before)

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from cory.credit import assign_credit
 from cory.metrics import combined_reward, distinct, distinct_interval, full_kl, mean_interval
 from cory.policies.window import pad
 from cory.prompts import RolePrompts
-from cory.rewards import collective
 from cory.roles import RoleSchedule
 
 
@@ -36,18 +36,61 @@ def test_period_zero_never_exchanges_and_three_agents_take_every_role():
     assert RoleSchedule(1, 5).order(7) == (0,)
 
 
+@pytest.mark.parametrize(("agents", "length"), [(4, 2), (5, 2), (6, 4), (3, 3), (2, 3), (1, 2), (4, 3)])
+@pytest.mark.parametrize("exchange", ["rotate", "shuffle"])
+def test_every_agent_is_trained_equally_often_and_none_twice_where_enough_are(agents, length, exchange):
+    schedule = RoleSchedule(agents, 2, length, exchange, seed=3)
+    periods = 60  # a multiple of all cycles
+    chains = [schedule.order(2 * period) for period in range(periods)]
+    assert all(len(chain) == length and (len(set(chain)) == min(agents, length)) for chain in chains)
+    drawn = [sum(chain.count(agent) for chain in chains) for agent in range(agents)]
+    assert len(set(drawn)) == 1 and sum(drawn) == periods * length
+    assert all(schedule.order(2 * period) == schedule.order(2 * period + 1) for period in range(periods))
+    if exchange == "shuffle" and agents > 2:
+        assert len(set(chains)) > agents  # more than a rotation has
+        assert chains != [RoleSchedule(agents, 2, length, exchange, seed=4).order(2 * p) for p in range(periods)]
+    if exchange == "rotate":  # in each role equally often, too
+        assert all(len({chain[role] for chain in chains}) == agents for role in range(length))
+
+
+def test_without_exchange_the_chain_stays():
+    assert {RoleSchedule(2, 5, 2, "none").order(k) for k in range(40)} == {(0, 1)}
+    assert {RoleSchedule(1, 5, 3, "none").order(k) for k in range(40)} == {(0, 0, 0)}
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5, -1.0])
+@pytest.mark.parametrize("roles", [1, 2, 3])
+def test_credit_equals_a_plain_loop(weight, roles):
+    rewards, unread = torch.randn(roles, 4), torch.randn(roles, 4)
+    for i in range(roles):
+        own, later = rewards[i], range(i + 1, roles)
+        expected = {
+            "collective": own + weight * sum(rewards[j] for j in range(roles) if j != i),
+            "causal": own + weight * sum(rewards[j] for j in later),
+            "own": own,
+            "counterfactual": own + weight * sum(rewards[j] - unread[j] for j in later),
+        }
+        for mode, value in expected.items():
+            assert torch.allclose(assign_credit(rewards, mode, weight, unread)[i], value, atol=1e-6), mode
+
+
+def test_counterfactual_needs_the_unread_rewards():
+    with pytest.raises(ValueError, match="expected the rewards of roles that did not read, got None"):
+        assign_credit(torch.zeros(2, 1), "counterfactual")
+
+
 @pytest.mark.parametrize("coef", [1.0, 0.5, 0.0, -1.0])
 @pytest.mark.parametrize("agents", [1, 2, 3])
 def test_collective_reward_equals_a_plain_loop(coef, agents):
     rewards = torch.randn(agents, 4)
     for i in range(agents):
         expected = rewards[i] + coef * sum(rewards[j] for j in range(agents) if j != i)
-        assert torch.allclose(collective(rewards, coef)[i], torch.as_tensor(expected))
+        assert torch.allclose(assign_credit(rewards, "collective", coef)[i], torch.as_tensor(expected))
 
 
 def test_cooperation_gives_both_agents_the_sum():
     rewards = torch.tensor([[1.0, -2.0], [0.5, 4.0]])
-    assert collective(rewards, 1.0).tolist() == [[1.5, 2.0], [1.5, 2.0]]
+    assert assign_credit(rewards).tolist() == [[1.5, 2.0], [1.5, 2.0]]
 
 
 def test_paper_prompts():

@@ -11,9 +11,9 @@ from conftest import sentences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory.agent import make_agents
+from cory.credit import assign_credit
 from cory.policies.sampling import plain_text
 from cory.prompts import RolePrompts
-from cory.rewards import collective
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -44,9 +44,9 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
             seen[name] = {"rollout": rollout}
             return rollout
 
-        def spy_learn(rollout, rewards, learn=learn, name=agent.name):
-            seen[name] |= {"same": rollout is seen[name]["rollout"], "rewards": rewards}
-            return learn(rollout, rewards)
+        def spy_learn(rollouts, rewards, rate, learn=learn, name=agent.name):
+            seen[name] |= {"same": rollouts == [seen[name]["rollout"]], "rewards": rewards[0]}
+            return learn(rollouts, rewards, rate)
 
         agent.respond, agent.learn = spy_respond, spy_learn
     for k, (pioneer, observer) in enumerate([("agent_1", "agent_2")] * 2 + [("agent_2", "agent_1")] * 2):  # period 2
@@ -61,7 +61,7 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
         task_rewards = torch.tensor([count_good(batch, rollout.completions) for rollout in (first, second)])
         for role, name in enumerate((pioneer, observer)):
             assert seen[name]["same"]
-            assert torch.allclose(seen[name]["rewards"], collective(task_rewards, 1.0)[role])
+            assert torch.allclose(seen[name]["rewards"], assign_credit(task_rewards)[role])
 
 
 def test_a_response_too_long_to_read_is_cut(config):
@@ -133,7 +133,7 @@ def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config
     assert second.learner.ref_model is reference
     before = [state(first), state(second), torch.cat([p.flatten() for p in reference.parameters()]).clone()]
     rollout = first.respond(sentences(8), 4)
-    first.learn(rollout, torch.randn(8))
+    first.learn([rollout], torch.randn(1, 8))
     assert not torch.equal(state(first), before[0])
     assert torch.equal(state(second), before[1])
     assert torch.equal(torch.cat([p.flatten() for p in reference.parameters()]), before[2])

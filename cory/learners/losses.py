@@ -1,4 +1,4 @@
-"""PPO's arithmetic on the (batch, R) tensors of a response window: log-probabilities, entropy, KL, losses."""
+"""The learners' arithmetic on (batch, R) tensors of a response window: log-probabilities, KL, advantages, losses."""
 
 from collections import namedtuple
 from collections.abc import Sequence
@@ -139,4 +139,86 @@ def ppo_losses(
         val_vpred=total(values.detach()),
         val_error=total(error.detach()),
         val_clipfrac=total(clipped_error.detach() > error.detach()),
+    )
+
+
+def group_advantages(rewards: Tensor, algorithm: str, group_size: int, parts: int = 1) -> Tensor:
+    """The advantage of each response, from the rewards of its role alone.
+
+    Args:
+        rewards: (rows,), the `group_size` chains of a query one after the other, then the next query's, then the next
+            role's. algorithm: see `GroupLearner`. parts: roles, of equally many rows.
+
+    `grpo`: minus the group's mean, over its standard deviation + 1e-4 (Shao et al., 2024); `dr_grpo`: without the
+    division (Liu et al., 2025); `rloo`: minus the mean of the others of the group (Ahmadian et al., 2024);
+    `reinforce`: minus the mean of the role's batch, over all processes.
+
+    >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
+    [-2.0, 2.0, 0.0, 0.0]
+    """
+    if algorithm == "reinforce":
+        roles = rewards.view(parts, -1)
+        totals = processes.all_reduce_sum(roles.sum(1, keepdim=True)) / processes.world_size()
+        return (roles - totals / roles.shape[1]).flatten()
+    groups = rewards.view(-1, group_size)
+    centred = groups - groups.mean(1, keepdim=True)
+    if algorithm == "rloo":
+        centred = centred * group_size / (group_size - 1)  # the same as the mean of the others taken off
+    if algorithm == "grpo":
+        centred = centred / (groups.std(1, keepdim=True) + 1e-4)
+    return centred.flatten()
+
+
+# Sums over response tokens, each a scalar tensor, under TRL's names.
+PolicyStats = namedtuple(
+    "PolicyStats", "loss_policy policy_entropy policy_approxkl policy_policykl policy_clipfrac policy_ratio"
+)
+
+
+def group_losses(
+    new: Sequence[Tensor],
+    sampled: Sequence[Tensor],
+    mask: Tensor,
+    algorithm: str,
+    cliprange: float,
+    longest: int,
+    kl_coef: float,
+) -> PolicyStats:
+    """The clipped loss, summed over responses, which carries the gradient, and statistics summed over response tokens.
+
+    `grpo`: mean over a response's tokens, each with its probability ratio; `dr_grpo`: their sum over `longest`, a
+    constant; `rloo`, `reinforce`: one ratio, that of the whole response (as current TRL has it).
+
+    Args:
+        new: log-probabilities and entropies of the policy being trained; all tensors are (batch, R).
+        sampled: log-probabilities of the policy that sampled and of the reference, advantages (equal along a row).
+        kl_coef: of the KL to the reference as a loss term, by the k3 estimate `exp(d) - d - 1`, `d` the reference's
+            log-probability minus the policy's (Schulman, 2020); 0: none.
+    """
+    logprobs, entropies = new
+    old_logprobs, ref_logprobs, advantages = sampled
+    difference = (logprobs - old_logprobs) * mask
+    whole = algorithm in ("rloo", "reinforce")
+    ratio = (difference.sum(1, keepdim=True) if whole else difference).exp()
+    advantage = advantages[:, :1] if whole else advantages
+    policy, clipped = -advantage * ratio, -advantage * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
+    terms = torch.max(policy, clipped)
+    gap = ((ref_logprobs - logprobs) * mask) if kl_coef else None
+    k3 = kl_coef * (gap.exp() - gap - 1) if gap is not None else torch.zeros_like(difference)
+    if whole:
+        rows = terms[:, 0] + k3.sum(1)
+    else:
+        rows = ((terms + k3) * mask).sum(1) / (mask.sum(1) if algorithm == "grpo" else longest)
+
+    def total(x: Tensor) -> Tensor:
+        return (x * mask).sum()
+
+    away = difference.detach()
+    return PolicyStats(
+        loss_policy=rows.sum(),
+        policy_entropy=total(entropies),
+        policy_approxkl=0.5 * total(away.square()),
+        policy_policykl=total(-away),
+        policy_clipfrac=total((clipped.detach() > policy.detach()).expand_as(mask)),
+        policy_ratio=total(away.exp()),
     )

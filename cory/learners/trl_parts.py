@@ -8,6 +8,7 @@ import trl
 import trl.trainer.utils as trl_utils
 from peft import PeftModel
 from transformers import PreTrainedModel
+from trl.trainer import AdaptiveKLController, FixedKLController
 
 from cory.config import PPOConfig
 from cory.policies import window
@@ -28,7 +29,15 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         return logits.float(), self.v_head(hidden).squeeze(-1).float()
 
 
-OURS = ("micro_batch", "value_head_init")  # settings that TRL does not have
+OURS = (
+    "micro_batch",
+    "value_head_init",
+    "kl_in",
+    "schedule",
+    "warmup",
+    "optimizer",
+    "optimizer_options",
+)  # settings that TRL does not have
 # Those that it names otherwise.
 TRL_NAMES = {"adaptive_kl": "adap_kl_ctrl", "kl_target": "target", "kl_horizon": "horizon", "reward_clip": "score_clip"}
 TRL_NAMES |= {"reward_scaling": "use_score_scaling", "reward_normalization": "use_score_norm"}
@@ -53,3 +62,10 @@ class RunningMoments(trl_utils.RunningMoments):
         for name in ("mean", "std"):
             setattr(self, name, torch.as_tensor(getattr(self, name)))
         return batch_moments
+
+
+def kl_controller(config: trl.PPOConfig) -> AdaptiveKLController | FixedKLController:
+    """TRL's controller of the KL coefficient, as its trainer makes it."""
+    if config.adap_kl_ctrl:
+        return AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
+    return FixedKLController(config.init_kl_coef)

@@ -156,12 +156,13 @@ def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrai
 class ModelPool:
     """The models of an evaluation: adapters share their base, and of full models only one is in memory at a time.
 
-    `base` is the model that KL is measured to; it stays in memory.
+    A base, which KL is measured to, stays in memory until one of another is asked for.
     """
 
-    def __init__(self, device: torch.device, base: ModelConfig) -> None:
-        self.device, self.base_config = device, base
-        self.base, self.base_tokenizer = self._load(base)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.base_config: ModelConfig | None = None
+        self.base: Any = None
         self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None  # besides the base
 
     def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -170,11 +171,14 @@ class ModelPool:
 
     @contextmanager
     def loaded(
-        self, model: ModelConfig, adapter: Path | None
+        self, model: ModelConfig, adapter: Path | None, base: ModelConfig
     ) -> Iterator[tuple[Any, PreTrainedModel | None, PreTrainedTokenizerBase]]:
-        """The model to answer with, the base for its KL (None: itself with its adapter off), and its tokenizer."""
+        """The model to answer with, `base` for its KL (None: itself with its adapter off), and its tokenizer."""
+        if base != self.base_config:
+            self.base = self.kept = None  # frees them before the next one is loaded
+            self.base_config, (self.base, self.base_tokenizer) = base, self._load(base)
         # A chat template changes prompts, not weights.
-        on_base = replace(model, chat_template=self.base_config.chat_template) == self.base_config
+        on_base = replace(model, chat_template=base.chat_template) == base
         if not on_base and (self.kept is None or self.kept[0] != model):
             self.kept = None  # frees it before the next one is loaded
             self.kept = (model, *self._load(model))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import logits_process
 
@@ -21,17 +22,25 @@ def seed_everything(*key: int) -> None:
     torch.manual_seed(state)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat_template: bool = False) -> list[list[int]]:
-    """Token ids of prompts; with `chat_template` each as a user's turn, followed by the opening of the assistant's.
+def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], chat_template: bool = False) -> list[list[int]]:
+    """Token ids of prompts: text as it is, or with `chat_template` as a user's turn; chat messages always as turns.
 
-    Raises a UserError where the tokenizer has no chat template.
+    The opening of the assistant's turn follows the turns. Raises a UserError where the tokenizer has no chat template,
+    or the template does not take a prompt's messages.
     """
-    if not chat_template:
+    if not chat_template and all(isinstance(prompt, str) for prompt in prompts):
         return tokenizer(list(prompts))["input_ids"]
     has_one, name = bool(tokenizer.chat_template), tokenizer.name_or_path
-    expect(has_one, "model.chat_template", "a tokenizer with a chat template", name)
-    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    needed = "a tokenizer with a chat template" + ("" if chat_template else ", as the prompts are chat messages")
+    expect(has_one, "model.chat_template" if chat_template else "model.name", needed, name)
+    texts = []
+    for row, prompt in enumerate(prompts):
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        try:
+            texts.append(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:  # as of a template without a system message
+            taken = "messages that the chat template takes"
+            raise UserError(f"prompt in row {row}: expected {taken}, got {prompt!r} ({error})") from None
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
 
 

@@ -43,6 +43,18 @@ class Window(NamedTuple):
         longest = max(self.prompt_lengths[i] for i in index) + max(self.response_lengths[i] for i in index) - 1
         return len(index) * longest
 
+    def parts(self, index: Sequence[int], most: int, pass_cost: float) -> list[tuple[list[int], "Window"]]:
+        """The rows `index` in parts of similar length, each of at most `most`.
+
+        As many as save more padding than they cost, `pass_cost` padded tokens each.
+        """
+        sizes = {-(-len(index) // count) for count in (-(-len(index) // most), 1, 2, 4, 8)}
+        splits = [list(self.by_length(size, index)) for size in sorted(sizes, reverse=True) if size <= most]
+        chosen = min(splits, key=lambda split: sum(self.padded_tokens(part) + pass_cost for part in split))
+        if len(chosen) == 1 and len(index) == len(self.input_ids):
+            return [(list(range(len(index))), self)]
+        return [(part, self.rows(part)) for part in chosen]
+
     def by_length(self, rows: int, index: Sequence[int] | None = None) -> Iterator[list[int]]:
         """The rows `index` (all by default) as lists of at most `rows`, of similar length each."""
         index = range(len(self.prompt_lengths)) if index is None else index

@@ -68,7 +68,7 @@ class CheckpointManager:
         """
         every = self.settings.save_every
         if stopped or (last and self.settings.save_final) or (every and self.state.iteration % every == 0):
-            if self.settings.best is not None:
+            if self.settings.best is not None and self.settings.best in records[0]:
                 value = statistics.fmean(record[self.settings.best] for record in records)
                 if self.state.best is None or value > self.state.best["value"]:
                     self.state.best = {"value": value, "iteration": self.state.iteration}

@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cory.config import Config, ModelConfig, Settings, UserError, expect
+from cory.config import Config, ModelConfig, Settings, UserError, changed, expect
 from cory.run.settings import as_config, new_folder, read_settings
 
 FREE = ("device", "output", "ks", "shown")  # may differ where an evaluation is continued
 C = TypeVar("C", bound=Config)
-S = TypeVar("S", bound=Settings)
 
 
 @dataclass
@@ -67,7 +65,8 @@ def run_agents(folder: Path) -> dict[str, Path]:
     """A run's saved agents, named RUN/agent_1, ...; empty where it is no run, a UserError where it has saved none."""
     if not (folder / "config.yaml").exists():
         return {}
-    found = sorted(path for path in folder.glob("agent_*") if path.is_dir())
+    found = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
+    found.sort(key=lambda path: int(path.name[6:]))
     if not found:
         raise UserError(
             f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
@@ -75,13 +74,16 @@ def run_agents(folder: Path) -> dict[str, Path]:
     return {f"{folder.name}/{agent.name}": agent for agent in found}
 
 
-def agent_models(run: Path, config: Config, changes: Mapping[str, Any]) -> dict[str, tuple[ModelConfig, Path | None]]:
-    """How a run's saved agents are loaded: by name, the model's settings, and its adapter's folder, if any."""
-    own = changed(replace(config.model, name=config.resolve(config.model.name)), changes)
-    found: dict[str, tuple[ModelConfig, Path | None]] = {}
+def agent_models(
+    run: Path, config: Config, changes: Mapping[str, Any]
+) -> dict[str, tuple[ModelConfig, Path | None, ModelConfig]]:
+    """How a run's saved agents are loaded: by name the model's settings, an adapter's folder or None, and the base."""
+    found: dict[str, tuple[ModelConfig, Path | None, ModelConfig]] = {}
     for agent, path in run_agents(run).items():
+        model = config.of_agent(int(path.name.removeprefix("agent_")) - 1).model
+        own = changed(replace(model, name=config.resolve(model.name)), changes)
         full = replace(own, name=str(path), revision=None, quantization="none")
-        found[agent] = (own, path) if (path / "adapter_config.json").exists() else (full, None)
+        found[agent] = (own, path, own) if (path / "adapter_config.json").exists() else (full, None, own)
     return found
 
 
@@ -91,15 +93,6 @@ def run_config(kind: type[Config], run: Path) -> Config:
     if "task" not in kind.__dataclass_fields__:
         settings.pop("task", None)
     return as_config(kind, settings, run / "config.yaml")
-
-
-def changed(block: S, changes: Mapping[str, Any]) -> S:
-    """A block of settings with some of them changed. Raises a UserError over what it does not have."""
-    block = copy(block)
-    for key, value in changes.items():
-        setattr(block, key, value)
-    block.check()
-    return block
 
 
 def output_folder(settings: EvaluationConfig, name: str) -> Path:

@@ -193,7 +193,7 @@ class Run:
         for agent in self.agents:
             rows = [record for record in self.history if record["agent"] == agent]
             result[agent] = {}
-            for metric in CURVES:
+            for metric in CURVES if rows else ():  # a member of a population may not have been drawn yet
                 start, end = (statistics.fmean(r[metric] for r in part) for part in (rows[:window], rows[-window:]))
                 result[agent][metric] = {"start": start, "end": end, "change": end - start}
         return result

@@ -21,22 +21,30 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
 
     Thick lines are running means over 10 iterations. Iterations in which the first agent is not the pioneer are shaded.
     """
-    agents = list(dict.fromkeys(record["agent"] for record in history))
+    first = history[0]["agent"]
+    chain = [record for record in history if record["iteration"] == history[0]["iteration"]]
+    shared = len({record["agent"] for record in chain}) < len(chain)  # one agent in several roles: a curve for each
+
+    def label(record: dict[str, Any]) -> str:
+        return f"{record['agent']} as {record['role']}" if shared else record["agent"]
+
+    labels = sorted({label(record) for record in history})
+    observing = {r["iteration"] for r in history if r["agent"] == first and r["role"] != "pioneer"}
+    observing -= {r["iteration"] for r in history if r["agent"] == first and r["role"] == "pioneer"}
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
     for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
-        for agent, colour in zip(agents, colours(len(agents)), strict=True):
-            rows = [record for record in history if record["agent"] == agent]
+        for name, colour in zip(labels, colours(len(labels)), strict=True):
+            rows = [record for record in history if label(record) == name]
             x, y = [r["iteration"] for r in rows], [r[metric] for r in rows]
             axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
-            axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=agent)
-        observing = [r["iteration"] for r in history if r["agent"] == agents[0] and r["role"] != "pioneer"]
+            axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=name)
         for k in observing:
             axis.axvspan(k - 0.5, k + 0.5, color="0.92", lw=0, zorder=0)
         axis.set(title=title, xlabel="iteration")
         axis.margins(x=0.01)
         axis.spines[["top", "right"]].set_visible(False)
         if observing:
-            axis.fill_between([], [], color="0.92", label=f"{agents[0]} observes")
+            axis.fill_between([], [], color="0.92", label=f"{first} observes")
     axes[0].legend(frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -49,11 +49,16 @@ def one_line(text: str) -> str:
 
 def model_card(agent: str, config: Config, summary: dict[str, dict[str, float]]) -> str:
     """The README.md of a saved agent."""
-    method = "PPO" if config.cory.num_agents == 1 else f"CORY ({config.cory.num_agents} agents)"
+    method = config.method()
+    config = config.of_agent(int(agent.removeprefix("agent_")) - 1)
     rows = "\n".join(f"| {metric} | {v['start']:.3f} | {v['end']:.3f} |" for metric, v in summary.items())
     settings = yaml.safe_dump(asdict(config), sort_keys=False)
     adapter = config.lora.rank > 0 and not config.lora.merge
-    library, auto_class, tags = "transformers", "AutoModelForCausalLM", ["cory", "ppo", "reinforcement-learning"]
+    library, auto_class, tags = (
+        "transformers",
+        "AutoModelForCausalLM",
+        ["cory", config.algorithm, "reinforcement-learning"],
+    )
     imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
     if adapter:
         library, auto_class, tags = "peft", "AutoPeftModelForCausalLM", [*tags, "lora"]

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -21,7 +22,11 @@ from jsonargparse import ArgumentError, ArgumentParser
 from cory.config import Config, UserError, expect, keys
 
 RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
-FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "versions"}  # may differ on resume
+# What may differ on resume.
+FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "versions"} | {
+    "eval_every",
+    "eval_queries",
+}
 C = TypeVar("C", bound=Config)
 read_command_line = False  # whether this process has its settings from its command line
 
@@ -35,6 +40,18 @@ def read_settings(run: Path) -> dict[str, Any]:
         raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})") from None
     if not isinstance(settings, dict):
         raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
+    return _completed(settings)
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings with the keys that came after it was made, at their defaults, which is what it was made with."""
+    if isinstance(method := settings.get("cory"), dict) and method.get("other_coef") is not None:
+        method["weight"], method["other_coef"] = method["other_coef"], None
+    for key, value in asdict(Config()).items():
+        if isinstance(value, dict) and isinstance(settings.get(key), dict):
+            settings[key] = value | settings[key]
+        else:
+            settings.setdefault(key, value)
     return settings
 
 
@@ -59,8 +76,10 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str
             yield f"{prefix}{key}: {old!r} -> {new!r}"
 
 
-def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None, task: str = "") -> tuple[C, str]:
-    """Reads the command line: `--config FILE` (else `default`), then flags such as `--ppo.batch_size 64` on top.
+def load(
+    config_class: type[C], default: Path | None, argv: Sequence[str] | None = None, task: str = ""
+) -> tuple[C, str]:
+    """Reads the command line: `--config FILE` (or `default`, if any), then flags such as `--ppo.batch_size 64` on top.
 
     `--resume RUN` without `--config` takes the run's own settings in place of `default`.
     Returns the settings, and a name for the run: `task` and the configuration file's, or that of the run whose it is.
@@ -72,14 +91,15 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
     global read_command_line
     read_command_line = read_command_line or argv is None
     parser = _parser(config_class)
-    parser.add_argument("--config", action="config", help=f"YAML file of the run (default: {default.name})")
+    usual = f" (default: {default.name})" if default else ""
+    parser.add_argument("--config", action="config", help=f"YAML file of the run{usual}")
     argv = list(sys.argv[1:] if argv is None else argv)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", action="append", nargs="?", default=[])
     first.add_argument("--resume", nargs="?")
     named, _ = first.parse_known_args(argv)
     files, resumed = [file for file in named.config if file], _run_of(named.resume)
-    if not files:
+    if not files and (resumed or default):
         files = [str(resumed / "config.yaml" if resumed else default)]
         helped = {"-h", "--help"} & {*argv}
         expect(Path(files[0]).exists() or bool(helped), "config", "--config FILE, as in a checkout's configs/", argv)
@@ -87,9 +107,10 @@ def load(config_class: type[C], default: Path, argv: Sequence[str] | None = None
     try:
         values = _parse(parser, argv)
     except ArgumentError as error:
-        raise UserError(_blame(parser, files[-1], error) + _with_nearest(str(error), config_class)) from None
+        blamed = _blame(parser, files[-1], error) if files else ""
+        raise UserError(blamed + _with_nearest(str(error), config_class)) from None
     del values["config"]
-    file = Path(files[-1])
+    file = Path(files[-1] if files else "cory.yaml")
     of_run = file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
     return config_class(**values), (file.parent.name if of_run else f"{task}_{file.stem}".lstrip("_"))
 
@@ -197,9 +218,8 @@ def main(work: Callable[[], None]) -> None:
 def announce(config: Config, name: str) -> None:
     """The first line of a run, before the libraries are loaded, which takes seconds."""
     if os.environ.get("RANK", "0") == "0":
-        count = config.cory.num_agents
-        method = "PPO" if count == 1 else f"CORY with {count} agents"
-        print(f"{name}: {method}, model {config.model.name}, {config.iterations} iterations. Loading ...", flush=True)
+        models = " and ".join(dict.fromkeys(config.of_agent(i).model.name for i in range(config.cory.num_agents)))
+        print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)
 
 
 def resume_command(run: Path) -> str:
@@ -208,4 +228,6 @@ def resume_command(run: Path) -> str:
         return f"config.resume = {str(run)!r} (as a flag: --resume {shlex.quote(str(run))})"
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
-    return f"{start} {shlex.quote(sys.argv[0])} --resume {shlex.quote(str(run))}"
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m MODULE`
+    script = f"-m {spec.name}" if spec and spec.origin == sys.argv[0] else shlex.quote(sys.argv[0])
+    return f"{start} {script} --resume {shlex.quote(str(run))}"

@@ -14,23 +14,20 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from cory.config import Config, ModelConfig, SamplingConfig, UserError
-from cory.metrics import distinct_interval, full_kl, mean_interval, pass_at_k
-from cory.policies import window
+from cory.config import Config, ModelConfig, SamplingConfig, changed
+from cory.evaluation.responses import Responses, respond
+from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.policies.load import ModelPool, choose_device
-from cory.policies.sampling import check_lengths, context_length, encode, pad_token, plain_text, sample, seed_everything
-from cory.prompts import RolePrompts, fit_responses
+from cory.policies.sampling import context_length, encode
+from cory.prompts import RolePrompts, fit_responses, text_of
 from cory.rewards import score
-from cory.run.evaluation_settings import EvaluationConfig, agent_models, changed, output_folder, run_agents, run_config
+from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.run.jsonl import replace_text
 from cory.run.report import text_table
 from cory.run.settings import read_settings
@@ -44,64 +41,12 @@ LOCAL = ("models", "base", "task", "model", "device", "output")  # settings that
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
-@dataclass
-class Responses:
-    """Answers to prompts: texts, KL to the base in nats per response, lengths in tokens with the end token."""
-
-    completions: list[str]
-    kl: list[float]
-    tokens: list[int]
-
-
-@torch.no_grad()
-def respond(
-    model: PreTrainedModel,
-    base: PreTrainedModel | None,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    sampling: SamplingConfig,
-    batch_size: int = 64,
-    seed: int = 0,
-    chat_template: bool = False,
-) -> Responses:
-    """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
-
-    Batches hold prompts of similar length; the random stream depends on `seed` alone. KL is to `base`, or where that is
-    None to the model with its adapters off, under the same prompt. Raises a UserError where a prompt is too long for
-    the model, or model and base differ in their vocabulary.
-    """
-    if base is not None and model.config.vocab_size != base.config.vocab_size:
-        raise UserError(
-            f"expected a model with the base's vocabulary of {base.config.vocab_size}, for a KL between them, "
-            f"got {model.config.vocab_size} in {model.name_or_path!r}"
-        )
-    queries = [torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)]
-    check_lengths([len(query) for query in queries], sampling.max_new_tokens, context_length(model), list(prompts))
-    model.eval()
-    seed_everything(seed)
-    result = Responses([""] * len(queries), [0.0] * len(queries), [0] * len(queries))
-    order = sorted(range(len(queries)), key=lambda i: len(queries[i]))
-    for start in range(0, len(order), batch_size):
-        index = order[start : start + batch_size]
-        chosen = [queries[i].to(model.device) for i in index]
-        responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens)
-        packed = window.pack(chosen, responses, pad_token(tokenizer))
-        width = packed.response_ids.shape[1]
-        logits = window.forward(model, *packed[:3], width)[0].float()
-        with model.disable_adapter() if base is None else nullcontext():
-            base_logits = window.forward(base or model, *packed[:3], width)[0].float()
-        kls = full_kl(logits, base_logits, packed.response_mask).tolist()
-        for i, response, kl in zip(index, responses, kls, strict=True):
-            result.completions[i] = plain_text(tokenizer, response, sampling.stop)
-            result.kl[i], result.tokens[i] = kl, len(response)
-    return result
-
-
 class Candidate(NamedTuple):
-    """A model that is evaluated: its settings, the folder of an adapter on it, and the task with its roles' prompts."""
+    """A model that is evaluated: its settings, the folder of an adapter on it, its base, the task with its prompts."""
 
     model: ModelConfig
     adapter: Path | None
+    base: ModelConfig
     task: Task
 
 
@@ -134,16 +79,16 @@ class Evaluator:
         revision = first.model.revision if runs and not settings.base else None
         model = first.model if runs else ModelConfig()
         base = changed(replace(model, name=first.resolve(name), revision=revision), settings.model)
-        self.candidates = {"base": Candidate(base, None, task)}
-        self.chains: dict[str, tuple[str, str]] = {}
+        self.candidates = {"base": Candidate(base, None, base, task)}
+        self.chains: dict[str, tuple[str, str]] = {}  # who is read, which may be a chain, and who answers
         for name in settings.models:
             path = Path(name)
             if path in runs:
                 self._add_run(path, runs[path])
             elif first.resolve(name) != base.name:
                 model = replace(base, name=first.resolve(name), revision=None)
-                self.candidates[name] = Candidate(model, None, task)
-        self.pool = ModelPool(device, base)
+                self.candidates[name] = Candidate(model, None, base, task)
+        self.pool = ModelPool(device)
         count = min(settings.queries or len(task.dataset), len(task.dataset))
         self.columns = task.dataset[:count]
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
@@ -155,12 +100,26 @@ class Evaluator:
         mine = self.task.fingerprint_of_reward()["reward"]
         if made_of and made_of["reward"] != mine:
             print(f"Mind: {run} was trained on the reward {made_of['reward']}, not {mine}.", file=sys.stderr)
-        agents = agent_models(run, config, self.settings.model)
-        self.candidates |= {agent: Candidate(*model, task) for agent, model in agents.items()}
-        for pioneer, observer in itertools.permutations(agents, 2):
+        agents, first = agent_models(run, config, self.settings.model), self.candidates["base"].model
+        for agent, (model, adapter, base) in agents.items():
+            # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
+            own = base if config.agents and not self.settings.base else first
+            if own != first:
+                shown = f"base of {agent}"
+                known = any(c.model == own for c in self.candidates.values())
+                self.candidates |= {} if known else {shown: Candidate(own, None, own, task)}
+            self.candidates[agent] = Candidate(model, adapter, own, task)
+        names = list(agents)
+        for pioneer, observer in itertools.permutations(names, 2):
             self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer)
-        if len(agents) == 1:
-            self.chains |= {f"{agent} after itself": (agent, agent) for agent in agents}
+        if len(names) == 1:
+            self.chains |= {f"{agent} after itself": (agent, agent) for agent in names}
+        for start in range(len(names) if 2 < config.cory.roles <= len(names) else 0):  # longer chains, role by role
+            read, so_far = names[start], names[start].split("/")[-1]
+            for place in range(1, config.cory.roles):
+                agent = names[(start + place) % len(names)]
+                name, so_far = f"{agent} after {so_far}", f"{agent.split('/')[-1]} after {so_far}"
+                self.chains[name], read = (read, agent), name
 
     def run(self, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """The records of every model and chain, in the order of the queries; those in the folder are not made again."""
@@ -183,7 +142,7 @@ class Evaluator:
         if not missing:
             return
         candidate = self.candidates[model]
-        with self.pool.loaded(candidate.model, candidate.adapter) as loaded:
+        with self.pool.loaded(*candidate[:3]) as loaded:
             for start in range(0, len(missing), chunk):
                 index = missing[start : start + chunk]
                 sampled, rewards = self._respond(candidate, loaded, index, pioneer, n, self.sampling)
@@ -221,6 +180,7 @@ class Evaluator:
         seed = self.settings.seed * 1_000_003 + index[0]  # the same samples, however often the evaluation was stopped
         answers = respond(model, base, tokenizer, prompts, sampling, self.settings.batch_size, seed, chat)
         others = {name: values for name, values in columns.items() if name != "prompt"}
+        others["role"] = ["pioneer" if pioneer is None else "observer"] * len(prompts)
         return answers, score(self.task.reward, columns["prompt"], answers.completions, others).tolist()
 
 
@@ -288,7 +248,7 @@ def evaluate(
     evaluator = Evaluator(task, settings, kind)
     folder = output_folder(settings, name)
     rows = summarise(evaluator.run(folder), task, settings, evaluator.kl_coef)
-    queries, titles = evaluator.columns["prompt"], columns_shown(task, settings)
+    queries, titles = list(map(text_of, evaluator.columns["prompt"])), columns_shown(task, settings)
     each, heat = settings.samples, evaluator.sampling.temperature
     said = f"{len(queries)} queries, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
     said += f"eta = {evaluator.kl_coef:g}"

@@ -1,0 +1,255 @@
+"""The group learners against TRL's own trainers: advantages, loss and gradient of one update on the same batch.
+
+    python benchmarks/trl_formulas.py --with trl FILE    # in an environment that has trl 1.16: writes FILE
+    python benchmarks/trl_formulas.py --with cory FILE   # in the project's own: reads it
+
+The first command computes with `trl.GRPOTrainer` and `trl.RLOOTrainer`. Fixed responses replace generation; all that
+follows is TRL's unchanged code. The second computes the same with `cory.learners.group` and fails where a number
+differs by more than 1e-6. tests/learners/trl_1_16_0.safetensors is such a file. The batch has 3 queries with 4
+responses each, of 1 to 9 tokens. The policy is a small GPT-2; the weights that are trained differ from those that
+sampled, so that ratios are clipped, and from the reference's.
+
+TRL computes in float64, except for rewards, here multiples of 1/16, and log-probabilities, which are float32. All
+queries have the same number of tokens: TRL hands GPT-2 no position ids, so left padding would shift its positions.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)
+
+GROUP, QUERIES, QUERY_TOKENS, LONGEST, VOCABULARY = 4, 3, 5, 9, 24
+TOLERANCE = 1e-6
+LENGTHS = (9, 4, 6, 1, 7, 2, 9, 5, 3, 8, 4, 6)  # tokens of each response
+REWARDS = tuple(i / 16 for i in (4, -2, 1, 8, 0, 6, 6, -4, 3, 3, -8, 13))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of a learner.
+
+    Args:
+        algorithm: cory's name for it; null where cory has no such setting.
+        trainer: TRL's, grpo or rloo. beta: KL coefficient.
+        loss, scale: GRPO's `loss_type` and `scale_rewards`.
+        kl_ratio: whether the k3 term is multiplied by the probability ratio, GRPO's `use_bias_correction_kl`.
+    """
+
+    algorithm: str | None
+    trainer: str = "grpo"
+    beta: float = 0.0
+    loss: str = "grpo"
+    scale: str = "group"
+    kl_ratio: bool = False
+
+
+CASES = {
+    "grpo": Case("grpo"),
+    "grpo, k3": Case("grpo", beta=0.04),
+    "grpo, k3 times ratio": Case(None, beta=0.04, kl_ratio=True),
+    "grpo, unscaled": Case(None, scale="none"),
+    "dr_grpo": Case("dr_grpo", loss="dr_grpo", scale="none"),
+    "dr_grpo, k3": Case("dr_grpo", beta=0.04, loss="dr_grpo", scale="none"),
+    "dapo": Case(None, loss="dapo"),
+    "rloo": Case("rloo", "rloo"),
+    "rloo, k1 in the reward": Case("rloo", "rloo", beta=0.05),
+}
+
+
+def make_policy() -> Any:
+    """A GPT-2 of 1,200 parameters without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    tokens = {"bos_token_id": None, "eos_token_id": VOCABULARY - 2, "pad_token_id": VOCABULARY - 1}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **tokens, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+
+def make_inputs() -> dict[str, Any]:
+    """Weights (`old/NAME`, `new/NAME`, `reference/NAME`), `queries`, `responses` padded with -1, and `rewards`."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(shape: Any, scale: float) -> torch.Tensor:
+        return scale * torch.randn(shape, generator=generator)
+
+    inputs: dict[str, torch.Tensor] = {}
+    for name, parameter in make_policy().named_parameters():
+        start = torch.ones_like(parameter) if ".ln_" in name and name.endswith("weight") else 0.0
+        old = start + noise(parameter.shape, 0.4)
+        inputs[f"old/{name}"] = old.detach()
+        inputs[f"new/{name}"] = (old + noise(old.shape, 0.05)).detach()
+        inputs[f"reference/{name}"] = (old + noise(old.shape, 0.1)).detach()
+    queries = torch.randint(VOCABULARY - 2, (QUERIES, QUERY_TOKENS), generator=generator)
+    responses = torch.randint(VOCABULARY - 2, (len(LENGTHS), LONGEST), generator=generator)
+    beyond = torch.arange(LONGEST) >= torch.tensor(LENGTHS)[:, None]
+    inputs["queries"] = queries.repeat_interleave(GROUP, 0)
+    inputs["responses"] = responses.masked_fill(beyond, -1)
+    inputs["rewards"] = torch.tensor(REWARDS)
+    return inputs
+
+
+def load_weights(model: Any, inputs: dict[str, Any], which: str) -> None:
+    """Copies the weights `which` into the model, in its own precision."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(inputs[f"{which}/{name}"])
+
+
+def rows(inputs: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of queries and responses."""
+    return inputs["queries"].tolist(), [[i for i in row if i >= 0] for row in inputs["responses"].tolist()]
+
+
+def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """TRL's `advantages` (batch,), `loss` (), and gradients `gradient/NAME`."""
+    import torch
+    import trl
+    from datasets import Dataset
+    from transformers import GPT2LMHeadModel
+
+    from benchmarks.shapes import word_tokenizer
+
+    queries, responses = rows(inputs)
+    base = trl.GRPOTrainer if case.trainer == "grpo" else trl.RLOOTrainer
+
+    class Fixed(base):  # type: ignore[misc, valid-type]
+        """TRL's trainer with the batch's responses in place of generated ones."""
+
+        def _generate(self, prompts: list[str]) -> Any:
+            texts = [""] * len(prompts)
+            if case.trainer == "rloo":
+                return queries, responses, texts
+            return queries, responses, None, texts, None, {}, None, []
+
+    own = {"loss_type": case.loss, "scale_rewards": case.scale, "use_bias_correction_kl": case.kl_ratio}
+    settings = (trl.GRPOConfig if case.trainer == "grpo" else trl.RLOOConfig)(
+        output_dir=str(folder / "run"),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        per_device_train_batch_size=len(LENGTHS),
+        num_generations=GROUP,
+        num_iterations=2,  # else GRPO takes the new policy for the old one
+        max_completion_length=LONGEST,
+        beta=case.beta,
+        **(own if case.trainer == "grpo" else {}),
+    )
+    model = make_policy()
+    load_weights(model, inputs, "reference")
+    model.save_pretrained(folder / "model")  # from where TRL loads the reference
+    trainer = Fixed(
+        model=GPT2LMHeadModel.from_pretrained(folder / "model", dtype=torch.float64),
+        reward_funcs=lambda prompts, completions, **_: inputs["rewards"].tolist(),
+        args=settings,
+        train_dataset=Dataset.from_dict({"prompt": [""] * QUERIES}),
+        processing_class=word_tokenizer(VOCABULARY),
+    )
+    trainer.current_gradient_accumulation_steps = 1  # `train()` sets it
+    trainer.model.train()
+    load_weights(trainer.model, inputs, "old")
+    batch = trainer._generate_and_score_completions([{"prompt": ""}] * len(LENGTHS))
+    load_weights(trainer.model, inputs, "new")
+    loss = trainer.compute_loss(trainer.model, batch)
+    loss.backward()
+    gradients = {f"gradient/{name}": p.grad for name, p in trainer.model.named_parameters()}
+    return {"advantages": batch["advantages"], "loss": loss.detach(), **gradients}
+
+
+def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same of `cory.learners.group.GroupLearner`."""
+    import torch
+
+    from benchmarks.shapes import word_tokenizer
+    from cory.agent import make_learner
+    from cory.config import Config, PPOConfig, SamplingConfig
+    from cory.learners.group import WindowPolicy
+    from cory.policies import window
+
+    size = len(LENGTHS)
+    ppo = PPOConfig(batch_size=size, mini_batch_size=size, init_kl_coef=case.beta, adaptive_kl=False)
+    sampling = SamplingConfig(max_new_tokens=LONGEST)
+    config = Config(device="cpu", algorithm=case.algorithm, group_size=GROUP, ppo=ppo, sampling=sampling)  # type: ignore[arg-type]
+    policy, reference = make_policy(), make_policy().requires_grad_(False)
+    load_weights(policy, inputs, "old")
+    load_weights(reference, inputs, "reference")
+    wrapped = WindowPolicy(policy).eval(), WindowPolicy(reference).eval()
+    learner: Any = make_learner(*wrapped, word_tokenizer(VOCABULARY), config)
+    queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
+    batch = window.pack(queries, responses, learner.pad_id)
+    old = learner._old(batch)
+    old.graphs.clear()  # the passes of the old weights
+    with torch.no_grad():
+        learner._advantages(old, inputs["rewards"], batch.response_mask, 1)
+    load_weights(policy, inputs, "new")
+    stats = learner._backward(batch, old, list(range(size)), last=True)
+    loss = stats[learner.STATS.index("ppo/loss/total")]
+    gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
+    return {"advantages": old.advantages[:, 0], "loss": loss, **gradients}
+
+
+def write_reference(path: Path) -> None:
+    """Computes all cases with TRL and saves them with the inputs; the settings and versions are the file's metadata."""
+    import torch
+    import transformers
+    import trl
+    from safetensors.torch import save_file
+
+    inputs = make_inputs()
+    tensors = dict(inputs)
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            results = trl_results(case, inputs, Path(folder))
+        tensors |= {f"{name}/{key}": value.float().contiguous() for key, value in results.items()}
+        print(f"{name:24} loss {results['loss']:+.6f}", flush=True)
+    versions = {module.__name__: module.__version__ for module in (trl, transformers, torch)}
+    cases = {name: asdict(case) for name, case in CASES.items()}
+    save_file(tensors, path, {"versions": json.dumps(versions), "cases": json.dumps(cases)})
+
+
+def compare(path: Path) -> float:
+    """Prints each case's largest difference in advantages, loss and gradient; returns the largest of all."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        versions, cases = (json.loads(file.metadata()[key]) for key in ("versions", "cases"))
+        reference = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    print(f"{'largest difference':24} {'advantages':>12} {'loss':>12} {'gradient':>12}")
+    largest = 0.0
+    for name, settings in cases.items():
+        case = Case(**settings)
+        if case.algorithm is None:
+            continue
+        differences = dict.fromkeys(("advantages", "loss", "gradient"), 0.0)
+        for key, value in cory_results(case, reference).items():
+            kind = key.split("/")[0]
+            difference = (value.double() - reference[f"{name}/{key}"]).abs().max().item()
+            differences[kind] = max(differences[kind], difference)
+        print(f"{name:24}", *(f"{difference:12.1e}" for difference in differences.values()))
+        largest = max(largest, *differences.values())
+    return largest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--with", dest="library", choices=["trl", "cory"], required=True)
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args()
+    if options.library == "trl":
+        write_reference(options.file)
+    elif not compare(options.file) <= TOLERANCE:
+        raise SystemExit(f"The largest difference is above {TOLERANCE}.")
+
+
+if __name__ == "__main__":
+    main()

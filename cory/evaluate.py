@@ -1,0 +1,24 @@
+"""Evaluates runs of `cory.train`, on held-out prompts: reward, KL to the base, solo and joint, with 95 % intervals.
+
+    python -m cory.evaluate runs/my                                     # split test of the run's dataset
+    python -m cory.evaluate runs/cory runs/ppo --split validation       # two agents beside one, and their base
+    python -m cory.evaluate runs/my --task.eval_dataset held_out.jsonl  # other prompts
+
+Every model answers the prompt alone (solo). The agents of one run also answer in a chain (joint), and the agent of a
+run with one answers twice, the second time as its own observer. See `cory/evaluation/`. A module that is run, never
+imported: `cory.evaluate` is the function.
+"""
+
+from cory.run.evaluation_settings import EvaluationConfig
+from cory.run.settings import main
+from cory.tasks import evaluating
+from cory.tasks.config import OwnConfig
+
+
+def run() -> None:
+    folder = evaluating.run(__doc__, EvaluationConfig, OwnConfig, "cory.tasks.own", "evaluation").folder
+    print(f"\nRows and responses are in {folder}; python -m study.report {folder} makes tables and a figure of them")
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,79 @@
+"""The optimizer of a policy, any of torch's by name: its state in checkpoints, the schedule of its learning rate."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from transformers import get_scheduler
+
+from cory.config import UserError, expect
+
+
+def check_optimizer(name: str) -> None:
+    """Raises a UserError where torch has no optimizer of that name that steps on dense gradients without a closure."""
+    kinds = {key for key, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
+    known = sorted(key for key in kinds if key not in ("LBFGS", "SparseAdam"))
+    expect(name in known, "ppo.optimizer", f"one of torch.optim's {', '.join(known)}", name)
+
+
+def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, options: dict[str, Any]) -> Any:
+    """One of torch's optimizers, by name, on the trained parameters; in one kernel where it can.
+
+    Raises a UserError where it does not take these options.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    kind = getattr(torch.optim, name)
+    if "fused" in inspect.signature(kind).parameters:  # one kernel instead of one for each operation
+        options = {"fused": all(p.is_floating_point() for p in trained), **options}
+    try:
+        return kind(trained, lr=learning_rate, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        wanted = f"options of torch.optim.{name}"
+        raise UserError(f"ppo.optimizer_options: expected {wanted}, got {options} ({reason})") from None
+
+
+def learning_rate_factor(schedule: str, warmup: int, iterations: int, k: int) -> float:
+    """What the learning rate is multiplied by in iteration `k` (from 0): transformers' schedules, which see k alone.
+
+    `warmup` iterations rise linearly to 1; then `constant`, or `linear` or `cosine` down to 0 after the last.
+    """
+    if schedule == "constant" and not warmup:
+        return 1.0
+    dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    name = "constant_with_warmup" if schedule == "constant" else schedule
+    # The first iteration counts as step 1, so that it trains at all.
+    made = get_scheduler(name, dummy, num_warmup_steps=warmup, num_training_steps=iterations + 1)
+    return float(made.lr_lambdas[0](k + 1))
+
+
+def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Tensor]:
+    """The trained weights, by name, and the optimizer's state of each."""
+    tensors = {}
+    for name, parameter in trained.items():
+        tensors[f"weights/{name}"] = parameter.detach().contiguous()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if value is not None:  # SGD without momentum
+                tensors[f"adam/{name}/{key}"] = torch.as_tensor(value).contiguous()
+    return tensors
+
+
+def load_tensors(tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter], optimizer: Any) -> None:
+    """Loads what `tensors_of` gave; a ValueError, and no change, where a tensor is missing or misfits."""
+    for name in tensors:
+        if name.split("/")[1] not in trained:
+            raise ValueError(f"unknown tensor {name}")
+    for name, parameter in trained.items():
+        saved = tensors.get(f"weights/{name}")
+        if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
+            came = None if saved is None else (tuple(saved.shape), saved.dtype)
+            raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
+    optimizer.state.clear()
+    for name, parameter in trained.items():
+        parameter.detach().copy_(tensors[f"weights/{name}"])
+        state = {key.rsplit("/", 1)[1]: x for key, x in tensors.items() if key.startswith(f"adam/{name}/")}
+        if state:
+            optimizer.state[parameter] = {key: x.to(parameter.device) for key, x in state.items()}

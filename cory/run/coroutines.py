@@ -1,0 +1,30 @@
+"""Waits for coroutines from ordinary code, in a notebook, too."""
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+
+def wait(values: Sequence[Any]) -> list[Any]:
+    """The values; in place of a coroutine what it returns, or the exception that it raises. All run together."""
+
+    async def finished(value: Any) -> Any:
+        return await value if inspect.isawaitable(value) else value
+
+    async def together() -> list[Any]:
+        return await asyncio.gather(*map(finished, values), return_exceptions=True)
+
+    if not any(map(inspect.isawaitable, values)):
+        return list(values)
+    return asyncio.run_coroutine_threadsafe(together(), _loop()).result()
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One event loop for all calls, as HTTP clients stay bound to theirs; in a thread, as a notebook runs its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop

@@ -1,0 +1,59 @@
+"""Settings of a run on prompts and rewards of one's own. Importing them does not import torch."""
+
+import math
+from dataclasses import dataclass, field
+
+from cory.config import Config, Settings, expect
+
+
+@dataclass
+class OwnTaskConfig(Settings):
+    """Prompts, reward and templates; docs/own_task.md has examples.
+
+    Args:
+        dataset: File (parquet, jsonl, json, csv), folder with files named after their splits, or Hub id.
+        subset: Configuration of a Hub dataset; null for its only one.
+        split: Which split of it; a single file is all of it.
+        eval_dataset: Held-out prompts, for `cory.evaluate` and `eval_every`. null: another split of `dataset`.
+        eval_split: Which split of the held-out prompts `eval_every` takes; for `cory.evaluate` it is --split.
+        prompt_column: Column with the prompts: text, or chat messages of which the last is the user's.
+        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward.
+        reward_weights: A weight for each reward function. null: 1 each.
+        pioneer_prompt: Template over {prompt} and the dataset's other columns.
+        observer_prompt: Template over {prompt}, {response}, the response of the role before, and the other columns.
+    """
+
+    dataset: str = ""
+    subset: str | None = None
+    split: str = "train"
+    eval_dataset: str | None = None
+    eval_split: str = "test"
+    prompt_column: str = "prompt"
+    reward: list[str] | str = ""
+    reward_weights: list[float] | None = None
+    pioneer_prompt: str = "{prompt}"
+    observer_prompt: str = "{prompt}{response}\n{prompt}"
+
+    def __post_init__(self) -> None:
+        weights, count = self.reward_weights, len(self.rewards)
+        if weights is not None:
+            expect(
+                len(weights) == count, "task.reward_weights", f"null or a weight for each of {count} rewards", weights
+            )
+            expect(all(map(math.isfinite, weights)), "task.reward_weights", "finite numbers", weights)
+
+    @property
+    def rewards(self) -> list[str]:
+        """The reward functions, as a list."""
+        return [self.reward] if isinstance(self.reward, str) else self.reward
+
+
+@dataclass
+class OwnConfig(Config):
+    """A run on prompts and rewards of one's own. See cory/config.py for the keys that every task shares.
+
+    Args:
+        task: Prompts, reward and templates.
+    """
+
+    task: OwnTaskConfig = field(default_factory=OwnTaskConfig)

@@ -1,0 +1,76 @@
+"""The lookout's example: its rule, its data, its settings, and a run of two iterations on a random model."""
+
+import doctest
+import importlib
+import json
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from cory.agent import make_agents
+from cory.prompts import fill
+from cory.run.settings import load
+from cory.tasks.config import OwnConfig
+from cory.tasks.own import make_task
+from cory.trainer import CoryTrainer
+
+EXAMPLE = ROOT / "examples/lookout"
+
+
+def imported(name):
+    """A module of the example, which imports its neighbours as a script does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLE)
+        module = importlib.import_module(name)
+    for each in ("make", "rewards", "table"):
+        sys.modules.pop(each, None)
+    return module
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The example's data, and a model that has hardly been trained."""
+    folder = tmp_path_factory.mktemp("lookout")
+    imported("make").make(folder, texts=200, steps=2)
+    return folder
+
+
+def test_the_rule():
+    rewards = imported("rewards")
+    assert doctest.testmod(rewards).failed == 0
+    lands = [land for course in rewards.WINDS for land in rewards.WINDS]
+    courses = [course for course in rewards.WINDS for _ in rewards.WINDS]
+    for order in rewards.ORDERS:  # whoever knows only one of the two is right in one case of four
+        right = rewards.reward([""] * 16, [f" Steer {order}!"] * 16, lands, courses)
+        for known in (lands, courses):
+            assert all(sum(r for r, k in zip(right, known, strict=True) if k == wind) == 1 for wind in rewards.WINDS)
+
+
+def test_each_role_reads_its_own_half(world):
+    train, test = ([json.loads(line) for line in open(world / f"{split}.jsonl")] for split in ("train", "test"))
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
+    templates = yaml.safe_load((EXAMPLE / "cory.yaml").read_text())["task"]
+    row = {"prompt": "", "land": "LAND", "course": "COURSE", "response": "RESPONSE"}
+    pioneer, observer = fill(templates["pioneer_prompt"], row), fill(templates["observer_prompt"], row)
+    assert "LAND" in pioneer and "COURSE" not in pioneer
+    assert "LAND" not in observer and "COURSE" in observer and "RESPONSE" in observer
+
+
+def test_the_two_configurations_differ_in_the_number_of_agents():
+    cory, ppo = (yaml.safe_load((EXAMPLE / f"{name}.yaml").read_text()) for name in ("cory", "ppo"))
+    assert cory["cory"].pop("num_agents") == 2 and ppo["cory"].pop("num_agents") == 1
+    assert cory == ppo
+
+
+@pytest.mark.parametrize("credit", ["collective", "counterfactual"])
+def test_a_run(world, tmp_path, monkeypatch, credit):
+    monkeypatch.chdir(ROOT)
+    flags = {"iterations": 2, "output": tmp_path / "x-0", "model.name": world / "model", "task.dataset": world}
+    flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8, "device": "cpu", "cory.credit": credit}
+    argv = [f"--{key}={value}" for key, value in flags.items()]
+    config, _ = load(OwnConfig, EXAMPLE / "cory.yaml", argv)
+    run = CoryTrainer(config, make_agents(config), make_task(config)).train()
+    assert {row["role"] for row in run.history} == {"pioneer", "observer"}
+    assert "| x | 1 | " in imported("table").table([run.folder])

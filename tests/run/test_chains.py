@@ -1,0 +1,145 @@
+"""Chains of any number of agents, of any models: each trains, is resumed to the bit, and runs in two processes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_distributed import launch, ranks
+from test_resume import after, count_good, interrupt, make_trainer, outcome
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cory.agent import make_agents
+from cory.config import CheckpointConfig, CoryConfig, LoraConfig, UserError
+from cory.evaluation import evaluate
+from cory.run.evaluation_settings import EvaluationConfig
+from cory.run.guards import Interrupted
+
+CHAINS = {
+    "three agents": {"cory": CoryConfig(num_agents=3, exchange_period=1, credit="counterfactual")},
+    "population": {"cory": CoryConfig(num_agents=4, chain_length=2, exchange="shuffle", exchange_period=1)},
+    "competitive": {"cory": CoryConfig(num_agents=3, chain_length=2, exchange_period=1, weight=-0.5)},
+    "one agent, both roles": {"cory": CoryConfig(num_agents=1, chain_length=2, credit="causal")},
+    "two models": {"cory": CoryConfig(exchange_period=2), "algorithm": "grpo", "group_size": 2},
+    "two models, LoRA": {"cory": CoryConfig(exchange_period=2), "lora": LoraConfig(rank=4)},
+}
+
+
+@pytest.fixture(params=CHAINS)
+def chain(request, config, llama_folder):
+    """Six iterations of one of CHAINS, a checkpoint after each second."""
+    settings = dict(CHAINS[request.param])
+    if "two models" in request.param:
+        other = {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}
+        settings["agents"] = [{}, other | ({"lora": {"rank": 2}} if "lora" in settings else {})]
+    return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=2, save_final=True), **settings)
+
+
+def test_it_trains_and_is_resumed_to_the_bit(chain, tmp_path):
+    trainer = make_trainer(chain)
+    before = [agent.learner.model_params[0].detach().clone() for agent in trainer.agents]
+    whole = trainer.train().folder
+    assert all((agent.learner.model_params[0] != old).any() for agent, old in zip(trainer.agents, before, strict=True))
+    names = [agent.name for agent in trainer.agents]
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").open()]
+    assert len(rows) == 6 * chain.cory.roles and {row["agent"] for row in rows} == {*names}
+    broken = replace(chain, output=str(tmp_path / "broken"))
+    with pytest.raises(Interrupted):  # in the middle of the fourth iteration or so
+        make_trainer(broken, after(count_good, 4 + len(names), interrupt)).train()
+    make_trainer(replace(broken, resume="auto")).train()
+    assert outcome(whole, names) == outcome(tmp_path / "broken", names)
+
+
+def test_two_processes_keep_its_agents_equal(chain, tmp_path):
+    done = launch(chain, tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = ranks(chain)
+    assert first["digests"] == second["digests"] and len(set(first["digests"])) == 6
+    assert first["orders"] == second["orders"] and first["processes"] == 2
+    one = replace(chain, output=str(tmp_path / "one"))
+    make_trainer(one).train()
+    chains = [[json.loads(line)[key] for line in Path(c.output, "metrics.jsonl").open() for key in ("agent", "role")]
+              for c in (chain, one)]  # fmt: skip
+    assert chains[0] == chains[1]
+
+
+def test_a_population_trains_everybody_equally_often(config):
+    cory = CoryConfig(num_agents=4, chain_length=2, exchange="shuffle", exchange_period=2)
+    run = make_trainer(replace(config, iterations=8, cory=cory)).train()
+    drawn = [row["agent"] for row in run.history]
+    assert sorted(drawn.count(f"agent_{i}") for i in range(1, 5)) == [4, 4, 4, 4]
+    early = make_trainer(replace(config, iterations=2, cory=cory, output=config.output + "-early")).train()
+    summary = json.loads((early.folder / "summary.json").read_text())["agents"]
+    assert sorted(map(bool, summary.values())) == [False, False, True, True]  # two have not been drawn yet
+
+
+def test_agents_of_different_models_have_their_own_of_everything(config, policy_folder, llama_folder, tmp_path):
+    agents = [{}, {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}]
+    config = replace(config, agents=agents)
+    trainer = make_trainer(config)
+    one, two = trainer.agents
+    assert one.tokenizer is not two.tokenizer and len(one.tokenizer) != len(two.tokenizer)
+    assert one.learner.ref_model is not two.learner.ref_model
+    assert [a.policy.config.model_type for a in trainer.agents] == ["gpt2", "llama"]
+    assert [a.learner.optimizer.param_groups[0]["lr"] for a in trainer.agents] == [1e-3, 2e-3]
+    folder = trainer.train().folder
+    kinds = [AutoModelForCausalLM.from_pretrained(folder / a.name).config.model_type for a in trainer.agents]
+    assert kinds == ["gpt2", "llama"]
+    assert len(AutoTokenizer.from_pretrained(folder / "agent_2")) == len(two.tokenizer)
+    card = (folder / "agent_2/README.md").read_text()
+    assert f"base_model: {llama_folder}" in card
+    settings = EvaluationConfig(queries=4, output=str(tmp_path / "evaluation"), device="cpu")
+    rows = {row["name"]: row for row in evaluate([folder], trainer.task, settings).rows}
+    assert list(rows) == ["base", "run/agent_1", "base of run/agent_2", "run/agent_2",
+                          "run/agent_2 after agent_1", "run/agent_1 after agent_2"]  # fmt: skip
+    assert rows["base of run/agent_2"]["kl"] == 0 and all(row["kl"] >= 0 for row in rows.values())
+
+
+def test_agents_of_one_model_share_its_reference(config, policy_folder, llama_folder):
+    agents = [{}, {"model": {"name": str(llama_folder)}}, {"learning_rate": 5e-4}]
+    three = make_agents(replace(config, cory=CoryConfig(num_agents=3), agents=agents))
+    references = [agent.learner.ref_model for agent in three]
+    assert references[0] is references[2] is not references[1]
+    lora = make_agents(replace(config, cory=CoryConfig(num_agents=3), agents=agents, lora=LoraConfig(rank=2)))
+    assert lora[0].policy is lora[2].policy is not lora[1].policy
+
+
+def test_a_full_agent_beside_an_adapter_has_a_reference_without_it(config):
+    full, adapted = make_agents(replace(config, agents=[{}, {"lora": {"rank": 2}}]))
+    assert adapted.learner.ref_model is None
+    assert not any("lora" in name for name, _ in full.learner.ref_model.named_parameters())
+    assert not any("lora" in name for name, _ in full.policy.named_parameters())
+
+
+def test_longer_chains_are_evaluated_role_by_role(config, tmp_path):
+    trainer = make_trainer(replace(config, cory=CoryConfig(num_agents=3)))
+    folder = trainer.train().folder
+    settings = EvaluationConfig(queries=4, output=str(tmp_path / "evaluation"), device="cpu")
+    names = [row["name"] for row in evaluate([folder], trainer.task, settings).rows]
+    assert "run/agent_3 after agent_2 after agent_1" in names and "run/agent_1 after agent_3" in names
+    assert len(names) == len(set(names)) == 1 + 3 + 6 + 3
+
+
+@pytest.mark.parametrize(
+    ("agents", "message"),
+    [
+        ([{}], r"agents: expected an empty list, or an entry for each of 2 agents, got \[\{\}\]"),
+        ([{}, {"modle": {}}], r"agents\[1\]: expected model, lora or learning_rate, got 'modle'"),
+        ([{"model": {"nam": "x"}}, {}], r"agents\[0\]: ModelConfig: unknown key 'nam'. Did you mean 'name'\?"),
+        ([{"model": "x"}, {}], r"agents\[0\].model: expected a block of settings, got 'x'"),
+        ([{}, {"learning_rate": "fast"}], r"agents\[1\]: PPOConfig.learning_rate: expected float, got 'fast'"),
+        ([{}, {"learning_rate": -1.0}], r"agents\[1\]: ppo.learning_rate: expected a number above 0, got -1.0"),
+        ([{}, {"lora": {"rank": -1}}], r"agents\[1\]: lora.rank: expected 0 \(full fine-tuning\) or more, got -1"),
+    ],
+)
+def test_bad_entries_of_agents_are_refused(config, agents, message):
+    with pytest.raises(UserError, match=message):
+        replace(config, agents=agents)
+
+
+def test_the_same_models_by_another_way_are_the_same_run(config, policy_folder, tmp_path):
+    """An `agents` list that changes nothing gives the bits of a run without one."""
+    plain = make_trainer(config).train().folder
+    agents = [{"model": {"name": str(policy_folder)}}, {}]
+    listed = make_trainer(replace(config, agents=agents, output=str(tmp_path / "listed"))).train().folder
+    assert outcome(plain) == outcome(listed)

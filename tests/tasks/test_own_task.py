@@ -1,0 +1,489 @@
+"""Own tasks: prompts and reward files named by settings alone."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, sentences
+
+from cory.agent import make_agents
+from cory.config import UserError
+from cory.policies.sampling import encode
+from cory.prompts import RolePrompts
+from cory.rewards import Reward, score
+from cory.run.settings import as_config, load
+from cory.task import Task
+from cory.tasks.config import OwnConfig, OwnTaskConfig
+from cory.tasks.own import make_task
+from cory.tasks.rewards_file import load_rewards
+from cory.trainer import CoryTrainer
+from study import experiment
+
+REWARDS = """
+import asyncio
+
+from beside import GOOD
+
+WORD = "good"
+
+
+def good(completions, **columns):
+    return [float(text.count(GOOD)) for text in completions]
+
+
+async def short(prompts, completions, hint=None):
+    await asyncio.sleep(0)
+    return [None if "bad" in prompt else -0.01 * len(text) for prompt, text in zip(prompts, completions)]
+
+
+def fails(prompts, completions):
+    return [1 / (row != "fourth") for row in prompts]
+
+
+def needs(completions, answer):
+    return [0.0] * len(completions)
+
+
+def text(completions):
+    return "good"
+
+
+def nan(completions):
+    return [float("nan")] * len(completions)
+
+
+def few(completions):
+    return [0.0]
+"""
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty folder with prompts and rewards, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": text, "hint": f"hint {i}", "number": i} for i, text in enumerate(sentences(24))]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:6]))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "beside.py").write_text('GOOD = "good"\n')
+    yield tmp_path
+    sys.modules.pop("beside", None)
+
+
+def settings(**changes) -> OwnConfig:
+    known = {"dataset": "prompts.jsonl", "reward": "rewards.py:good"}
+    return OwnConfig(task=OwnTaskConfig(**(known | changes)))
+
+
+# Bad input: every key
+
+
+MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": ""}, r"task.dataset: expected a file, a folder or a Hub id, got ''"),
+        (
+            {"dataset": "./none.jsonl"},
+            r"task.dataset: expected a Hub id or an existing local folder, got './none.jsonl'",
+        ),
+        ({"dataset": "."}, r"task.dataset: expected a file train.parquet, train.jsonl or train.csv"),
+        ({"subset": "main"}, r"task.subset: expected null for local data, got 'main'"),
+        ({"split": "valid", "dataset": "."}, r"task.dataset: expected a file valid.parquet, valid.jsonl or valid.csv"),
+        ({"prompt_column": "question"}, r"task.prompt_column: expected a column of .* among \['prompt',.*'question'"),
+        ({"prompt_column": "hint"}, r"task.prompt_column: expected 'prompt', as the dataset has a column .*got 'hint'"),
+        ({"reward": ""}, r"task.reward: expected path/to/FILE.py:FUNCTION, got ''"),
+        ({"reward": []}, r"task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got \[\]"),
+        ({"reward": "rewards.py"}, r"task.reward: expected path/to/FILE.py:FUNCTION, got 'rewards.py'"),
+        ({"reward": "none.py:good"}, r"task.reward: expected a file that is there, got 'none.py'"),
+        (
+            {"reward": "rewards.py:god"},
+            r"task.reward: expected a function of rewards.py, which has fails, few, good, nan, needs, short, text, got",
+        ),
+        ({"reward": "rewards.py:WORD"}, r"task.reward: expected a function, got \"rewards.py:WORD = 'good'\""),
+        (
+            {"reward": "rewards.py:needs"},
+            r"reward function rewards.py:needs: expected parameters among .*'hint', 'number'.*got \['answer'\]",
+        ),
+        ({"reward_weights": [1.0, 2.0]}, r"task.reward_weights: expected null or a weight for each of 1 rewards, got"),
+        ({"reward_weights": [float("nan")]}, r"task.reward_weights: expected finite numbers, got \[nan\]"),
+        ({"pioneer_prompt": "{prompt}{answer}"}, r"task: pioneer prompt: expected placeholders among .*got \{answer\}"),
+        ({"observer_prompt": "{prompt}{response}{a}"}, r"task: observer prompt: expected placeholders .*got \{a\}"),
+        ({"observer_prompt": "{prompt}"}, r"task: observer prompt: expected the placeholder \{response\}"),
+    ],
+)
+def test_bad_values(here, changes, message):
+    with pytest.raises(UserError, match=message):
+        make_task(settings(**changes))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dataset", 3), ("subset", 3), ("split", 3), ("eval_dataset", 3), ("eval_split", 3), ("prompt_column", 3),
+     ("reward", 3), ("reward", [3]), ("reward_weights", "one"), ("pioneer_prompt", 3), ("observer_prompt", 3)],
+)  # fmt: skip
+def test_values_of_another_type(key, value, here):
+    with pytest.raises(UserError, match=rf"{key}"):
+        settings(**{key: value})
+    (here / "my.yaml").write_text(yaml.safe_dump({"task": {key: value if value != 3 else {"a": 1}}}))
+    with pytest.raises(UserError, match=rf"my.yaml: .*{key}"):
+        load(OwnConfig, None, ["--config", "my.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (3, r"expected text or chat messages, got \d"),
+        ("", r"expected text or chat messages, got ''"),
+        ([{"role": "critic", "content": "Hello"}], r"expected messages of \{role, content\}, .*'critic'"),
+        ([{"role": "system", "content": "Be kind."}], r"the last one user, with text, got .*Be kind"),
+        ([*MESSAGES, {"role": "assistant", "content": "Hi"}], r"the last one user, with text, got"),
+        ([{"role": "user", "content": ""}], r"the last one user, with text, got"),
+        ([{"role": "user", "text": "Hello"}], r"expected messages of \{role, content\}"),
+    ],
+)
+def test_bad_prompts(here, prompt, message):
+    good = 1 if prompt == 3 else "Hello" if isinstance(prompt, str) else prompt
+    (here / "bad.jsonl").write_text("".join(json.dumps({"ask": one}) + "\n" for one in (good, prompt)))
+    with pytest.raises(UserError, match=rf"task.prompt_column 'ask', row \d: .*{message}"):
+        make_task(settings(dataset="bad.jsonl", prompt_column="ask"))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def good(:\n", r"expected bad.py to run, got SyntaxError: .* \(line 1\)"),
+        ("import os\n\nimport nowhere\n", r"got ModuleNotFoundError: No module named 'nowhere' \(line 3\)"),
+        ("\nraise SystemExit(3)\n", r"got SystemExit: 3 \(line 2\)"),
+        ("x = 1\n", r"expected a function of bad.py, which has none, got 'good'"),
+    ],
+)
+def test_reward_files_that_fail(here, code, message):
+    (here / "bad.py").write_text(code)
+    with pytest.raises(UserError, match=f"task.reward: .*{message}"):
+        load_rewards(["bad.py:good"])
+
+
+@pytest.mark.parametrize("column", ["prompts", "completions", "role"])
+def test_a_column_that_a_reward_would_get_twice(here, column):
+    (here / "bad.jsonl").write_text(json.dumps({"prompt": "Hello", column: "x"}) + "\n")
+    with pytest.raises(UserError, match=rf"expected no columns that reward function rewards.py:good is .*'{column}'"):
+        make_task(settings(dataset="bad.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("text", r"expected 4 rewards, one a completion, got 1|expected a finite number, got 'g'"),
+        ("nan", r"expected a finite number, got nan in row 0, prompt 'first', completion 'first'"),
+        ("few", r"expected 4 rewards, one a completion, got 1"),
+        (
+            "fails",
+            r"expected rewards, got ZeroDivisionError \(division by zero\) at rewards.py, line 19, in row 3, "
+            r"prompt 'fourth', completion 'fourth'",
+        ),
+    ],
+)
+def test_rewards_that_are_none(here, name, message):
+    (loaded,) = load_rewards([f"rewards.py:{name}"])
+    texts = ["first", "second", "third", "fourth"]
+    with pytest.raises(UserError, match=rf"reward function rewards.py:{name}: ({message})"):
+        score([Reward(loaded.function, 1.0, loaded.name)], texts, texts, {})
+
+
+def test_a_reward_that_raises_for_the_whole_batch_only():
+    def judge(completions):
+        if len(completions) > 1:
+            raise TimeoutError("too many")
+        return [0.0]
+
+    with pytest.raises(UserError, match=r"judge: .*TimeoutError \(too many\).*for none of its rows by itself"):
+        score(judge, ["a", "b"], ["a", "b"], {})
+
+
+def test_no_agent_learns_from_a_reward_that_raises(here, policy_folder, config):
+    (here / "beside.py").write_text("GOOD = 3\n")  # str.count raises
+    one = CoryTrainer(config, make_agents(config), make_task(settings()))
+    with pytest.raises(UserError, match=r"rewards.py:good: expected rewards, got TypeError .* in row 0, prompt"):
+        one.iteration(0)
+    assert [agent.optimizer_steps for agent in one.agents] == [0, 0]
+
+
+# Rewards
+
+
+def test_several_rewards_are_a_weighted_sum_and_none_does_not_count():
+    """As TRL's GRPO trainer: the sum over the functions that apply; 0 and a warning where none does."""
+
+    def one(completions, **columns):
+        return [1.0, None, 3.0, None]
+
+    async def other(completions):
+        return [10.0, 20.0, None, None]
+
+    texts = ["a", "b", "c", "d"]
+    with pytest.warns(UserWarning, match="reward function one and reward function other gave None for a row"):
+        values = score([Reward(one), Reward(other, 0.5)], texts, texts, {})
+    assert values.tolist() == [6.0, 10.0, 3.0, 0.0] and values.dtype == torch.float32
+
+
+def test_async_rewards_wait_together_on_one_loop():
+    loops = []
+
+    async def slow(completions):
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0.3)
+        return [1.0] * len(completions)
+
+    started = time.perf_counter()
+    for _ in range(2):
+        assert score([Reward(slow)] * 4, ["a"], ["a"], {}).tolist() == [4.0]
+    assert time.perf_counter() - started < 1.2 and len(set(loops)) == 1
+
+    async def notebook():  # where a loop is running already
+        return score(slow, ["a"], ["a"], {}).tolist()
+
+    assert asyncio.run(notebook()) == [1.0]
+
+
+def test_an_async_reward_that_raises():
+    async def judge(prompts, completions):
+        if "bad" in completions:
+            raise ConnectionError("refused")
+        return [0.0] * len(completions)
+
+    with pytest.raises(UserError, match=r"judge: .*ConnectionError \(refused\) .*in row 1, prompt 'b'"):
+        score(judge, ["a", "b"], ["good", "bad"], {})
+
+
+def test_the_fingerprint_tells_rewards_apart(here):
+    def prints(**changes):
+        sys.modules.pop("beside", None)
+        return make_task(settings(**changes)).fingerprint_of_reward()
+
+    first = prints()
+    assert first["reward"] == "rewards.py:good" and first == prints()
+    both = {"reward": ["rewards.py:good", "rewards.py:short"]}
+    assert prints(**both)["reward"] == "rewards.py:good + rewards.py:short"
+    assert prints(**both, reward_weights=[1, 0.5])["reward"] == "rewards.py:good + 0.5 * rewards.py:short"
+    (here / "beside.py").write_text('GOOD = "fine"\n')  # of the same length, in the same second
+    assert prints()["reward_sha256"] != first["reward_sha256"]
+    (here / "beside.py").write_text('GOOD = "good"\n')
+    (here / "rewards.py").write_text(REWARDS.replace("-0.01", "-0.02"))
+    assert prints()["reward_sha256"] != first["reward_sha256"]
+
+
+def test_files_of_one_name_in_two_folders(here):
+    for number in (1, 2):
+        (here / str(number)).mkdir()
+        (here / f"{number}/rewards.py").write_text(f"def value(completions):\n    return [{number}.0]\n")
+    one, two = load_rewards(["1/rewards.py:value", "2/rewards.py:value"])
+    assert (one.function([""]), two.function([""])) == ([1.0], [2.0]) and one.sha256 != two.sha256
+    (here / "2/beside.py").write_text("")
+    (here / "2/rewards.py").write_text("import beside\n")
+    load_rewards(["rewards.py:good"])
+    with pytest.raises(UserError, match=r"task.reward: expected 'beside' to be .*2/beside.py, got '.*beside.py'"):
+        load_rewards(["2/rewards.py:value"])
+
+
+# Chat messages
+
+
+def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, monkeypatch):
+    seen = {}
+
+    def reward(prompts, completions, role):
+        seen.update(prompts=prompts, completions=completions, role=role)
+        return [1.0] * len(prompts)
+
+    prompts = RolePrompts("Answer: {prompt}", "{prompt} Not: {response}")
+    task = Task.from_prompts([MESSAGES, MESSAGES[1:]], reward, prompts)
+    columns = task.dataset[:]
+    assert task.render(0, columns)[0] == [MESSAGES[0], {"role": "user", "content": "Answer: Hello"}]
+    read = task.render(1, columns, ["Hi", "Ho"])
+    assert read[1] == [{"role": "user", "content": "Hello Not: Ho"}]
+    with pytest.raises(UserError, match=r"model.name: expected a tokenizer with a chat template, as the prompts are"):
+        encode(tokenizer, read)
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    assert tokenizer.decode(encode(tokenizer, read)[0]) == "<system>Be kind.<user>Hello Not: Hi<bot>"
+    assert encode(tokenizer, read, chat_template=True) == encode(tokenizer, read)
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no system') }}")
+    with pytest.raises(UserError, match=r"prompt in row 0: expected messages that the chat template takes.*no system"):
+        encode(tokenizer, read)
+    score(reward, columns["prompt"], ["a", "b"], {"role": ["pioneer"] * 2, "other": [0, 0]})
+    assert seen["prompts"][0] == MESSAGES and seen["completions"][1] == [{"role": "assistant", "content": "b"}]
+
+
+def test_training_on_chat_messages(here, config, policy_folder):
+    config.iterations = 2
+    data = [{"messages": [MESSAGES[0], {"role": "user", "content": text[:12]}]} for text in sentences(16)]
+    (here / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    (here / "chat.py").write_text(
+        "def size(completions):\n    return [float(len(c[0]['content'])) for c in completions]\n"
+    )
+    agents = make_agents(config)
+    template, tokenizer = agents[0].tokenizer.chat_template, agents[0].tokenizer
+    tokenizer.chat_template = CHAT
+    try:
+        task = make_task(settings(dataset="chat.jsonl", prompt_column="messages", reward="chat.py:size"))
+        folder = CoryTrainer(config, agents, task).train().folder
+    finally:
+        tokenizer.chat_template = template
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert {sample["query"] for sample in samples} <= {row["messages"][1]["content"] for row in data}
+
+
+# The commands
+
+
+def run(*argv):
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-m", *argv], capture_output=True, text=True, env=env)
+
+
+def write_config(here, policy_folder, **more):
+    ppo = {"batch_size": 8, "mini_batch_size": 8, "learning_rate": 1e-3}
+    sampling = {"min_new_tokens": 3, "max_new_tokens": 6}
+    task = {"dataset": "prompts.jsonl", "eval_dataset": "held_out.jsonl", "reward": "rewards.py:good"}
+    values = {"iterations": 2, "device": "cpu", "model": {"name": str(policy_folder)}, "ppo": ppo, "sampling": sampling}
+    (here / "my.yaml").write_text(yaml.safe_dump(values | {"task": task} | more))
+
+
+def test_train_evaluate_and_resume(here, policy_folder):
+    write_config(here, policy_folder)
+    for argv in ((), ("--cory.num_agents", "1", "--output", "runs/one")):
+        done = run("cory.train", "--config", "my.yaml", *argv)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("my: PPO, model ")
+    done = run("cory.evaluate", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2")
+    assert done.returncode == 0, done.stderr
+    evaluation = json.loads((here / "runs/eval/evaluation.json").read_text())
+    names = ["base", "my/agent_1", "my/agent_2", "one/agent_1", "my/agent_2 after agent_1",
+             "my/agent_1 after agent_2", "one/agent_1 after itself"]  # fmt: skip
+    assert [row["name"] for row in evaluation["rows"]] == names and len(evaluation["queries"]) == 6
+    assert {"task_reward", "task_reward_ci", "kl", "combined_reward"} < set(evaluation["rows"][0])
+    again = run("cory.train", "--resume", "runs/my", "--iterations", "3", "--eval_every", "3")
+    assert again.returncode == 0, again.stderr
+    last = json.loads((here / "runs/my/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["iteration"] == 2 and last["eval_task_reward"] >= 0
+    (here / "rewards.py").write_text(REWARDS + "\n")
+    other = run("cory.train", "--resume", "runs/my", "--iterations", "4")
+    assert other.returncode == 2 and "fingerprint.reward_sha256: " in other.stderr
+
+
+def test_a_single_file_has_no_held_out_prompts(here):
+    config = settings()
+    with pytest.raises(
+        UserError, match=r"task.eval_dataset: expected a file of held-out prompts, as all of 'prompts.j"
+    ):
+        make_task(config, split="test")
+    assert len(make_task(config, split="train").dataset) == 24
+    assert len(make_task(settings(eval_dataset="held_out.jsonl"), split="test").dataset) == 6
+    (here / "data").mkdir()
+    for split in ("train", "test"):
+        (here / f"data/{split}.jsonl").write_text(json.dumps({"ask": split}) + "\n")
+    folder = settings(dataset="data", prompt_column="ask")
+    assert [make_task(folder, split=s).dataset["prompt"][0] for s in (None, "test")] == ["train", "test"]
+
+
+def test_mistakes_are_told_before_torch_is_imported(here, policy_folder):
+    write_config(here, policy_folder)
+    code = """
+import sys
+from cory.train import train
+sys.argv = ["x", "--config", "my.yaml", "--task.reward", "no.py:f"]
+try:
+    train()
+except Exception as error:
+    print(error)
+print("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout.splitlines()[1:] == ["task.reward: expected a file that is there, got 'no.py'", "False"]
+
+
+def test_help_names_every_key_of_the_task():
+    done = run("cory.train", "--help")
+    assert all(f"--task.{key}" in done.stdout for key in OwnTaskConfig.__dataclass_fields__)
+    assert "--split" in run("cory.evaluate", "--help").stdout
+
+
+def test_a_run_of_another_task_is_refused(here, policy_folder):
+    (here / "run/agent_1").mkdir(parents=True)
+    (here / "run/config.yaml").write_text(yaml.safe_dump({"task": {"text_column": "text"}}))
+    done = run("cory.evaluate", "run")
+    assert done.returncode == 2 and "text_column" in done.stderr
+
+
+def test_evaluate_of_the_package_is_the_function():
+    code = "import cory.tasks.evaluating, cory; from cory import evaluate; print(evaluate.__module__, cory.evaluate)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.startswith("cory.evaluation.evaluator <function evaluate"), done.stderr
+
+
+def test_settings_are_read_back_from_a_run(here):
+    from dataclasses import asdict
+
+    config = settings(reward=["rewards.py:good", "rewards.py:short"], reward_weights=[1.0, 0.5])
+    assert as_config(OwnConfig, yaml.safe_load(yaml.safe_dump(asdict(config))), Path("x")) == config
+
+
+def test_the_page_names_every_key_and_its_settings_are_read(here):
+    page = (ROOT / "docs/own_task.md").read_text()
+    assert all(f"| `{key}` |" in page for key in OwnTaskConfig.__dataclass_fields__)
+    (here / "praise.yaml").write_text(re.search(r"cat > praise.yaml <<'END'\n(.*?)END", page, re.DOTALL).group(1))
+    config, name = load(OwnConfig, None, ["--config", "praise.yaml"])
+    assert name == "praise" and config.task.reward == "rewards.py:praise"
+
+
+# Experiments
+
+
+EXPERIMENT = """
+title: A trial
+question: Does it run?
+runs:
+  PPO: {script: cory.train, flags: {cory.num_agents: 1}}
+  CORY: {script: cory.train}
+scales:
+  small: {config: my.yaml, seeds: [0, 1], evaluate: cory.evaluate --queries 4}
+"""
+
+
+def test_an_experiment_of_an_own_task_from_any_folder(here, policy_folder, capsys, monkeypatch):
+    write_config(here, policy_folder)
+    (here / "trial.yaml").write_text(EXPERIMENT)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    experiment.command_line(["trial.yaml", "--dry-run"])
+    first, *commands = capsys.readouterr().out.splitlines()
+    assert "4 runs, 0 finished" in first and "To do: 4 runs" in first
+    assert commands[0].startswith("python -m cory.train --config my.yaml --cory.num_agents=1 --seed=0 ")
+    experiment.command_line(["trial.yaml", "--jobs", "2"])
+    out = here / "runs/experiments/small/trial-comparison"
+    assert {"comparison.md", "evaluation.md", "evaluation.json", "evaluation.png"} <= {p.name for p in out.iterdir()}
+    assert "my-num_agents=1/agent_1 after itself, 2 seeds" in (out / "evaluation.md").read_text()
+    capsys.readouterr()
+    experiment.command_line(["trial.yaml"])
+    assert "4 runs, 4 finished" in capsys.readouterr().out
+
+
+def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
+    write_config(here, policy_folder)
+    (here / "trial.yaml").write_text(EXPERIMENT.replace("cory.train", "cory.trainer"))
+    with pytest.raises(
+        UserError, match=r"script: expected a script of the checkout, or cory.train, got 'cory.trainer'"
+    ):
+        experiment.command_line(["trial.yaml", "--dry-run"])

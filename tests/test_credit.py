@@ -1,0 +1,112 @@
+"""Modes of credit: the same expected gradient, enumerated exactly, and what a run gives each role."""
+
+from dataclasses import replace
+
+import datasets
+import pytest
+import torch
+from conftest import sentences
+from test_trainer import PROMPTS, count_good, make_trainer
+
+from benchmarks.credit import gradients, objective_gradient
+from cory.agent import make_agents
+from cory.config import CoryConfig
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+
+@pytest.mark.parametrize("dependence", [0.0, 1.0, 2.0])
+def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
+    wanted = objective_gradient(dependence)
+    found = {mode: gradients(mode, dependence) for mode in ("collective", "causal", "counterfactual", "own")}
+    for mode in ("collective", "causal", "counterfactual"):
+        assert torch.allclose(found[mode][0], wanted, atol=1e-12), mode
+    assert torch.allclose(found["own"][0], wanted, atol=1e-12) == (dependence == 0)
+    variances = [sum(gradients(mode, dependence, seed)[1] for seed in range(10)) for mode in ("causal", "collective")]
+    assert variances[0] < 0.95 * variances[1]
+
+
+def spy(trainer):
+    """What each agent is given to learn from, by iteration: {agent: (rollouts, rewards)}."""
+    seen = []
+    for agent in trainer.agents:
+
+        def learn(rollouts, rewards, rate, learn=agent.learn, name=agent.name):
+            seen[-1][name] = rollouts, rewards
+            return learn(rollouts, rewards, rate)
+
+        agent.learn = learn
+    run = trainer.iteration
+
+    def iteration(k, history=()):
+        seen.append({})
+        return run(k, history)
+
+    trainer.iteration = iteration
+    return seen
+
+
+@pytest.mark.parametrize("credit", ["causal", "own", "counterfactual"])
+def test_each_role_earns_what_the_mode_says(config, credit):
+    trainer = make_trainer(replace(config, cory=CoryConfig(credit=credit, weight=0.5, exchange_period=0)))
+    unread = {}
+    respond = trainer.agents[1].respond
+
+    def answers(prompts, length):
+        rollout = respond(prompts, length)
+        unread["prompts"], unread["completions"] = prompts, rollout.completions  # the last call's
+        return rollout
+
+    trainer.agents[1].respond = answers
+    seen = spy(trainer)
+    trainer.iteration(0)
+    batch = trainer.task.batch(0, 8, config.seed)["prompt"]
+    r1, r2 = (torch.tensor(count_good(batch, seen[0][f"agent_{i}"][0][0].completions)) for i in (1, 2))
+    b2 = torch.tensor(count_good(batch, unread["completions"]))
+    expected = {"causal": r1 + 0.5 * r2, "own": r1, "counterfactual": r1 + 0.5 * (r2 - b2)}[credit]
+    assert torch.allclose(seen[0]["agent_1"][1][0], expected)
+    assert torch.allclose(seen[0]["agent_2"][1][0], r2)
+    if credit == "counterfactual":
+        assert unread["prompts"] == [f'Improve "{query}": {query}' for query in batch]
+
+
+def test_an_agent_in_both_roles_learns_from_both_at_once(config):
+    shared = CoryConfig(num_agents=1, chain_length=2, credit="causal")
+    trainer = make_trainer(replace(config, cory=shared))
+    (agent,) = trainer.agents
+    seen = spy(trainer)
+    records, _ = trainer.iteration(0)
+    (rollouts, rewards), batch = seen[0]["agent_1"], trainer.task.batch(0, 8, config.seed)["prompt"]
+    assert rollouts[0].prompts == batch
+    pairs = zip(batch, rollouts[0].completions, strict=True)
+    assert rollouts[1].prompts == [f'Improve "{query}{response}": {query}' for query, response in pairs]
+    r1, r2 = (torch.tensor(count_good(batch, rollout.completions)) for rollout in rollouts)
+    assert torch.allclose(rewards, torch.stack([r1 + r2, r2]))
+    assert [record["role"] for record in records] == ["pioneer", "observer"]
+    assert [record["task_reward"] for record in records] == pytest.approx([r1.mean().item(), r2.mean().item()])
+    assert agent.optimizer_steps == 2 * config.ppo.ppo_epochs  # twice the rows in mini-batches of the same size
+    lengths = [sum(map(len, rollout.responses)) / 8 for rollout in rollouts]
+    assert [record["response_tokens"] for record in records] == pytest.approx(lengths)
+    trainer.iteration(1)
+    kls = [record["kl"] for record in trainer.iteration(2)[0]]
+    assert kls[0] > 0 and kls[1] > 0 and kls[0] != kls[1]  # each role's own
+
+
+def test_chains_of_a_group_share_their_query_and_the_reward_learns_the_role(config):
+    got = {}
+
+    def reward(prompts, completions, role, label):
+        got.update(prompts=prompts, role=role, label=label)
+        return [float(len(text)) for text in completions]
+
+    rows = {"prompt": sentences(8), "label": list(range(8))}
+    config = replace(config, algorithm="rloo", group_size=4)
+    trainer = CoryTrainer(config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS))
+    seen = spy(trainer)
+    trainer.iteration(0)
+    assert got["role"] == ["pioneer"] * 8 + ["observer"] * 8
+    first, second = got["label"][0], got["label"][4]
+    assert got["label"] == ([first] * 4 + [second] * 4) * 2 and first != second
+    assert got["prompts"][:4] == [rows["prompt"][first]] * 4
+    prompts, completions = (getattr(seen[0]["agent_2"][0][0], key) for key in ("prompts", "completions"))
+    assert len(set(completions)) > 2 and len(prompts) == 8
