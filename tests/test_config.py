@@ -8,7 +8,7 @@ import yaml
 from conftest import ROOT
 
 from cory.config import UserError, keys
-from cory.run.settings import load
+from cory.run.settings import load, read_settings
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 
@@ -117,11 +117,61 @@ def test_flags_override_the_file():
         (["--task.max_query_tokens", "1"], "task.max_query_tokens: expected at least min_query_tokens = 2, got 1"),
         (["--tracker", "wand"], "tracker.*wandb.*wand"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--algorithm", "gpro"], "algorithm.*grpo.*gpro"),
+        (["--algorithm", "grpo"], "group_size: expected at least 2 with algorithm: grpo, got 1"),
+        (["--algorithm", "rloo", "--group_size", "1"], "group_size: expected at least 2 with algorithm: rloo, got 1"),
+        (["--group_size", "0"], "group_size: expected at least 1 with algorithm: ppo, got 0"),
+        (["--group_size", "3"], "ppo.batch_size: expected a multiple of group_size = 3, got 256"),
+        (["--ppo.kl_in", "loss"], "ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'"),
+        (["--ppo.kl_in", "lost"], "ppo.kl_in.*reward.*lost"),
+        (["--cory.chain_length", "0"], r"cory.chain_length: expected null \(as many as agents\) or at least 1, got 0"),
+        (["--cory.chain_length", "1"], None),
+        (
+            ["--cory.chain_length", "1", "--cory.exchange", "none"],
+            "cory.exchange: expected rotate or shuffle.*got none and",
+        ),
+        (
+            ["--cory.chain_length", "1", "--cory.exchange_period", "0"],
+            "cory.exchange: expected rotate or shuffle.*and 0",
+        ),
+        (["--cory.exchange", "turn"], "cory.exchange.*rotate.*turn"),
+        (["--cory.credit", "casual"], "cory.credit.*causal.*casual"),
+        (["--cory.credit", "counterfactual", "--cory.knowledge_transfer", "false"], "cory.credit: expected knowledge_"),
+        (["--cory.weight", ".inf"], "cory.weight: expected a finite number, got inf"),
+        (["--cory.other_coef", ".nan"], "cory.weight: expected a finite number, got nan"),
+        (["--ppo.schedule", "linea"], "ppo.schedule.*linear.*linea"),
+        (["--ppo.warmup", "-1"], r"ppo.warmup: expected 0 \(none\) or more iterations, got -1"),
+        (["--ppo.optimizer_options", "3"], "ppo.optimizer_options.*3"),
+        (["--eval_every", "-1"], r"eval_every: expected 0 \(never\) or more iterations, got -1"),
+        (["--eval_queries", "0"], "eval_queries: expected at least 1, got 0"),
+        (
+            ["--eval_every", "3", "--checkpoint.best", "eval_task_reward"],
+            "checkpoint.save_every: expected a multiple of eval_every = 3 with checkpoint.best: .*, got 10",
+        ),
+        (["--agents", "[{}]"], r"agents: expected an empty list, or an entry for each of 2 agents, got \[{}\]"),
+        (["--agents", "[{}, {modle: {}}]"], r"agents\[1\]: expected model, lora or learning_rate, got 'modle'"),
+        (["--agents", "3"], "agents.*3"),
     ],
 )
 def test_bad_values_are_named(argv, message):
+    if message is None:  # good, beside its bad neighbours
+        load(ImdbConfig, ROOT / "configs/imdb/cory_gpt2.yaml", argv)
+        return
     with pytest.raises(UserError, match=message):
         load(ImdbConfig, ROOT / "configs/imdb/cory_gpt2.yaml", argv)
+
+
+def test_the_old_name_of_the_weight_is_read():
+    config, _ = load(ImdbConfig, ROOT / "configs/imdb/cory_gpt2.yaml", ["--cory.other_coef", "0.5"])
+    assert (config.cory.weight, config.cory.other_coef) == (0.5, None)
+
+
+def test_a_run_of_an_earlier_version_is_read_as_it_was_made(tmp_path):
+    old = {"seed": 1, "cory": {"num_agents": 2, "other_coef": 0.5, "exchange_period": 5}, "ppo": {"gamma": 0.9}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
+    read = read_settings(tmp_path)
+    assert read["cory"]["weight"] == 0.5 and read["cory"]["credit"] == "collective" and read["algorithm"] == "ppo"
+    assert read["ppo"]["gamma"] == 0.9 and read["ppo"]["optimizer"] == "Adam" and read["seed"] == 1
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from conftest import sentences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory.agent import make_agents
+from cory.callbacks import Callback
+from cory.config import UserError
 from cory.credit import assign_credit
 from cory.policies.sampling import plain_text
 from cory.prompts import RolePrompts
@@ -252,3 +255,77 @@ def test_trackers_work_without_an_account(config, tracker, monkeypatch, capsys):
     assert len(again.history) == 6
     assert (known.read_text() if known.exists() else None) == before
     assert (before is None) == (tracker != "wandb")
+
+
+def held_out(trainer):
+    return datasets.Dataset.from_dict({"prompt": [" ".join(text.split()[:3]) for text in sentences(30)[20:]]})
+
+
+def test_held_out_queries_are_answered_without_touching_training(config, tmp_path):
+    plain = make_trainer(config).train()
+    task = make_trainer(config).task
+    config = replace(config, eval_every=2, eval_queries=6, output=str(tmp_path / "evaluated"))
+    seen = []
+
+    def reward(prompts, completions, role):
+        if len(prompts) == 2 * 6:
+            seen.append((prompts, role))
+        return count_good(prompts, completions)
+
+    reward.__name__ = "count_good"
+    trainer = CoryTrainer(config, make_agents(config), replace(task, reward=reward), eval_dataset=held_out(task))
+    run = trainer.train()
+    assert [row["iteration"] for row in run.history if "eval_task_reward" in row] == [1, 1, 3, 3]
+    assert seen[0][0] == held_out(task)["prompt"][:6] * 2 and seen[0][1] == ["pioneer"] * 6 + ["observer"] * 6
+    rest = [{key: value for key, value in row.items() if key != "eval_task_reward"} for row in run.history]
+    assert rest == plain.history
+
+
+def test_held_out_queries_are_needed_where_they_are_asked_for(config):
+    with pytest.raises(
+        UserError, match=r"eval_every: expected an eval_dataset with the columns .*prompt.*, got None"
+    ):
+        make_trainer(replace(config, eval_every=2))
+
+
+def test_callbacks_see_every_step_and_can_end_a_run(config):
+    said = []
+
+    class Watch(Callback):
+        def on_train_begin(self, trainer, run):
+            said.append(("begin", run.folder.name))
+
+        def on_iteration_begin(self, trainer, k):
+            said.append((k, trainer.schedule.order(k)))
+
+        def on_iteration_end(self, trainer, k, records):
+            said.append((k, [record["role"] for record in records]))
+            return k == 2
+
+        def on_train_end(self, trainer, run):
+            said.append(("end", sorted(path.name for path in run.folder.glob("agent_*"))))
+
+    task = make_trainer(config).task
+    CoryTrainer(config, make_agents(config), task, callbacks=[Callback(), Watch()]).train()
+    roles = ["pioneer", "observer"]
+    assert said == [("begin", "run"), (0, (0, 1)), (0, roles), (1, (0, 1)), (1, roles), (2, (1, 0)), (2, roles[::-1]),
+                    ("end", ["agent_1", "agent_2"])]  # fmt: skip
+
+
+def test_learning_rate_follows_its_schedule(config):
+    config.ppo = replace(config.ppo, schedule="linear", warmup=2)
+    trainer = make_trainer(config)
+    rates = []
+    for k in range(4):
+        trainer.iteration(k)
+        rates.append({agent.learner.optimizer.param_groups[0]["lr"] for agent in trainer.agents})
+    assert [rate.pop() for rate in rates] == pytest.approx([5e-4, 1e-3, 2 / 3 * 1e-3, 1 / 3 * 1e-3])
+
+
+def test_optimizer_of_another_name_is_used_and_an_unknown_one_refused(config):
+    config.ppo = replace(config.ppo, optimizer="AdamW", optimizer_options={"weight_decay": 0.5})
+    (optimizer, _) = (agent.learner.optimizer.optimizer for agent in make_trainer(config).agents)
+    assert type(optimizer) is torch.optim.AdamW and optimizer.param_groups[0]["weight_decay"] == 0.5
+    config.ppo.optimizer = "Adamm"
+    with pytest.raises(UserError, match=r"ppo.optimizer: expected one of torch.optim's .*AdamW.*, got 'Adamm'"):
+        make_agents(config)
