@@ -66,7 +66,7 @@ def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path
         seen.append((list(prompts), answers.completions))
         return answers
 
-    monkeypatch.setattr(evaluation, "respond", spy)
+    monkeypatch.setattr(evaluation.evaluator, "respond", spy)
     evaluate([ppo], held_out, settings(tmp_path))
     (_, _), (alone, first), (chain, _) = seen
     queries = held_out.dataset["prompt"]
@@ -83,13 +83,13 @@ def test_a_run_with_a_chat_template_is_evaluated_with_it(config, held_out, polic
     with_chat = make_run(config, 1, model=ModelConfig(str(chat), chat_template=True))
     plain = make_run(config, 1, output=str(tmp_path / "plain"))
     seen = {}
-    original = evaluation.sample
+    original = evaluation.responses.sample
 
     def spy(model, tokenizer, queries, *rest):
         seen.setdefault(len(seen), tokenizer.decode(queries[0]))
         return original(model, tokenizer, queries, *rest)
 
-    monkeypatch.setattr(evaluation, "sample", spy)
+    monkeypatch.setattr(evaluation.responses, "sample", spy)
     evaluate([with_chat, plain], held_out, settings(tmp_path))
     base, first, second = (seen[i] for i in range(3))
     assert base.startswith("<user>") and first.startswith("<user>") and first.endswith("<bot>")
@@ -107,7 +107,7 @@ def test_a_4_bit_lora_run_is_evaluated_in_4_bit(config, held_out, llama_folder, 
         kinds.append(({type(module).__name__ for module in model.modules()}, base))
         return original(model, base, *rest)
 
-    monkeypatch.setattr(evaluation, "respond", spy)
+    monkeypatch.setattr(evaluation.evaluator, "respond", spy)
     done = evaluate([folder], held_out, settings(tmp_path))
     assert len(kinds) == 5 and all("Linear4bit" in names for names, _ in kinds)
     assert done.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and done.rows[1]["kl"] > 0

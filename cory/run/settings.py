@@ -46,7 +46,7 @@ def read_settings(run: Path) -> dict[str, Any]:
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     """A run's settings with the keys that came after it was made, at their defaults, which is what it was made with."""
     if isinstance(method := settings.get("cory"), dict) and method.get("other_coef") is not None:
-        method["weight"], method["other_coef"] = method["other_coef"], None
+        method["weight"], method["other_coef"] = method["other_coef"], None  # as CoryConfig does
     for key, value in asdict(Config()).items():
         if isinstance(value, dict) and isinstance(settings.get(key), dict):
             settings[key] = value | settings[key]

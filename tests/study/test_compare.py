@@ -146,10 +146,10 @@ def test_values_of_a_key_make_a_family_and_a_frontier(tmp_path):
 def test_a_key_of_the_method_does_not_concern_ppo(tmp_path):
     make_run(tmp_path / "p", 0)
     for coef in (1.0, -1.0):
-        make_run(tmp_path / f"c{coef}", 0, agents=2, cory__other_coef=coef)
-    comparison = compared(tmp_path, over="cory.other_coef")
+        make_run(tmp_path / f"c{coef}", 0, agents=2, cory__weight=coef)
+    comparison = compared(tmp_path, over="cory.weight")
     assert {(g.name, g.value) for g in comparison.groups} == {
-        ("PPO", None), ("CORY, other_coef 1.0", 1.0), ("CORY, other_coef -1.0", -1.0)
+        ("PPO", None), ("CORY, weight 1.0", 1.0), ("CORY, weight -1.0", -1.0)
     }  # fmt: skip
     write(comparison, tmp_path / "out")
 

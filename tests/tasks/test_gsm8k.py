@@ -193,7 +193,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     (tmp_path / "out/responses.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
     calls = []
     original = evaluation.respond
-    monkeypatch.setattr(evaluation, "respond", lambda *args: calls.append(1) or original(*args))
+    monkeypatch.setattr(evaluation.evaluator, "respond", lambda *args: calls.append(1) or original(*args))
     evaluate.run()
     assert json.loads((tmp_path / "out/evaluation.json").read_text())["rows"] == rows
     assert 0 < len(calls) < 2 * 3 * len(names)
