@@ -189,8 +189,8 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
                 bases[key][0].gradient_checkpointing_enable({"use_reentrant": False})
         policies.append(bases[key][0] if own.lora.rank else copy.deepcopy(bases[key][0]))
         keys.append(key)
-    references = {key: wrap(bases[key][0]).requires_grad_(False).eval()
-                  for key, own in zip(keys, settings, strict=True) if not own.lora.rank}  # fmt: skip
+    frozen = {key for key, own in zip(keys, settings, strict=True) if not own.lora.rank}
+    references = {key: wrap(bases[key][0]).requires_grad_(False).eval() for key in frozen}
     agents: list[Agent] = []
     for index, (own, key, policy) in enumerate(zip(settings, keys, policies, strict=True)):
         name = f"agent_{index + 1}"

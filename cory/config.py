@@ -73,7 +73,7 @@ class CoryConfig(Settings):
         exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0 is never.
         credit: What a role is rewarded for: `collective` (Eq. 4), `causal`, `own` or `counterfactual`: docs/credit.md.
         weight: Weight of the other roles' task rewards in a role's own: 1 cooperative (Eq. 4), 0 independent, negative
-            competitive.
+            competitive. With `credit: own` they do not count at all.
         other_coef: Another name of `weight`; where both are given, this one counts.
         knowledge_transfer: Whether an observer reads the response of the role before it (Eq. 3). Off: only the query.
         reset_on_exchange: Restart every agent's optimizer, KL coefficient and reward moments at each exchange, as the
@@ -327,6 +327,8 @@ class Config(Settings):
         expect(self.sample_every >= 0, "sample_every", "0 (none) or more iterations", self.sample_every)
         expect(self.eval_every >= 0, "eval_every", "0 (never) or more iterations", self.eval_every)
         expect(self.eval_queries >= 1, "eval_queries", "at least 1", self.eval_queries)
+        warmup, fewer = self.ppo.warmup, f"fewer than iterations = {self.iterations}"
+        expect(warmup < self.iterations, "ppo.warmup", fewer, warmup)
         if self.checkpoint.best == "eval_task_reward" and self.eval_every:
             due = f"a multiple of eval_every = {self.eval_every} with checkpoint.best: eval_task_reward"
             every = self.checkpoint.save_every

@@ -28,7 +28,7 @@ def assign_credit(
     if mode == "collective":
         return (1 - weight) * task_rewards + weight * task_rewards.sum(0, keepdim=True)
     gain = task_rewards
-    if mode == "counterfactual":
+    if mode == "counterfactual" and len(task_rewards) > 1:
         if unread is None:
             raise ValueError("counterfactual: expected the rewards of roles that did not read, got None")
         gain = task_rewards - unread

@@ -59,6 +59,13 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
     return chosen
 
 
+def check_held_out(dataset: str, trained: str) -> None:
+    """Raises a UserError where a dataset's split `test` is trained on: it is a single file, or `trained` is `test`."""
+    apart = "a folder with files named after their splits, or a dataset on the Hub, trained on another split than test"
+    shown = f"{dataset!r}, split {trained!r}"
+    expect(not Path(dataset).is_file() and trained != "test", "eval_every: task.dataset", apart, shown)
+
+
 @dataclass
 class Task:
     """What the agents are trained on.

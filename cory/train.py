@@ -17,9 +17,9 @@ def train() -> None:
     task = make_task(config)  # the rewards first: a mistake in their file is told before torch is imported
     from cory import CoryTrainer, make_agents
 
-    agents = make_agents(config)
-    queries = load_prompts(held_out(config.task, config.task.eval_split)) if config.eval_every else None
-    CoryTrainer(config, agents, task, name, queries).train()
+    held = held_out(config.task, config.task.eval_split, "--task.eval_split") if config.eval_every else None
+    queries = load_prompts(held) if held else None
+    CoryTrainer(config, make_agents(config), task, name, queries).train()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +71,8 @@ class CoryTrainer:
         count, wanted, rows = len(agents), config.cory.num_agents, len(task.dataset)
         size = config.ppo.batch_size // config.group_size
         held_out = ["eval_task_reward"] if config.eval_every else []
-        known, best = sorted([*STATS, *MEASURED, *task.metrics, *held_out]), config.checkpoint.best
+        own = [key for key in STATS if key != "value_loss" or config.algorithm == "ppo"]
+        known, best = sorted([*own, *MEASURED, *task.metrics, *held_out]), config.checkpoint.best
         expect(count == wanted, "cory.num_agents", f"the number of agents, {count}", wanted)
         needed = f"at least ppo.batch_size / group_size = {size} rows" if size < config.ppo.batch_size else ""
         expect(rows >= size, "dataset", needed or f"at least ppo.batch_size = {size} rows", rows)
@@ -79,6 +81,10 @@ class CoryTrainer:
             given = sorted(eval_dataset.column_names) if eval_dataset is not None else None
             columns = sorted(task.dataset.column_names)
             expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
+            assert eval_dataset is not None
+            eval_dataset = eval_dataset.select(range(min(config.eval_queries, len(eval_dataset))))
+            expect(len(eval_dataset) > 0, "eval_every", "held-out rows", 0)
+            replace(task, dataset=eval_dataset)  # checks its prompts
         self.config, self.agents, self.task, self.name = config, list(agents), task, name
         self.eval_dataset, self.callbacks = eval_dataset, list(callbacks)
         method = config.cory
@@ -212,11 +218,16 @@ class CoryTrainer:
             try:
                 learned = agent.learn([rollouts[role] for role in roles], rewards[roles], rate)
             except NotFinite as error:
-                row = error.rows[0] if error.rows else 0
-                role, row = roles[row // rewards.shape[1]], row % rewards.shape[1]
-                text = f", the first of them {rollouts[role].prompts[row]!r} -> {rollouts[role].completions[row]!r}"
-                where = text if error.rows else ""
-                raise NotFinite(f"{agent.name} as {role_name(role)}: {error.what}", error.rows, where) from None
+                size, who, where = rewards.shape[1], " and ".join(map(role_name, roles)), ""
+                if error.rows:
+                    role, row = roles[error.rows[0] // size], error.rows[0] % size
+                    first = rollouts[role]
+                    who, where = (
+                        role_name(role),
+                        f", the first of them {first.prompts[row]!r} -> {first.completions[row]!r}",
+                    )
+                    error.rows = [row % size for row in error.rows if roles[row // size] == role]
+                raise NotFinite(f"{agent.name} as {who}: {error.what}", error.rows, where) from None
             for role, numbers in zip(roles, learned, strict=True):
                 stats[role] = numbers
         return stats
@@ -255,7 +266,7 @@ class CoryTrainer:
             shown = zip(queries, rollouts[role].completions, task_rewards[role].tolist(), strict=True)
             samples += [
                 {**who, "query": query, "completion": completion, "task_reward": reward}
-                for query, completion, reward in list(shown)[:NUM_SAMPLES]
+                for query, completion, reward in list(shown)[:: self.config.group_size][:NUM_SAMPLES]
             ]
         return sorted(records, key=lambda one: [a.name for a in self.agents].index(one["agent"])), samples
 
@@ -266,9 +277,9 @@ class CoryTrainer:
         """
         with self._timed("evaluate"):
             assert self.eval_dataset is not None
-            chain, size = [self.agents[index] for index in self.schedule.order(k)], self.config.ppo.batch_size
-            rank = PartialState().process_index
-            rows = range(min(self.config.eval_queries, len(self.eval_dataset)))[rank :: processes.world_size()]
+            chain = [self.agents[index] for index in self.schedule.order(k)]
+            rank, world = PartialState().process_index, processes.world_size()
+            rows, size = range(len(self.eval_dataset))[rank::world], self.config.ppo.batch_size // world
             seed_everything(self.config.seed, HELD_OUT, rank)
             earned: list[list[float]] = [[] for _ in chain]
             for start in range(0, len(rows), size):
@@ -322,9 +333,11 @@ class CoryTrainer:
 
     def _check_prompt_lengths(self) -> None:
         """Fails early where a prompt and the longest response exceed the context; an observer reads a response, too."""
-        columns, rows = self.task.dataset[:], len(self.task.dataset)
         alike = {(id(agent.tokenizer), agent.context_length): agent for agent in self.agents}  # agents of one model
-        for role, agent in itertools.product(range(min(2, self.config.cory.roles)), alike.values()):
+        asked = [self.task.dataset, *([self.eval_dataset] if self.eval_dataset else [])]
+        roles = range(min(2, self.config.cory.roles))
+        for dataset, role, agent in itertools.product(asked, roles, alike.values()):
+            columns, rows = dataset[:], len(dataset)
             observes = role > 0 and self.config.cory.knowledge_transfer
             prompts = self.task.render(role, columns, [""] * rows if observes else None)
             longest = self.config.sampling.max_new_tokens * (2 if observes else 1)

@@ -28,12 +28,11 @@ def train() -> None:
     config, name = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_tiny.yaml", task="gsm8k")
     announce(config, name)
     from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
-    from gsm8k_train.task import make_task
+    from gsm8k_train.task import held_out, make_task
 
     agents = make_agents(config, num_agents=config.cory.num_agents)
     task = make_task(config, agents[0].device)
-    held_out = make_task(config, agents[0].device, "test").dataset if config.eval_every else None
-    CoryTrainer(config, agents, task, name, held_out).train()
+    CoryTrainer(config, agents, task, name, held_out(config)).train()
 
 
 if __name__ == "__main__":

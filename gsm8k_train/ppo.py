@@ -15,6 +15,7 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
+from cory.config import expect  # noqa: E402
 from cory.run.settings import (  # noqa: E402
     announce,
     load,
@@ -25,14 +26,14 @@ from gsm8k_train.config import Gsm8kConfig  # noqa: E402
 
 def train() -> None:
     config, name = load(Gsm8kConfig, ROOT / "configs/gsm8k/ppo_tiny.yaml", task="gsm8k")
+    expect(config.cory.num_agents == 1, "cory.num_agents", "1 for PPO's script", config.cory.num_agents)
     announce(config, name)
     from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
-    from gsm8k_train.task import make_task
+    from gsm8k_train.task import held_out, make_task
 
     agents = make_agents(config, num_agents=1)
     task = make_task(config, agents[0].device)
-    held_out = make_task(config, agents[0].device, "test").dataset if config.eval_every else None
-    CoryTrainer(config, agents, task, name, held_out).train()
+    CoryTrainer(config, agents, task, name, held_out(config)).train()
 
 
 if __name__ == "__main__":

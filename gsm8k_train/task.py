@@ -5,7 +5,7 @@ from datasets import Dataset
 
 from cory.config import UserError
 from cory.prompts import RolePrompts
-from cory.task import Task, load_dataset
+from cory.task import Task, check_held_out, load_dataset
 from gsm8k_train import toy
 from gsm8k_train.answers import correct, extract, gold
 from gsm8k_train.config import Gsm8kConfig, Gsm8kTaskConfig
@@ -53,3 +53,14 @@ def make_task(config: Gsm8kConfig, device: torch.device | None = None, split: st
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
     rows = problems(config.task, split or config.task.split)
     return Task(rows, rule_reward, prompts, {"unparseable": unparseable})
+
+
+def held_out(config: Gsm8kConfig) -> Dataset | None:
+    """Problems for `config.eval_every`, of the split `test`; None where they are not asked for.
+
+    Raises a UserError where they would be those of training.
+    """
+    if not config.eval_every:
+        return None
+    check_held_out(config.task.dataset, config.task.split)
+    return problems(config.task, "test")

@@ -28,12 +28,11 @@ def train() -> None:
     config, name = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml", task="imdb")
     announce(config, name)
     from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
-    from imdb_train.task import make_task
+    from imdb_train.task import held_out, make_task
 
     agents = make_agents(config, num_agents=config.cory.num_agents)
     task = make_task(config, agents[0].device)
-    held_out = make_task(config, agents[0].device, "test").dataset if config.eval_every else None
-    CoryTrainer(config, agents, task, name, held_out).train()
+    CoryTrainer(config, agents, task, name, held_out(config)).train()
 
 
 if __name__ == "__main__":

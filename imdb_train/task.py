@@ -9,7 +9,7 @@ from cory.config import UserError
 from cory.policies.load import LOADING, check_vocabulary, find, first_line, load_tokenizer, quiet
 from cory.policies.window import pad
 from cory.prompts import RolePrompts
-from cory.task import Task, load_dataset
+from cory.task import Task, check_held_out, load_dataset
 from imdb_train import toy
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
 
@@ -100,10 +100,26 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
 
 def make_task(config: ImdbConfig, device: torch.device, split: str | None = None) -> Task:
     """The task of a run; with `split`, of another part of the data."""
-    model, settings = config.model, config.task
-    policy = config.resolve(model.name)
-    tokenizer = load_tokenizer(policy, find(policy, "model.name", model.revision), model.trust_remote_code)
+    settings = config.task
     name = toy.REWARD_MODEL if settings.reward_model == "tiny" else settings.reward_model
     reward = PositiveLogit(str(name), settings.reward_batch_size, device)
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
-    return Task(queries(settings, split or settings.split, tokenizer, config.seed), reward, prompts)
+    return Task(queries(settings, split or settings.split, tokenizer_of(config), config.seed), reward, prompts)
+
+
+def held_out(config: ImdbConfig) -> Dataset | None:
+    """Queries for `config.eval_every`, of the split `test`; None where they are not asked for.
+
+    Raises a UserError where they would be those of training.
+    """
+    if not config.eval_every:
+        return None
+    check_held_out(config.task.dataset, config.task.split)
+    return queries(config.task, "test", tokenizer_of(config), config.seed)
+
+
+def tokenizer_of(config: ImdbConfig) -> PreTrainedTokenizerBase:
+    """The first agent's, whose tokens the queries are cut by."""
+    model = config.of_agent(0).model
+    policy = config.resolve(model.name)
+    return load_tokenizer(policy, find(policy, "model.name", model.revision), model.trust_remote_code)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from cory.config import UserError
 from cory.run.report import CURVES
-from study.groups import DATA, Group, folders, varying
+from study.groups import DATA, Group, folders, method, single, varying
 from study.measures import collapsed, final, rewards, spread, variance, variance_of
-from study.records import Record, flat, shown
+from study.records import Record, flat, natural, shown
 from study.statistics import Interval, bootstrap, hypervolume, nondominated
 
 ROLE_WINDOW = 20  # iterations averaged by role: as many of each role, with the paper's exchange period of 5
@@ -62,7 +62,8 @@ class Comparison:
                 f"runs: expected at least one that ended, got {folders([r for g in groups for r in g.runs])}"
             )
         if baseline is None:
-            first = next((g for g in known if len(g.whole[0].agents) == 1), known[0])
+            alone = [g for g in known if single(g.settings)]
+            first = next((g for g in alone if method(g.settings) == "PPO"), [*alone, *known][0])
             baseline = first.family if over else first.name
         self.baseline = baseline
         self.base = [g for g in known if baseline in (g.name, g.family)]
@@ -80,7 +81,7 @@ class Comparison:
 
     def agents(self, g: Group) -> list[tuple[str, str]]:
         """A group's agents and what they are called: the group's name, with `agent_1`, ... where there are several."""
-        agents = next((run.agents for run in g.runs if run.rows), [])
+        agents = natural({agent for run in g.runs for agent in run.agents})
         if len(agents) == 1:
             return [(agents[0], g.name)]
         kind, _, rest = g.name.partition(", ")
@@ -89,9 +90,10 @@ class Comparison:
     def final_rows(self) -> list[dict[str, Any]]:
         """By group and agent: the metrics over the last iterations, a list with a value per run."""
         return [
-            {"name": name, "n": len(g.whole), **{m: [final(run, m, agent) for run in g.whole] for m in FINAL}}
+            {"name": name, "n": len(runs), **{m: [final(run, m, agent) for run in runs] for m in FINAL}}
             for g in self.groups
             for agent, name in self.agents(g)
+            if (runs := [run for run in g.whole if agent in run.agents]) or not g.whole
         ]
 
     def run_rows(self) -> list[dict[str, Any]]:
@@ -102,6 +104,7 @@ class Comparison:
             for g in self.groups
             for run in g.whole
             for agent, name in self.agents(g)
+            if agent in run.agents  # all but members of a population that were not drawn
         ]  # fmt: skip
 
     def role_rows(self) -> list[dict[str, str]]:

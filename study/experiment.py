@@ -129,8 +129,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     groups = group([read(item.folder) for item in begun], experiment.over, [item.label for item in begun])
     name = Path(args.file).stem
     out = Path(args.out) if args.out else runs / args.scale / f"{name}-comparison"
-    place = "configs/experiments/" if (ROOT / "configs/experiments" / Path(args.file).name).is_file() else ""
-    command = f"python -m study.experiment {place}{Path(args.file).name} --scale {args.scale}"
+    shipped = (ROOT / "configs/experiments" / Path(args.file).name).resolve() == Path(args.file).resolve()
+    shown = f"configs/experiments/{Path(args.file).name}" if shipped else args.file
+    command = f"python -m study.experiment {shown} --scale {args.scale}"
     command += "".join(f" --set {key}={'FOLDER' if '/' in value else value}" for key, value in changes.items())
     written = write(Comparison(groups, experiment.baseline, experiment.over), out, experiment.title,
                     experiment.question, command)  # fmt: skip

@@ -68,8 +68,10 @@ def group(runs: Sequence[Record], over: str | None = None, families: Sequence[st
     Raises:
         UserError: a run has no key `over`, or runs of one name differ in more than their seed.
     """
-    if over and any(over not in flat(run.settings) for run in runs):
-        raise UserError(f"over: expected a key of the runs' settings, such as ppo.init_kl_coef, got {over!r}")
+    if over and (over == "cory.other_coef" or any(over not in flat(run.settings) for run in runs)):
+        raise UserError(
+            f"over: expected a key of the runs' settings, such as ppo.init_kl_coef or cory.weight, got {over!r}"
+        )
     groups: dict[str, Group] = {}
     for run, family in zip(runs, families or _families(runs, over), strict=True):
         concerned = over and not (over.startswith("cory.") and single(run.settings))

@@ -1,6 +1,8 @@
 """What an experiment consists of: its file, and the runs that come of it at one of its scales."""
 
+import hashlib
 import importlib
+import json
 import re
 import shlex
 import sys
@@ -109,7 +111,8 @@ class Planned:
                 f"{self.folder}: expected a run of this experiment, got one of other settings ({'; '.join(changed)}). "
                 "Name another folder with --runs, or take that one away"
             )
-        return "finished" if there.complete and there.iterations >= self.settings["iterations"] else "begun"
+        done = there.stopped or there.iterations >= self.settings["iterations"]
+        return "finished" if there.complete and done else "begun"
 
 
 def is_module(script: str) -> bool:
@@ -218,7 +221,14 @@ def _flags(values: dict[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _short(value: Any) -> str:
+    """A value in a folder's name: of a path its last part, of a list or a block a hash."""
+    if isinstance(value, (list, dict)):
+        return hashlib.sha256(_text(value).encode()).hexdigest()[:8]
+    return Path(_text(value)).name
 
 
 def _get(settings: dict[str, Any], key: str) -> Any:
@@ -230,7 +240,7 @@ def _get(settings: dict[str, Any], key: str) -> Any:
 def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
     task = Path(script).parent.name.removesuffix("_train")
     parts = [f"{task}_{Path(file).stem}"]
-    parts += [f"{key.split('.')[-1]}={Path(_text(value)).name}" for key, value in sorted(changed.items())]
+    parts += [f"{key.split('.')[-1]}={_short(value)}" for key, value in sorted(changed.items())]
     return re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"seed{seed}"])).lstrip("_")
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ class Record:
         settings: what its config.yaml holds, `versions` and `fingerprint` included.
         rows: of its metrics.jsonl, those of whole iterations.
         samples: before and after training, by agent; empty for a run that has not ended.
+        stopped: whether it ended before its time, as it should (`guards.stop_at_kl`, a callback).
         problems: in words; empty for a run that ended as it should.
     """
 
@@ -28,12 +29,13 @@ class Record:
     settings: dict[str, Any]
     rows: list[dict[str, Any]]
     samples: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    stopped: bool = False
     problems: list[str] = field(default_factory=list)
 
     @property
     def agents(self) -> list[str]:
-        """Names, in the order of the first iteration."""
-        return list(dict.fromkeys(row["agent"] for row in self.rows))
+        """Names, `agent_1` first; of those that have had a role."""
+        return natural({row["agent"] for row in self.rows})
 
     @property
     def iterations(self) -> int:
@@ -51,6 +53,11 @@ class Record:
         iterations = sorted({row["iteration"] for row in rows})
         kept = set(iterations if last is None else iterations[-last:])
         return [row for row in rows if row["iteration"] in kept]
+
+
+def natural(names: Iterable[str]) -> list[str]:
+    """Agents' names in order: `agent_2` before `agent_10`."""
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 def read(folder: Path) -> Record:
@@ -88,7 +95,8 @@ def read(folder: Path) -> Record:
         record.problems.append(f"diverged: a metric is not finite in iteration {wrong + 1}; what follows is left out")
         record.rows = [row for row in record.rows if row["iteration"] < wrong]
     try:
-        record.samples = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("samples", {})
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        record.samples, record.stopped = summary.get("samples", {}), summary.get("stopped", False)
     except (OSError, ValueError, AttributeError):
         if record.rows:
             record.problems.append(f"incomplete: {record.iterations} of {planned} iterations, and no summary.json")

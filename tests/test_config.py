@@ -166,6 +166,31 @@ def test_the_old_name_of_the_weight_is_read():
     assert (config.cory.weight, config.cory.other_coef) == (0.5, None)
 
 
+def test_flags_win_over_the_old_name_in_a_file(tmp_path):
+    path = tmp_path / "old.yaml"
+    path.write_text("cory: {other_coef: 1.0}\n")
+
+    def weight(*flags):
+        return load(ImdbConfig, CONFIGS[0], [*flags])[0].cory.weight
+
+    old = ["--config", str(path)]
+    assert [weight(*old), weight(*old, "--cory.weight=0"), weight(*old, "--cory.other_coef=-1")] == [1.0, 0.0, -1.0]
+    path.write_text("cory: {other_coef: 0.0}\n")
+    assert [weight(f"--config={path}"), weight(f"--config={path}", "--cory.weight=1")] == [0.0, 1.0]
+
+
+def test_warmup_ends_within_the_run():
+    with pytest.raises(UserError, match=r"ppo.warmup: expected fewer than iterations = 5, got 5"):
+        load(ImdbConfig, CONFIGS[0], ["--iterations", "5", "--ppo.warmup", "5"])
+
+
+def test_ppo_scripts_refuse_two_agents_before_anything_is_loaded():
+    command = [sys.executable, str(ROOT / "imdb_train/ppo.py"), "--config", str(ROOT / "configs/imdb/cory_tiny.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "cory.num_agents: expected 1 for PPO's script, got 2" in done.stderr
+    assert "Loading" not in done.stdout
+
+
 def test_a_run_of_an_earlier_version_is_read_as_it_was_made(tmp_path):
     old = {"seed": 1, "cory": {"num_agents": 2, "other_coef": 0.5, "exchange_period": 5}, "ppo": {"gamma": 0.9}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))

@@ -110,3 +110,8 @@ def test_chains_of_a_group_share_their_query_and_the_reward_learns_the_role(conf
     assert got["prompts"][:4] == [rows["prompt"][first]] * 4
     prompts, completions = (getattr(seen[0]["agent_2"][0][0], key) for key in ("prompts", "completions"))
     assert len(set(completions)) > 2 and len(prompts) == 8
+
+
+def test_counterfactual_credit_of_one_agent_is_its_own_reward(config):
+    records, _ = make_trainer(replace(config, cory=CoryConfig(num_agents=1, credit="counterfactual"))).iteration(0)
+    assert [record["role"] for record in records] == ["pioneer"]

@@ -282,9 +282,7 @@ def test_held_out_queries_are_answered_without_touching_training(config, tmp_pat
 
 
 def test_held_out_queries_are_needed_where_they_are_asked_for(config):
-    with pytest.raises(
-        UserError, match=r"eval_every: expected an eval_dataset with the columns .*prompt.*, got None"
-    ):
+    with pytest.raises(UserError, match=r"eval_every: expected an eval_dataset with the columns .*prompt.*, got None"):
         make_trainer(replace(config, eval_every=2))
 
 
@@ -329,3 +327,29 @@ def test_optimizer_of_another_name_is_used_and_an_unknown_one_refused(config):
     config.ppo.optimizer = "Adamm"
     with pytest.raises(UserError, match=r"ppo.optimizer: expected one of torch.optim's .*AdamW.*, got 'Adamm'"):
         make_agents(config)
+
+
+def test_held_out_queries_are_checked_before_training(config):
+    task = make_trainer(config).task
+    config = replace(config, eval_every=2)
+    for rows, message in (([], "eval_every: expected held-out rows, got 0"), (["good " * 200], "expected at most 96")):
+        dataset = datasets.Dataset.from_dict({"prompt": rows}) if rows else task.dataset.select([])
+        with pytest.raises(UserError, match=message):
+            CoryTrainer(config, make_agents(config), task, eval_dataset=dataset)
+
+
+def test_best_checkpoint_by_a_metric_that_the_algorithm_lacks_is_refused(config):
+    config = replace(config, algorithm="rloo", group_size=2)
+    config.checkpoint = replace(config.checkpoint, best="value_loss")
+    with pytest.raises(UserError, match=r"checkpoint.best: expected null or one of the metrics"):
+        make_trainer(config)
+
+
+def test_a_run_that_a_callback_has_ended_says_so(config):
+    class Stop(Callback):
+        def on_iteration_end(self, trainer, k, records):
+            return k == 1
+
+    folder = CoryTrainer(config, make_agents(config), make_trainer(config).task, callbacks=[Stop()]).train().folder
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["iterations"], summary["stopped"]) == (2, True)

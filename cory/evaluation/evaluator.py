@@ -27,6 +27,7 @@ from cory.policies.load import ModelPool, choose_device
 from cory.policies.sampling import context_length, encode
 from cory.prompts import RolePrompts, fit_responses, text_of
 from cory.rewards import score
+from cory.roles import role_name
 from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.run.jsonl import replace_text
 from cory.run.report import text_table
@@ -75,12 +76,11 @@ class Evaluator:
         self.sampling = replace(changed(first.sampling, settings.sampling), min_new_tokens=1)
         longest, stop = self.sampling.max_new_tokens, self.sampling.stop
         self.greedy = SamplingConfig(1, longest, top_k=1, stop=stop)  # the likeliest token is the only one left
-        name = settings.base or (first.model.name if runs else settings.models[0])
-        revision = first.model.revision if runs and not settings.base else None
-        model = first.model if runs else ModelConfig()
+        model = first.of_agent(0).model if runs else ModelConfig(settings.models[0])
+        name, revision = (settings.base, None) if settings.base else (model.name, model.revision)
         base = changed(replace(model, name=first.resolve(name), revision=revision), settings.model)
         self.candidates = {"base": Candidate(base, None, base, task)}
-        self.chains: dict[str, tuple[str, str]] = {}  # who is read, which may be a chain, and who answers
+        self.chains: dict[str, tuple[str, str, int]] = {}  # who is read, maybe a chain; who answers; in which role
         for name in settings.models:
             path = Path(name)
             if path in runs:
@@ -104,22 +104,22 @@ class Evaluator:
         for agent, (model, adapter, base) in agents.items():
             # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
             own = base if config.agents and not self.settings.base else first
-            if own != first:
+            if replace(own, chat_template=first.chat_template) != first:  # a template changes prompts, not weights
                 shown = f"base of {agent}"
                 known = any(c.model == own for c in self.candidates.values())
                 self.candidates |= {} if known else {shown: Candidate(own, None, own, task)}
             self.candidates[agent] = Candidate(model, adapter, own, task)
         names = list(agents)
         for pioneer, observer in itertools.permutations(names, 2):
-            self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer)
+            self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer, 1)
         if len(names) == 1:
-            self.chains |= {f"{agent} after itself": (agent, agent) for agent in names}
+            self.chains |= {f"{agent} after itself": (agent, agent, 1) for agent in names}
         for start in range(len(names) if 2 < config.cory.roles <= len(names) else 0):  # longer chains, role by role
             read, so_far = names[start], names[start].split("/")[-1]
             for place in range(1, config.cory.roles):
                 agent = names[(start + place) % len(names)]
                 name, so_far = f"{agent} after {so_far}", f"{agent.split('/')[-1]} after {so_far}"
-                self.chains[name], read = (read, agent), name
+                self.chains[name], read = (read, agent, place), name
 
     def run(self, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """The records of every model and chain, in the order of the queries; those in the folder are not made again."""
@@ -128,14 +128,14 @@ class Evaluator:
             if self.done:
                 file.write("\n")  # ends a line that was cut short; empty lines are skipped
             for name in self.candidates:
-                self._answer(name, name, None, file)
-            for name, (pioneer, observer) in self.chains.items():
-                self._answer(name, observer, pioneer, file)
+                self._answer(name, name, None, 0, file)
+            for name, (pioneer, observer, role) in self.chains.items():
+                self._answer(name, observer, pioneer, role, file)
         count = len(self.columns["prompt"])
         return {name: [self.done[name, i] for i in range(count)] for name in [*self.candidates, *self.chains]}
 
-    def _answer(self, name: str, model: str, pioneer: str | None, file: TextIO) -> None:
-        """Answers what is missing of a row, `name`: by `model` alone, or after `pioneer`."""
+    def _answer(self, name: str, model: str, pioneer: str | None, role: int, file: TextIO) -> None:
+        """Answers what is missing of a row, `name`: by `model` alone, or in a `role` after `pioneer`."""
         n = self.settings.samples
         chunk = max(1, self.settings.batch_size // n)
         missing = [i for i in range(len(self.columns["prompt"])) if (name, i) not in self.done]
@@ -145,7 +145,7 @@ class Evaluator:
         with self.pool.loaded(*candidate[:3]) as loaded:
             for start in range(0, len(missing), chunk):
                 index = missing[start : start + chunk]
-                sampled, rewards = self._respond(candidate, loaded, index, pioneer, n, self.sampling)
+                sampled, rewards = self._respond(candidate, loaded, index, pioneer, role, n, self.sampling)
                 rows = [slice(place * n, (place + 1) * n) for place in range(len(index))]
                 records: list[dict[str, Any]] = [
                     {"model": name, "query": i, "rewards": rewards[at], "kl": sampled.kl[at],
@@ -153,7 +153,7 @@ class Evaluator:
                     for i, at in zip(index, rows, strict=True)
                 ]  # fmt: skip
                 if self.settings.greedy:
-                    best, best_rewards = self._respond(candidate, loaded, index, pioneer, 1, self.greedy)
+                    best, best_rewards = self._respond(candidate, loaded, index, pioneer, role, 1, self.greedy)
                     for record, text, reward in zip(records, best.completions, best_rewards, strict=True):
                         record |= {"greedy": text, "greedy_reward": reward}
                 for record in records:
@@ -164,7 +164,14 @@ class Evaluator:
                     print(f"\r{name}: {start + len(index)}/{len(missing)} queries ", end="", file=sys.stderr)
 
     def _respond(
-        self, candidate: Candidate, loaded: Any, index: list[int], pioneer: str | None, n: int, sampling: SamplingConfig
+        self,
+        candidate: Candidate,
+        loaded: Any,
+        index: list[int],
+        pioneer: str | None,
+        role: int,
+        n: int,
+        sampling: SamplingConfig,
     ) -> tuple[Responses, list[float]]:
         """n responses to each of the queries `index`, query by query, and their rewards."""
         columns = {name: [values[i] for i in index for _ in range(n)] for name, values in self.columns.items()}
@@ -180,7 +187,7 @@ class Evaluator:
         seed = self.settings.seed * 1_000_003 + index[0]  # the same samples, however often the evaluation was stopped
         answers = respond(model, base, tokenizer, prompts, sampling, self.settings.batch_size, seed, chat)
         others = {name: values for name, values in columns.items() if name != "prompt"}
-        others["role"] = ["pioneer" if pioneer is None else "observer"] * len(prompts)
+        others["role"] = [role_name(role)] * len(prompts)
         return answers, score(self.task.reward, columns["prompt"], answers.completions, others).tolist()
 
 

@@ -199,7 +199,8 @@ def group_losses(
     old_logprobs, ref_logprobs, advantages = sampled
     difference = (logprobs - old_logprobs) * mask
     whole = algorithm in ("rloo", "reinforce")
-    ratio = (difference.sum(1, keepdim=True) if whole else difference).exp()
+    # Clamped far above any clip range: a long response's ratio could exceed float32.
+    ratio = (difference.sum(1, keepdim=True).clamp(max=20.0) if whole else difference).exp()
     advantage = advantages[:, :1] if whole else advantages
     policy, clipped = -advantage * ratio, -advantage * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
     terms = torch.max(policy, clipped)

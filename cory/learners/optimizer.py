@@ -26,7 +26,8 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, opti
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = getattr(torch.optim, name)
-    if "fused" in inspect.signature(kind).parameters:  # one kernel instead of one for each operation
+    if "fused" in inspect.signature(kind).parameters and "foreach" not in options:
+        # One kernel instead of one for each operation.
         options = {"fused": all(p.is_floating_point() for p in trained), **options}
     try:
         return kind(trained, lr=learning_rate, **options)

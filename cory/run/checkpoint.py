@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from cory.config import CheckpointConfig, Config, UserError, expect
 from cory.run.folder import FILES, Run, SavedAgent
-from cory.run.settings import differences, read_settings
+from cory.run.settings import completed, differences, read_settings
 
 FORMAT = 1
 
@@ -268,7 +268,7 @@ def _settings(run: Path) -> dict[str, Any]:
 
 
 def _check_same(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    changed = "; ".join(differences(saved, wanted))
+    changed = "; ".join(differences(completed(dict(saved)), wanted))
     if changed:
         raise UserError(f"resume: expected the settings of {str(path)!r}, got others: {changed}")
 

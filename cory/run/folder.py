@@ -113,7 +113,7 @@ class Run:
         return {name: file.flushed() for name, file in self.files.items()}
 
     def log(self, k: int, records: list[dict[str, Any]]) -> None:
-        """Takes the records of iteration `k`, one per agent, to metrics.jsonl and the tracker."""
+        """Takes the records of iteration `k`, one per role, to metrics.jsonl and the tracker."""
         self.history += records
         if not self.writes:
             return
@@ -124,7 +124,9 @@ class Run:
             for flag in [flag for flag in record["flags"] if flag not in self.said]:
                 self.said.add(flag)
                 self.say(f"Iteration {k + 1}, {agent} as {role}: {MEANING[flag].format(**record)}")
-            values |= {f"{agent}/{key}": value for key, value in record.items() if isinstance(value, float)}
+            several = self.config.cory.roles > self.config.cory.num_agents
+            who = f"{agent}/{role}" if several else agent  # of an agent in several roles each by itself
+            values |= {f"{who}/{key}": value for key, value in record.items() if isinstance(value, float)}
             values[f"{agent}/is_{role}"] = 1
         if self.tracker is not None:
             self.tracker.log(values, step=k)
@@ -174,7 +176,8 @@ class Run:
             (self.folder / agent.name / "README.md").write_text(card, encoding="utf-8")
         plot_curves(self.history, self.folder / "curves.png")
         summary = {
-            "iterations": self.config.iterations,
+            "iterations": len(self.seconds),
+            "stopped": len(self.seconds) < self.config.iterations,  # by guards.stop_at_kl or a callback
             "seconds_per_iteration": round(statistics.median(self.seconds), 4),
             "peak_memory_mb": round(peak_memory_mb(), 1),
             "agents": means,
@@ -192,9 +195,11 @@ class Run:
         result: dict[str, dict[str, dict[str, float]]] = {}
         for agent in self.agents:
             rows = [record for record in self.history if record["agent"] == agent]
+            held = sorted({row["iteration"] for row in rows})  # iterations in which it had a role, or several
             result[agent] = {}
             for metric in CURVES if rows else ():  # a member of a population may not have been drawn yet
-                start, end = (statistics.fmean(r[metric] for r in part) for part in (rows[:window], rows[-window:]))
+                ends = held[:window], held[-window:]
+                start, end = (statistics.fmean(r[metric] for r in rows if r["iteration"] in part) for part in ends)
                 result[agent][metric] = {"start": start, "end": end, "change": end - start}
         return result
 
@@ -208,9 +213,9 @@ def peak_memory_mb() -> float:
 
 
 def progress(records: Sequence[Mapping[str, Any]]) -> str:
-    """An iteration in a few words: each agent's name, role, task reward and KL; of more than two, their means."""
+    """An iteration in a few words: each agent's name, role, task reward and KL; of more than two roles, their means."""
     if len(records) > 2:
         reward, kl = (statistics.fmean(r[key] for r in records) for key in ("task_reward", "kl"))
-        return f"{len(records)} agents: reward {reward:+.2f} KL {kl:.2f}"
+        return f"{len(records)} roles: reward {reward:+.2f} KL {kl:.2f}"
     parts = (f"{r['agent']} {r['role'][:3]} {r['task_reward']:+.2f} KL {r['kl']:.2f}" for r in records)
     return " | ".join(parts)

@@ -22,11 +22,9 @@ from jsonargparse import ArgumentError, ArgumentParser
 from cory.config import Config, UserError, expect, keys
 
 RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
-# What may differ on resume.
-FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "versions"} | {
-    "eval_every",
-    "eval_queries",
-}
+# What may differ on resume; `iterations` only where the learning rate does not depend on it.
+FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
+FREE |= {"versions"}
 C = TypeVar("C", bound=Config)
 read_command_line = False  # whether this process has its settings from its command line
 
@@ -40,10 +38,10 @@ def read_settings(run: Path) -> dict[str, Any]:
         raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})") from None
     if not isinstance(settings, dict):
         raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
-    return _completed(settings)
+    return completed(settings)
 
 
-def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """A run's settings with the keys that came after it was made, at their defaults, which is what it was made with."""
     if isinstance(method := settings.get("cory"), dict) and method.get("other_coef") is not None:
         method["weight"], method["other_coef"] = method["other_coef"], None  # as CoryConfig does
@@ -66,8 +64,9 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Where two runs differ, of what matters: "key: saved -> wanted". A fingerprint counts if both have one."""
+    free = FREE if saved.get("ppo", {}).get("schedule", "constant") == "constant" else FREE - {"iterations"}
     for key in [*saved, *(key for key in wanted if key not in saved)]:
-        if not prefix and (key in FREE or (key == "fingerprint" and not (saved.get(key) and wanted.get(key)))):
+        if not prefix and (key in free or (key == "fingerprint" and not (saved.get(key) and wanted.get(key)))):
             continue
         old, new = saved.get(key), wanted.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
@@ -105,7 +104,7 @@ def load(
         expect(Path(files[0]).exists() or bool(helped), "config", "--config FILE, as in a checkout's configs/", argv)
         argv = argv if helped else ["--config", files[0], *argv]
     try:
-        values = _parse(parser, argv)
+        values = _parse(parser, _renamed(argv))
     except ArgumentError as error:
         blamed = _blame(parser, files[-1], error) if files else ""
         raise UserError(blamed + _with_nearest(str(error), config_class)) from None
@@ -113,6 +112,18 @@ def load(
     file = Path(files[-1] if files else "cory.yaml")
     of_run = file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
     return config_class(**values), (file.parent.name if of_run else f"{task}_{file.stem}".lstrip("_"))
+
+
+def _renamed(argv: Sequence[str]) -> list[str]:
+    """The command line, with an old name that a file has given to its new one, so that flags of either name win."""
+    result: list[str] = []
+    for before, word in zip(["", *argv], argv, strict=False):
+        result.append(word)
+        file = word if before == "--config" else word.removeprefix("--config=") if "=" in word else ""
+        with suppress(OSError, UnicodeError, yaml.YAMLError, AttributeError, LookupError, TypeError, RecursionError):
+            old = yaml.safe_load(Path(file).read_text(encoding="utf-8"))["cory"].get("other_coef")
+            result += [] if old is None else [f"--cory.weight={old}", "--cory.other_coef=null"]
+    return result
 
 
 def _parser(kind: type[Config]) -> ArgumentParser:
@@ -167,7 +178,7 @@ def _with_nearest(message: str, config_class: type) -> str:
     message = " ".join(message.split())
     if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
         return message
-    words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split()]
+    words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split() if word != "arguments:"]
     known = {key: key for key in keys(config_class)} | {key.split(".")[-1]: key for key in keys(config_class)}
     for word in reversed(words):
         near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)

@@ -58,7 +58,7 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
     return dataset
 
 
-def held_out(settings: OwnTaskConfig, split: str) -> OwnTaskConfig:
+def held_out(settings: OwnTaskConfig, split: str, flag: str = "--split") -> OwnTaskConfig:
     """The settings with held-out prompts in place of those of training: `eval_dataset`, or another split.
 
     Raises a UserError where the dataset is a single file, all of which is trained on, and not asked for by its split.
@@ -66,8 +66,6 @@ def held_out(settings: OwnTaskConfig, split: str) -> OwnTaskConfig:
     if settings.eval_dataset is not None:
         return replace(settings, dataset=settings.eval_dataset, subset=None, split=split)
     whole = Path(settings.dataset).is_file() and split != settings.split
-    none = (
-        f"a file of held-out prompts, as all of {settings.dataset!r} is trained on (--split {settings.split}: use it)"
-    )
+    none = f"a file of held-out prompts, as all of {settings.dataset!r} is trained on ({flag} {settings.split}: use it)"
     expect(not whole, "task.eval_dataset", none, settings.eval_dataset)
     return replace(settings, split=split)

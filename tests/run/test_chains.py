@@ -120,6 +120,38 @@ def test_longer_chains_are_evaluated_role_by_role(config, tmp_path):
     assert len(names) == len(set(names)) == 1 + 3 + 6 + 3
 
 
+def test_the_reward_learns_every_role_in_training_and_evaluation(config, tmp_path):
+    seen = set()
+
+    def reward(prompts, completions, role):
+        seen.update(role)
+        return count_good(prompts, completions)
+
+    trainer = make_trainer(replace(config, iterations=1, cory=CoryConfig(num_agents=3)), reward)
+    folder = trainer.train().folder
+    assert seen == {"pioneer", "observer", "observer_2"}
+    seen.clear()
+    evaluate([folder], trainer.task, EvaluationConfig(queries=2, output=str(tmp_path / "evaluation"), device="cpu"))
+    assert seen == {"pioneer", "observer", "observer_2"}
+
+
+def test_summary_of_an_agent_in_both_roles_counts_iterations(config):
+    shared = replace(config, iterations=20, cory=CoryConfig(num_agents=1, chain_length=2))
+    run = make_trainer(shared).train()
+    start = json.loads((run.folder / "summary.json").read_text())["agents"]["agent_1"]["task_reward"]["start"]
+    assert start == pytest.approx(sum(row["task_reward"] for row in run.history[:20]) / 20)
+
+
+def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(config, policy_folder, llama_folder, tmp_path):
+    agents = [{"model": {"name": str(folder)}} for folder in (llama_folder, policy_folder)]
+    config = replace(config, iterations=1, model=replace(config.model, name="nobody/uses-this"), agents=agents)
+    trainer = make_trainer(config)
+    folder = trainer.train().folder
+    settings = EvaluationConfig(queries=2, output=str(tmp_path / "evaluation"), device="cpu")
+    rows = {row["name"]: row["kl"] for row in evaluate([folder], trainer.task, settings).rows}
+    assert rows["base"] == 0 and "base of run/agent_2" in rows and "base of run/agent_1" not in rows
+
+
 @pytest.mark.parametrize(
     ("agents", "message"),
     [

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from conftest import ROOT, sentences
 
 from cory.agent import make_agents
@@ -523,3 +524,37 @@ def test_signal_ends_a_process_with_its_status(one, tmp_path):
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
     assert "--resume" in process.stderr.read()
+
+
+def test_a_run_of_an_earlier_version_is_continued(one, tmp_path):
+    """Its config.yaml and its checkpoints lack the keys that came later, and have the weight's old name."""
+    whole = make_trainer(one).train().folder
+    folder = shutil.copytree(whole, tmp_path / "old")
+
+    def older(settings):
+        for key in ("algorithm", "group_size", "agents", "eval_every", "eval_queries"):
+            del settings[key]
+        for key in ("chain_length", "exchange", "credit"):
+            del settings["cory"][key]
+        settings["cory"]["other_coef"] = settings["cory"].pop("weight")
+        return settings
+
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(older(yaml.safe_load(config.read_text()))))
+    shutil.rmtree(folder / "checkpoints/iter-000006")
+    for checkpointed in sorted((folder / "checkpoints").iterdir()):
+        state, manifest = (json.loads((checkpointed / name).read_text()) for name in ("state.json", "manifest.json"))
+        state["config"] = older(state["config"])
+        (checkpointed / "state.json").write_text(json.dumps(state))
+        data = (checkpointed / "state.json").read_bytes()
+        manifest["files"]["state.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        (checkpointed / "manifest.json").write_text(json.dumps(manifest))
+    make_trainer(replace(one, resume=str(folder))).train()
+    same(whole, folder)
+
+
+def test_a_schedule_holds_the_number_of_iterations(one):
+    config = replace(one, ppo=replace(one.ppo, schedule="linear"), checkpoint=CheckpointConfig(save_every=2))
+    folder = make_trainer(config).train().folder
+    with pytest.raises(UserError, match=r"iterations: 6 -> 8"):
+        make_trainer(replace(config, iterations=8, resume=str(folder))).train()

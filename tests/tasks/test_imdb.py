@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cory.agent import make_agents
+from cory.config import ModelConfig, UserError
 from cory.evaluation import TITLES
 from cory.prompts import fill
 from cory.run.settings import load
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
-from imdb_train.task import PositiveLogit, make_task, queries
+from imdb_train.task import PositiveLogit, held_out, make_task, queries
 from study.report import evaluation_markdown
 from study.tables import markdown_table, over_seeds
 
@@ -179,3 +181,12 @@ def test_the_first_line_comes_before_torch(tmp_path):
     code += "print(sorted({'torch', 'transformers', 'trl', 'datasets', 'peft', 'accelerate'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_held_out_queries_are_not_those_of_training(reviews, policy_folder):
+    config = ImdbConfig(eval_every=2, model=ModelConfig(str(policy_folder)))
+    config.task = replace(config.task, dataset=str(reviews / "train.jsonl"), min_chars=0)
+    with pytest.raises(UserError, match=r"eval_every: task.dataset: expected a folder with files named"):
+        held_out(config)
+    config.task = replace(config.task, dataset=str(reviews))
+    assert len(held_out(config)) > 0 and held_out(replace(config, eval_every=0)) is None
