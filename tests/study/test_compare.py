@@ -251,3 +251,39 @@ def test_runs_of_a_task_of_ones_own_compare_with_others(tmp_path):
     comparison = compared(tmp_path)
     assert [g.name for g in comparison.groups] == ["CORY, reward imdb.PositiveLogit", "CORY, reward a.alliteration"]
     assert {row["setting"] for row in comparison.setting_rows()} == {"fingerprint.reward", "fingerprint.reward_sha256"}
+
+
+def changed(folder, names=None, **method):
+    """The run with other settings of its `cory` block, and with some of its agents' names changed."""
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["cory"] |= method
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    text = (folder / "metrics.jsonl").read_text()
+    for old, new in (names or {}).items():
+        text = text.replace(f'"{old}"', f'"{new}"')
+    (folder / "metrics.jsonl").write_text(text)
+
+
+def test_populations_are_compared_though_their_seeds_drew_others(tmp_path):
+    for seed, others in ((0, {}), (1, {"agent_2": "agent_10"})):
+        run = make_run(tmp_path / f"p{seed}", seed, agents=2)
+        changed(run, others, num_agents=12, chain_length=2, exchange="shuffle")
+    comparison = compared(tmp_path)
+    drawn = {row["name"]: row["n"] for row in comparison.final_rows()}
+    kind = "12 agents in 2 roles"
+    assert drawn == {f"CORY agent_1, {kind}": 2, f"CORY agent_2, {kind}": 1, f"CORY agent_10, {kind}": 1}
+    assert len(comparison.run_rows()) == 4
+    write(comparison, tmp_path / "out")
+
+
+def test_ppo_is_the_baseline_before_other_single_agents_and_one_llm_in_two_roles_is_none(tmp_path):
+    changed(make_run(tmp_path / "a_shared", agents=2), {"agent_2": "agent_1"}, num_agents=1, chain_length=2)
+    rloo = make_run(tmp_path / "b_rloo")
+    settings = yaml.safe_load((rloo / "config.yaml").read_text()) | {"algorithm": "rloo", "group_size": 4}
+    (rloo / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert compared(tmp_path).baseline == "RLOO"
+    make_run(tmp_path / "c_ppo")
+    comparison = compared(tmp_path)
+    assert comparison.baseline == "PPO"
+    assert [g.name for g in comparison.groups] == ["CORY, 1 agent in 2 roles", "RLOO", "PPO"]
+    write(comparison, tmp_path / "out")
