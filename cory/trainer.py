@@ -142,6 +142,8 @@ class CoryTrainer:
                 if too_far:
                     run.say(f"KL is above guards.stop_at_kl = {bound:g}: the run ends here.")
                 ended = [callback.on_iteration_end(self, k, records) for callback in self.callbacks]
+                if any(ended):
+                    run.say("A callback ends the run here.")
                 too_far = bool(processes.all_reduce_max(too_far or any(ended)))
                 received = int(processes.all_reduce_max(signals.received or 0))
                 state.iteration = k + 1
@@ -341,7 +343,11 @@ class CoryTrainer:
             observes = role > 0 and self.config.cory.knowledge_transfer
             prompts = self.task.render(role, columns, [""] * rows if observes else None)
             longest = self.config.sampling.max_new_tokens * (2 if observes else 1)
-            check_lengths([len(ids) for ids in agent.encode(prompts)], longest, agent.context_length, prompts)
+            try:
+                check_lengths([len(ids) for ids in agent.encode(prompts)], longest, agent.context_length, prompts)
+            except UserError as error:
+                reads = f", which also reads a response of up to {longest // 2} tokens" if observes else ""
+                raise UserError(f"{agent.name} as {role_name(role)}{reads}: {error}") from None
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -8,6 +8,8 @@ Runs that are finished are skipped, interrupted ones resumed. Experiments share 
 configuration, what is changed in it, and its seed.
 """
 
+import itertools
+import json
 import os
 import shlex
 import shutil
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from cory.config import UserError, expect
 from cory.run.arguments import Arguments
+from cory.run.evaluation_settings import trained
 from cory.run.settings import main
 from study.compare import write
 from study.comparison import Comparison
@@ -70,6 +73,10 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
     Raises:
         UserError: the script failed.
     """
+    if (folder / "settings.json").exists() and not _of_these(folder, planned):
+        older = next(path for n in itertools.count(1) if not (path := Path(f"{folder}-older-{n}")).exists())
+        folder.rename(older)
+        print(f"The runs have changed since they were evaluated. That evaluation is now {older}")
     if (folder / "evaluation.md").exists():
         print(f"Evaluated already: {folder}")
     else:
@@ -83,6 +90,13 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
             write_report(folder)
     for file in [*folder.glob("evaluation.*"), *folder.glob("*.png")]:
         shutil.copyfile(file, out / file.name)
+
+
+def _of_these(folder: Path, planned: Sequence[Planned]) -> bool:
+    """Whether an evaluation is of these runs as they are now; one that does not say so is taken for it."""
+    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    now = trained([str(item.folder) for item in planned])
+    return settings.get("trained", now) == now
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

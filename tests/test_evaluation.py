@@ -1,6 +1,7 @@
 """One evaluator for any task: solo, joint and compute-matched rows, each model as its run had it."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate, evaluation
 from cory.agent import make_agents
-from cory.config import LoraConfig, ModelConfig
+from cory.config import LoraConfig, ModelConfig, UserError
 from cory.policies import load
 from cory.prompts import RolePrompts
 from cory.run.evaluation_settings import EvaluationConfig
@@ -172,3 +173,21 @@ def test_the_model_that_answers_is_the_one_that_was_saved(config, held_out, tmp_
             with pool.loaded(config.model, folder / agent, config.model) as (model, base, _):
                 assert base is None and not torch.allclose(model(ids).logits, before)
         assert torch.equal(pool.base(ids).logits, before)
+
+
+def test_a_run_that_was_trained_on_is_not_taken_for_evaluated(config, held_out, tmp_path):
+    run = make_run(config, 1, iterations=2)
+    evaluate([run], held_out, settings(tmp_path))
+    evaluate([run], held_out, settings(tmp_path))  # as it was: continued
+    summary = json.loads((run / "summary.json").read_text()) | {"iterations": 4}
+    (run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match=r"expected the settings with which .* was begun, got others: \['trained'\]"):
+        evaluate([run], held_out, settings(tmp_path))
+
+
+def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp_path, capsys):
+    run = make_run(config, 1, iterations=1)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text))
+    evaluate([run], held_out, settings(tmp_path))
+    assert "was trained on the reward test_evaluation.count_good when its source was another" in capsys.readouterr().err

@@ -97,9 +97,11 @@ class Evaluator:
         """A run's agents as candidates, and their chains. They read what its record says; another reward is named."""
         made_of = read_settings(run).get("fingerprint") or {}
         task = replace(self.task, prompts=RolePrompts(**made_of["prompts"])) if made_of else self.task
-        mine = self.task.fingerprint_of_reward()["reward"]
-        if made_of and made_of["reward"] != mine:
-            print(f"Mind: {run} was trained on the reward {made_of['reward']}, not {mine}.", file=sys.stderr)
+        mine, trained = self.task.fingerprint_of_reward(), made_of.get("reward")
+        if made_of and trained != mine["reward"]:
+            print(f"Mind: {run} was trained on the reward {trained}, not {mine['reward']}.", file=sys.stderr)
+        elif made_of and made_of.get("reward_sha256") != mine["reward_sha256"]:
+            print(f"Mind: {run} was trained on the reward {trained} when its source was another.", file=sys.stderr)
         agents, first = agent_models(run, config, self.settings.model), self.candidates["base"].model
         for agent, (model, adapter, base) in agents.items():
             # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
@@ -253,7 +255,7 @@ def evaluate(
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()
     evaluator = Evaluator(task, settings, kind)
-    folder = output_folder(settings, name)
+    folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"])
     rows = summarise(evaluator.run(folder), task, settings, evaluator.kl_coef)
     queries, titles = list(map(text_of, evaluator.columns["prompt"])), columns_shown(task, settings)
     each, heat = settings.samples, evaluator.sampling.temperature

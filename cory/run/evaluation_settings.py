@@ -1,7 +1,9 @@
 """Settings of an evaluation, and the runs that it names. Importing this does not import torch."""
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,13 +97,27 @@ def run_config(kind: type[Config], run: Path) -> Config:
     return as_config(kind, settings, run / "config.yaml")
 
 
-def output_folder(settings: EvaluationConfig, name: str) -> Path:
-    """The folder of the results: a new one, or one that was begun with the same settings; else a UserError."""
-    known = asdict(settings)
+def trained(models: Sequence[str]) -> dict[str, str]:
+    """For each run among the models, what tells its end from that of an earlier or a longer training."""
+    ends = {}
+    for name in models:
+        with suppress(OSError, ValueError):
+            summary = json.loads((Path(name) / "summary.json").read_text(encoding="utf-8"))
+            text = json.dumps([summary.get(key) for key in ("iterations", "agents", "samples")])
+            ends[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return ends
+
+
+def output_folder(settings: EvaluationConfig, name: str, reward: str = "") -> Path:
+    """The folder of the results: a new one, or one that was begun with the same settings; else a UserError.
+
+    `reward`: the hash of its source. The runs must be as they were, too.
+    """
+    known = asdict(settings) | {"reward_sha256": reward, "trained": trained(settings.models)}
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():
         before = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-        changed = sorted(key for key in known if known[key] != before.get(key) and key not in FREE)
+        changed = sorted(key for key in known if known[key] != before.get(key, known[key]) and key not in FREE)
         if changed:
             raise UserError(
                 f"output: expected the settings with which {str(folder)!r} was begun, got others: {changed}"

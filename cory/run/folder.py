@@ -191,11 +191,11 @@ class Run:
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """By agent and metric: the mean over the first and over the last iterations (10, or half of a short run)."""
-        window = min(WINDOW, max(1, self.config.iterations // 2))
         result: dict[str, dict[str, dict[str, float]]] = {}
         for agent in self.agents:
             rows = [record for record in self.history if record["agent"] == agent]
             held = sorted({row["iteration"] for row in rows})  # iterations in which it had a role, or several
+            window = min(WINDOW, max(1, len(held) // 2))
             result[agent] = {}
             for metric in CURVES if rows else ():  # a member of a population may not have been drawn yet
                 ends = held[:window], held[-window:]

@@ -98,6 +98,8 @@ def load(
     first.add_argument("--resume", nargs="?")
     named, _ = first.parse_known_args(argv)
     files, resumed = [file for file in named.config if file], _run_of(named.resume)
+    there = named.resume in (None, "", "auto") or Path(named.resume).exists()
+    expect(there, "resume", "auto, or the folder of a run or of a checkpoint", named.resume)
     if not files and (resumed or default):
         files = [str(resumed / "config.yaml" if resumed else default)]
         helped = {"-h", "--help"} & {*argv}

@@ -4,10 +4,11 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cory.config import Config, UserError, changed
+from cory.config import Config, UserError, changed, expect
 from cory.run.arguments import Arguments
 from cory.run.evaluation_settings import EvaluationConfig, run_agents
 from cory.run.settings import as_config, read_settings
+from cory.tasks.config import OwnConfig
 
 if TYPE_CHECKING:
     from cory.evaluation import Evaluation
@@ -47,8 +48,12 @@ def task_config(kind: type[C], settings: EvaluationConfig) -> C:
     Raises:
         UserError: the first run is not of this task, or a key is unknown.
     """
+    for name in settings.models:
+        local = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
+        expect(not local or Path(name).exists(), "models", "folders of runs or models that exist, or Hub ids", name)
     run = next((Path(name) for name in settings.models if run_agents(Path(name))), None)
     if run is None:
+        expect(kind is not OwnConfig, "models", "the folder of at least one run, for its prompts", settings.models)
         config = kind()
         config.model.name = settings.base or settings.models[0]
     else:

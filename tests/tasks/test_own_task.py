@@ -487,3 +487,24 @@ def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
         UserError, match=r"script: expected a script of the checkout, or cory.train, got 'cory.trainer'"
     ):
         experiment.command_line(["trial.yaml", "--dry-run"])
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (
+            "cory.evaluate",
+            ["runs/nope"],
+            "models: expected folders of runs or models that exist, or Hub ids, got",
+        ),
+        ("cory.evaluate", ["nobody/nothing"], "models: expected the folder of at least one run, for its prompts"),
+        (
+            "cory.train",
+            ["--resume", "runs/nope"],
+            "resume: expected auto, or the folder of a run or of a checkpoint, got",
+        ),
+    ],
+)
+def test_a_run_that_is_not_there_is_named(module, arguments, message, tmp_path):
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr and "Loading" not in done.stdout
