@@ -40,7 +40,7 @@ STATS = {
 class Rollout:
     """A batch of responses of one agent: lists of equal length, token ids as 1-d tensors on the policy's device."""
 
-    prompts: list[str]
+    prompts: list[Any]  # text or chat messages
     completions: list[str]
     queries: list[torch.Tensor]
     responses: list[torch.Tensor]

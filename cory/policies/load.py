@@ -22,6 +22,7 @@ from transformers.utils.quantization_config import BitsAndBytesConfig
 from cory.config import ModelConfig, UserError, expect
 from cory.policies import AVAILABLE
 from cory.run import processes
+from cory.run.checks import is_local
 
 # What libraries raise over a model folder that is none, is damaged, or holds a pickle in place of weights.
 LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
@@ -62,8 +63,7 @@ def find(
     """
     if Path(name).exists():
         return {"local_files_only": True}
-    local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    expect(not local, what, "a Hub id or an existing local folder", name)
+    expect(not is_local(name), what, "a Hub id or an existing local folder", name)
     advice = "Give a local folder, or run without --config for the toy setting, which needs no network."
     try:
         HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)

@@ -81,6 +81,11 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, origin or hint)
 
 
+def is_local(name: str) -> bool:
+    """Whether a name can only be that of a file or folder, as no id on the Hub looks like it."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
 def keys(config_class: type, prefix: str = "") -> list[str]:
     """Every key of a configuration, dotted: `seed`, `ppo.batch_size`, ..."""
     found = []

@@ -54,11 +54,8 @@ def model_card(agent: str, config: Config, summary: dict[str, dict[str, float]])
     rows = "\n".join(f"| {metric} | {v['start']:.3f} | {v['end']:.3f} |" for metric, v in summary.items())
     settings = yaml.safe_dump(asdict(config), sort_keys=False)
     adapter = config.lora.rank > 0 and not config.lora.merge
-    library, auto_class, tags = (
-        "transformers",
-        "AutoModelForCausalLM",
-        ["cory", config.algorithm, "reinforcement-learning"],
-    )
+    library, auto_class = "transformers", "AutoModelForCausalLM"
+    tags = ["cory", config.algorithm, "reinforcement-learning"]
     imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
     if adapter:
         library, auto_class, tags = "peft", "AutoPeftModelForCausalLM", [*tags, "lora"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cory.config import Config, UserError, changed, expect
 from cory.run.arguments import Arguments
+from cory.run.checks import is_local
 from cory.run.evaluation_settings import EvaluationConfig, run_agents
 from cory.run.settings import as_config, read_settings
 from cory.tasks.config import OwnConfig
@@ -49,7 +50,7 @@ def task_config(kind: type[C], settings: EvaluationConfig) -> C:
         UserError: the first run is not of this task, or a key is unknown.
     """
     for name in settings.models:
-        local = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
+        local = is_local(name) or name.startswith("runs/")
         expect(not local or Path(name).exists(), "models", "folders of runs or models that exist, or Hub ids", name)
     run = next((Path(name) for name in settings.models if run_agents(Path(name))), None)
     if run is None:
