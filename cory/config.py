@@ -25,7 +25,8 @@ class ModelConfig(Settings):
         trust_remote_code: Whether code that comes with the model may run. Off unless you have read it.
         quantization: 4bit (NF4) or 8bit weights of the base through bitsandbytes; with LoRA only.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
-        chat_template: Render prompts as a user's turn with the tokenizer's chat template.
+        chat_template: Render prompts as a user's turn with the tokenizer's chat template; a mapping: with these of its
+            options, such as {enable_thinking: false}.
     """
 
     name: str = "openai-community/gpt2"
@@ -34,7 +35,7 @@ class ModelConfig(Settings):
     trust_remote_code: bool = False
     quantization: Literal["none", "4bit", "8bit"] = "none"
     gradient_checkpointing: bool = False
-    chat_template: bool = False
+    chat_template: bool | dict[str, Any] = False
 
 
 @dataclass

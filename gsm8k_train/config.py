@@ -8,6 +8,12 @@ from gsm8k_train.toy import EXAMPLE
 
 PIONEER = EXAMPLE + "Question: {prompt} Answer:"
 OBSERVER = EXAMPLE + "Question: {prompt} Reference: {response} Answer:"
+OBSERVERS = {  # wordings of the observer's prompt, by the names that task.observer_prompt takes
+    "paper": OBSERVER,
+    "proposal": EXAMPLE + "Question: {prompt} Somebody's answer, which may be wrong: {response} The right answer:",
+    "instruction": "{prompt}\nReason step by step and end with the number. A solution that may be wrong: {response}\n"
+    "Your solution:",
+}
 
 
 @dataclass
@@ -19,7 +25,8 @@ class Gsm8kTaskConfig(Settings):
         subset: Configuration of a Hub dataset.
         split: Which split of it.
         pioneer_prompt: Template over {prompt}, the question.
-        observer_prompt: Template over {prompt} and {response}, the response of the role before.
+        observer_prompt: Template over {prompt} and {response}, the response of the role before; or the name of one:
+            paper, proposal, instruction (docs/when.md).
     """
 
     dataset: str = "openai/gsm8k"
@@ -27,6 +34,9 @@ class Gsm8kTaskConfig(Settings):
     split: str = "train"
     pioneer_prompt: str = PIONEER
     observer_prompt: str = OBSERVER
+
+    def __post_init__(self) -> None:
+        self.observer_prompt = OBSERVERS.get(self.observer_prompt, self.observer_prompt)
 
 
 @dataclass

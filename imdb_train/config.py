@@ -6,6 +6,12 @@ from cory.config import Config, Settings, expect
 from imdb_train import toy
 
 OBSERVER = 'I can make this sentence "{prompt}{response}" more positive: {prompt}'
+OBSERVERS = {  # wordings of the observer's prompt, by the names that task.observer_prompt takes
+    "paper": OBSERVER,
+    "review": "Review: {prompt}{response}\nMore positive review: {prompt}",
+    "instruction": "Here is the beginning of a film review: {prompt}{response}\n"
+    "Rewrite it so that it is as positive as it can be.\nRewritten: {prompt}",
+}
 
 
 @dataclass
@@ -22,7 +28,8 @@ class ImdbTaskConfig(Settings):
         reward_model: Hub id or local folder of a classifier with a POSITIVE label, or `tiny`.
         reward_batch_size: Texts that are scored at a time.
         pioneer_prompt: Template over {prompt}.
-        observer_prompt: Template over {prompt} and {response}, the response of the role before.
+        observer_prompt: Template over {prompt} and {response}, the response of the role before; or the name of one:
+            paper, review, instruction (docs/when.md).
     """
 
     dataset: str = "stanfordnlp/imdb"
@@ -37,6 +44,7 @@ class ImdbTaskConfig(Settings):
     observer_prompt: str = OBSERVER
 
     def __post_init__(self) -> None:
+        self.observer_prompt = OBSERVERS.get(self.observer_prompt, self.observer_prompt)
         expect(self.min_chars >= 0, "task.min_chars", "0 or more", self.min_chars)
         expect(self.min_query_tokens >= 1, "task.min_query_tokens", "at least 1", self.min_query_tokens)
         expect(

@@ -4,21 +4,17 @@ Eq. 4 rewards an agent with `r_1 + r_2`. What the observer earns teaches the pio
 response that the observer reads. The rest is noise, and the more so the more both rewards rise and fall with the query.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from cory.config import Config, UserError
-from cory.evaluation import respond
+from cory.evaluation import answer
 from cory.policies.load import ModelPool, choose_device
-from cory.policies.sampling import context_length, encode
-from cory.prompts import fit_responses
-from cory.rewards import score
-from cory.roles import role_name
 from cory.run.evaluation_settings import agent_models
 from cory.run.settings import as_config, read_settings
 from cory.task import Task
@@ -53,13 +49,13 @@ def correlations(pioneer: np.ndarray, observer: np.ndarray) -> dict[str, Interva
 
 
 def coupling(
-    folder: Path, kind: type[C], make_task: Callable[[C, torch.device], Task], queries: int = 200, samples: int = 8
+    folder: Path, kind: type[C], make_task: Callable[[C, torch.device, str], Task], queries: int = 200, samples: int = 8
 ) -> dict[str, Interval]:
     """`correlations` of a run's first two agents on held-out queries, the second as observer of the first.
 
     Args:
         folder: of a run that has ended. Its agents are loaded as the run had them.
-        kind: the configuration class of its task; make_task: makes the task, of the split `test`.
+        kind: the configuration class of its task; make_task: makes the task, of a split.
         queries: so many of its rows, from the first, are answered; samples: times each.
 
     Raises:
@@ -69,30 +65,24 @@ def coupling(
     models = list(agent_models(folder, config, {}).values())[:2]
     if len(models) < 2:
         raise UserError(f"{folder}: expected a run with two saved agents, got {len(models)}")
-    config.task.split = "test"  # type: ignore[attr-defined]
     device = choose_device("auto")
-    task = make_task(config, device)
-    columns = {key: [x for x in column for _ in range(samples)] for key, column in task.dataset[:queries].items()}
-    others = {key: column for key, column in columns.items() if key != "prompt"}
-    pool = ModelPool(device)
+    task = make_task(config, device, "test")
+    columns, pool = repeated(task.dataset[:queries], samples), ModelPool(device)
     rewards: list[np.ndarray] = []
     read = None
     for role, (own, adapter, of) in enumerate(models):
-        with pool.loaded(own, adapter, of) as (policy, base, tokenizer):
-            tokens = partial(encode, tokenizer, chat_template=own.chat_template)
-            if read is None or not config.cory.knowledge_transfer:
-                prompts = task.render(0, columns)
-            else:
-                render, length = partial(task.render, role, columns), config.sampling.max_new_tokens
-                prompts = fit_responses(render, read, tokens, context_length(policy), length)
-            answers = respond(
-                policy, base, tokenizer, prompts, config.sampling, seed=role, chat_template=own.chat_template
-            )
-        read = answers.completions
-        roles = [role_name(role)] * len(read)
-        values = score(task.reward, columns["prompt"], read, {**others, "role": roles})
-        rewards.append(values.double().numpy().reshape(-1, samples))
+        with pool.loaded(own, adapter, of) as loaded:
+            known = read if config.cory.knowledge_transfer else None
+            how = {"seed": role, "chat_template": own.chat_template, "kl": False}
+            responses, values = answer(loaded, task, columns, config.sampling, known, role, **how)
+            read = responses.completions
+            rewards.append(np.reshape(values, (-1, samples)))
     return correlations(*rewards)
+
+
+def repeated(columns: Mapping[str, Sequence[Any]], times: int) -> dict[str, list[Any]]:
+    """Columns in which each row stands `times` times, one after the other."""
+    return {name: [x for x in column for _ in range(times)] for name, column in columns.items()}
 
 
 def text(measured: dict[str, Interval]) -> str:

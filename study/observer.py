@@ -1,62 +1,185 @@
-"""What the pioneer's response is worth to an observer: its reward after a bad response, after a good one, and alone.
+"""Does an observer read? Its reward after a bad, a middling and a good response of the pioneer.
 
-An observer has something to learn from its pioneer where it does better after a better response. Each task has a
-script, such as `imdb_train/observer.py`, that brings the prompts.
+    python imdb_train/observer.py                                               # the toy setting's untrained policy
+    python imdb_train/observer.py --config configs/imdb/cory_smollm2_135m.yaml  # any configuration, any of its keys
+    python imdb_train/observer.py runs/imdb_cory_tiny/agent_1 FOLDER            # saved full models, in the toy setting
+    python imdb_train/observer.py runs/imdb_cory_tiny                           # a run: how the rewards correlate
+
+As pioneer the model answers each of `--queries` held-out queries `--draws` times; as observer it answers after each of
+these responses, in every wording of the observer's prompt that the task knows and in every `--wording TEMPLATE` given,
+without and, where the tokenizer has one, with a chat template. `gsm8k_train/observer.py` does the same for GSM8K,
+`python -m study.observer --config my.yaml` for a task of your own.
 """
 
-from collections.abc import Callable, Sequence
+import argparse
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cory.config import ModelConfig, SamplingConfig
-from cory.run.arguments import Arguments
+from cory.config import Config, expect
 from cory.run.evaluation_settings import run_agents
+from cory.run.settings import load, main
+from study.statistics import Interval, bootstrap, with_interval
 
-ALONE = "query alone"
-Prompts = dict[str, list[str]]  # by what precedes them
-Reward = Callable[[list[str]], list[float]]  # of completions, one for each query
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cory.task import Task
+
+KINDS = ("worst", "middle", "best")  # the pioneer's responses to a query, by their reward
+RESAMPLES = 1000  # of the queries
 
 
-def worth(
-    model: Path | str, prompts: Prompts, reward: Reward, sampling: SamplingConfig
-) -> dict[str, tuple[float, float]]:
-    """The task reward of a model as observer, by what it reads.
+@dataclass(frozen=True)
+class Reading:
+    """What an observer makes of the pioneer's responses; intervals are over queries.
 
     Args:
-        model: folder or Hub id.
-        prompts: for the query alone (ALONE), and by kind of response that the observer's prompt holds.
-
-    Returns:
-        for each kind, the mean over queries and the half-width of its 95 % interval.
+        wording: of its prompt, by name. chat: whether that is a turn of the chat template.
+        after: mean task reward and half-width of its interval, by the KIND of response that was read.
+        dependence: share of a difference in reward between two of the pioneer's responses to a query that is left
+            between the responses of their readers: the slope of the observer's reward on the pioneer's within queries.
+            0: what was read does not matter.
     """
-    from cory.evaluation import respond  # here, as importing torch takes seconds
-    from cory.metrics import mean_interval
-    from cory.policies.load import load_policy
 
-    policy, tokenizer = load_policy(ModelConfig(name=str(model)))
-    return {
-        kind: mean_interval(reward(respond(policy, policy, tokenizer, texts, sampling).completions))
-        for kind, texts in prompts.items()
-    }
+    wording: str
+    chat: bool
+    after: dict[str, tuple[float, float]]
+    dependence: Interval
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The readings of a model.
+
+    Args:
+        alone: task reward of the pioneer's responses, and the half-width of its interval.
+        differ: queries whose responses differ in their reward, which the readings are over; of: all queries.
+    """
+
+    alone: tuple[float, float]
+    differ: int
+    of: int
+    readings: list[Reading]
+
+
+def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
+    """`Reading.dependence`, of (queries, draws) rewards, those of the observers in the places of what they read."""
+    import numpy as np
+
+    x, y = (rewards - rewards.mean(1, keepdims=True) for rewards in (pioneer, observer))
+    xy, xx = (x * y).sum(1), (x * x).sum(1)
+
+    def over(queries: Sequence[int]) -> float:
+        chosen = np.asarray(queries)
+        return float(xy[chosen].sum() / xx[chosen].sum())
+
+    return bootstrap(over, range(len(x)), resamples=RESAMPLES)
+
+
+def probe(config: Config, task: "Task", wordings: Mapping[str, str], queries: int = 200, draws: int = 4) -> Probe:
+    """What a configuration's policy as observer makes of its own responses as pioneer.
+
+    Args:
+        task: on held-out queries. wordings: observer's prompts, by name.
+
+    Raises a UserError: no two responses to a query differ in their reward.
+    """
+    import numpy as np  # here, as importing them and torch takes seconds
+
+    from cory.evaluation import answer
+    from cory.metrics import mean_interval
+    from cory.policies.load import choose_device, load_policy
+    from cory.prompts import RolePrompts
+    from study.coupling import repeated
+
+    model, sampling = replace(config.model, name=config.resolve(config.model.name)), config.sampling
+    policy, tokenizer = load_policy(model)
+    loaded = policy.to(choose_device(config.device)), None, tokenizer
+    columns = repeated(task.dataset[:queries], draws)
+    said, rewards = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
+    texts, pioneer = said.completions, np.reshape(rewards, (-1, draws))
+    differ = np.flatnonzero(pioneer.max(1) > pioneer.min(1))
+    expect(len(differ) > 1, "queries", f"some of which {draws} responses differ in their reward", len(differ))
+    rows = [int(query) * draws + draw for query in differ for draw in range(draws)]
+    columns = {name: [values[row] for row in rows] for name, values in columns.items()}
+    read, order = [texts[row] for row in rows], pioneer[differ].argsort(1, kind="stable")
+    readings = []
+    for name, template in wordings.items():
+        worded = replace(task, prompts=RolePrompts(task.prompts.pioneer, template))
+        for chat in (False, model.chat_template or True) if tokenizer.chat_template else (False,):
+            _, rewards = answer(loaded, worded, columns, sampling, read, 1, seed=1, chat_template=chat, kl=False)
+            observer = np.reshape(rewards, (-1, draws))
+            ranked = np.take_along_axis(observer, order, 1)
+            after = {k: mean_interval(ranked[:, at].tolist()) for k, at in zip(KINDS, (0, draws // 2, -1), strict=True)}
+            readings.append(Reading(name, bool(chat), after, slope(pioneer[differ], observer)))
+    return Probe(mean_interval(pioneer.mean(1).tolist()), len(differ), len(pioneer), readings)
+
+
+def table(name: str, probe: Probe) -> str:
+    """A probe as a Markdown table."""
+    from study.tables import markdown_table
+
+    def shown(value: tuple[float, float]) -> str:
+        return f"{value[0]:.2f} ± {value[1]:.2f}"
+
+    rows = [
+        {"observer's prompt": r.wording, "chat template": "yes" if r.chat else "no"}
+        | {f"after the {kind}": shown(value) for kind, value in r.after.items()}
+        | {"dependence": with_interval(r.dependence, ".2f")}
+        for r in probe.readings
+    ]
+    return (
+        f"{name}: task reward as pioneer {shown(probe.alone)}. As observer, on the {probe.differ} of {probe.of} "
+        f"queries whose responses differ in their reward:\n\n{markdown_table(rows)}"
+    )
 
 
 def command_line(
-    doc: str | None,
-    measure: Callable[[str | None], dict[str, tuple[float, float]]],
-    correlate: Callable[[Path], str],
-    show: Callable[[float, float], str],
+    kind: type[Config],
+    task_module: str,
+    wordings: Mapping[str, str],
+    default: Path | None = None,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """A task's command: prints what a response is worth to a model, or how the rewards of a run's agents correlate.
+    """A task's command; see the module.
 
     Args:
-        doc: the script's. measure: `worth` of a model's folder, or of the untrained policy. show: a mean, as text.
+        kind: its configuration class. default: its usual configuration.
+        task_module: whose `make_task` makes it; it is imported late, as it imports torch.
+        wordings: templates of the observer's prompt, by name.
     """
-    parser = Arguments(doc)
-    parser.add_argument("models", nargs="*", default=[], help="Folders of runs or of saved agents; none: untrained")
-    for model in parser.of(argv).models or [None]:
-        if model and run_agents(Path(model)):
-            print(f"{model}: {correlate(Path(model))}")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, add_help=False)
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--wording", action="append", default=[])
+    if {"-h", "--help"} & {*argv}:
+        print(f"{__doc__}\nThe keys of a configuration:\n")
+    models = argv[: next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))]
+    own, flags = parser.parse_known_args(argv[len(models) :])
+    expect(own.queries >= 2, "--queries", "at least 2", own.queries)
+    expect(own.draws >= 2, "--draws", "at least 2", own.draws)
+    for name in models or [""]:
+        if name and run_agents(Path(name)):
+            from study.coupling import coupling, text
+
+            make_task = importlib.import_module(task_module).make_task
+            print(f"{name}: {text(coupling(Path(name), kind, make_task, own.queries))}")
             continue
-        for kind, measured in measure(model).items():
-            read = f"from the {kind}" if kind == ALONE else f"after a {kind} response"
-            print(f"{model or 'Untrained'}, {read}: {show(*measured)}")
+        config, _ = load(kind, default, [*flags, *([f"--model.name={name}"] if name else [])])
+        from cory.policies.load import choose_device  # after the settings are checked: importing torch takes seconds
+
+        task = importlib.import_module(task_module).make_task(config, choose_device(config.device), "test")
+        more = [task.prompts.observer, *own.wording]
+        chosen = dict(wordings) | {text: text for text in more if text not in wordings.values()}
+        print(table(config.model.name, probe(config, task, chosen, own.queries, own.draws)))
+
+
+if __name__ == "__main__":
+    from cory.tasks.config import OwnConfig
+
+    main(lambda: command_line(OwnConfig, "cory.tasks.own", {}))

@@ -46,10 +46,15 @@ def cached(target: Path, build: Callable[[Path], None]) -> Path:
     return target
 
 
-def save_half(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes a model in half precision, and its tokenizer, as a Hugging Face folder."""
-    model.half().save_pretrained(folder)  # type: ignore[operator]
+def save(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes a model and its tokenizer as a Hugging Face folder."""
+    model.save_pretrained(folder)  # type: ignore[operator]
     tokenizer.save_pretrained(folder)
+
+
+def save_half(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """The same, in half precision."""
+    save(model.half(), tokenizer, folder)
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -83,6 +88,7 @@ def train_gpt2(
     after: str | None = None,
     sinusoids: bool = False,
     initializer_range: float = 0.02,
+    length: int | None = None,
     seed: int = 0,
 ) -> GPT2LMHeadModel:
     """A GPT-2 trained on `texts`, each followed by END, for `steps` batches of texts of similar length.
@@ -92,6 +98,7 @@ def train_gpt2(
         after: learn to write only what follows the last `after` of each text, such as an answer; default, all of it.
         sinusoids: start the position embeddings as sinusoids, so that places relate to each other from the start.
         initializer_range: standard deviation of the initial weights; small widths learn faster from larger ones.
+        length: tokens of a text that are learnt from, from its first; default, as many as the model has positions.
     """
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(
@@ -114,7 +121,7 @@ def train_gpt2(
     if sinusoids:
         angles = torch.arange(positions)[:, None] * torch.logspace(0, -3, width // 2)
         model.transformer.wpe.weight.data = 0.1 * torch.cat([angles.sin(), angles.cos()], 1)
-    rows = [ids[:positions] for ids in tokenizer([text + END for text in texts])["input_ids"]]
+    rows = [ids[: length or positions] for ids in tokenizer([text + END for text in texts])["input_ids"]]
     # Tokens of each row that are given, not learnt.
     given = (
         [len(ids) for ids in tokenizer([t[: t.rindex(after) + len(after)] for t in texts])["input_ids"]]

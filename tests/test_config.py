@@ -20,11 +20,12 @@ TABLE_1 = {
     "cliprange_value": 0.2, "vf_coef": 0.1,
 }  # fmt: skip
 METHODS = ("cory", "ppo")
+SIZES = ("tiny", "gpt2", "gpt2_large", "gpt2_xl", "smollm2_135m", "smollm2_135m_cpu", "qwen3_0_6b", "qwen3_0_6b_lora")
 
 
 def flat(tree, prefix=""):
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and key != "chat_template":
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
@@ -40,11 +41,10 @@ def test_shipped_configs_are_complete(path):
 
 
 def test_shipped_names():
-    sizes = ("tiny", "gpt2", "gpt2_large", "gpt2_xl")
-    assert {p.stem for p in CONFIGS} == {f"{m}_{s}" for m in ("cory", "ppo") for s in sizes} | {"cory_published_code"}
+    assert {p.stem for p in CONFIGS} == {f"{m}_{s}" for m in METHODS for s in SIZES} | {"cory_published_code"}
 
 
-@pytest.mark.parametrize("size", ["tiny", "gpt2", "gpt2_large", "gpt2_xl"])
+@pytest.mark.parametrize("size", SIZES)
 def test_ppo_differs_from_cory_only_in_its_cory_block(size):
     cory, ppo = (yaml.safe_load((ROOT / f"configs/imdb/{m}_{size}.yaml").read_text()) for m in ("cory", "ppo"))
     assert {key for key in cory if cory[key] != ppo[key]} == {"cory"}

@@ -62,12 +62,12 @@ def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path
     seen = []
     original = evaluation.respond
 
-    def spy(model, base, tokenizer, prompts, *rest):
-        answers = original(model, base, tokenizer, prompts, *rest)
+    def spy(model, base, tokenizer, prompts, *rest, **options):
+        answers = original(model, base, tokenizer, prompts, *rest, **options)
         seen.append((list(prompts), answers.completions))
         return answers
 
-    monkeypatch.setattr(evaluation.evaluator, "respond", spy)
+    monkeypatch.setattr(evaluation.responses, "respond", spy)
     evaluate([ppo], held_out, settings(tmp_path))
     (_, _), (alone, first), (chain, _) = seen
     queries = held_out.dataset["prompt"]
@@ -104,11 +104,11 @@ def test_a_4_bit_lora_run_is_evaluated_in_4_bit(config, held_out, llama_folder, 
     kinds = []
     original = evaluation.respond
 
-    def spy(model, base, *rest):
+    def spy(model, base, *rest, **options):
         kinds.append(({type(module).__name__ for module in model.modules()}, base))
-        return original(model, base, *rest)
+        return original(model, base, *rest, **options)
 
-    monkeypatch.setattr(evaluation.evaluator, "respond", spy)
+    monkeypatch.setattr(evaluation.responses, "respond", spy)
     done = evaluate([folder], held_out, settings(tmp_path))
     assert len(kinds) == 5 and all("Linear4bit" in names for names, _ in kinds)
     assert done.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and done.rows[1]["kl"] > 0

@@ -1,6 +1,8 @@
 """Held-out evaluation of any `Task`: see `evaluator.py`."""
 
 from cory.evaluation.evaluator import RESPONSES, TITLES, Evaluation, Evaluator, evaluate, read_responses
-from cory.evaluation.responses import Responses, respond
+from cory.evaluation.responses import Responses, answer, respond
 
-__all__ = ["RESPONSES", "TITLES", "Evaluation", "Evaluator", "Responses", "evaluate", "read_responses", "respond"]
+__all__ = [
+    "RESPONSES", "TITLES", "Evaluation", "Evaluator", "Responses", "answer", "evaluate", "read_responses", "respond",
+]  # fmt: skip

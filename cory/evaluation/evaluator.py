@@ -16,18 +16,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from cory.config import Config, ModelConfig, SamplingConfig, changed
-from cory.evaluation.responses import Responses, respond
+from cory.evaluation.responses import Responses, answer
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.policies.load import ModelPool, choose_device
-from cory.policies.sampling import context_length, encode
-from cory.prompts import RolePrompts, fit_responses, text_of
-from cory.rewards import score
-from cory.roles import role_name
+from cory.prompts import RolePrompts, text_of
 from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.run.jsonl import replace_text
 from cory.run.report import text_table
@@ -177,20 +173,15 @@ class Evaluator:
     ) -> tuple[Responses, list[float]]:
         """n responses to each of the queries `index`, query by query, and their rewards."""
         columns = {name: [values[i] for i in index for _ in range(n)] for name, values in self.columns.items()}
-        model, base, tokenizer = loaded
-        chat = candidate.model.chat_template
-        if pioneer is None:
-            prompts = candidate.task.render(0, columns)
-        else:
+        read = None
+        if pioneer is not None:
             records = [self.done[pioneer, i] for i in index]
             read = [t for r in records for t in ([r["greedy"]] if sampling is self.greedy else r["completions"])]
-            render, tokens = partial(candidate.task.render, 1, columns), partial(encode, tokenizer, chat_template=chat)
-            prompts = fit_responses(render, read, tokens, context_length(model), sampling.max_new_tokens)
-        seed = self.settings.seed * 1_000_003 + index[0]  # the same samples, however often the evaluation was stopped
-        answers = respond(model, base, tokenizer, prompts, sampling, self.settings.batch_size, seed, chat)
-        others = {name: values for name, values in columns.items() if name != "prompt"}
-        others["role"] = [role_name(role)] * len(prompts)
-        return answers, score(self.task.reward, columns["prompt"], answers.completions, others).tolist()
+        return answer(
+            loaded, candidate.task, columns, sampling, read, role, batch_size=self.settings.batch_size,
+            seed=self.settings.seed * 1_000_003 + index[0],  # the same samples, however often it was stopped
+            chat_template=candidate.model.chat_template,
+        )  # fmt: skip
 
 
 def summarise(

@@ -1,8 +1,10 @@
-"""Answers to prompts, with their KL to a base."""
+"""Answers to prompts, with their KL to a base, and their rewards in a task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -11,6 +13,10 @@ from cory.config import SamplingConfig, UserError
 from cory.metrics import full_kl
 from cory.policies import window
 from cory.policies.sampling import check_lengths, context_length, encode, pad_token, plain_text, sample, seed_everything
+from cory.prompts import fit_responses
+from cory.rewards import score
+from cory.roles import role_name
+from cory.task import Task
 
 
 @dataclass
@@ -31,13 +37,15 @@ def respond(
     sampling: SamplingConfig,
     batch_size: int = 64,
     seed: int = 0,
-    chat_template: bool = False,
+    chat_template: bool | Mapping[str, Any] = False,
+    kl: bool = True,
 ) -> Responses:
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
     Batches hold prompts of similar length; the random stream depends on `seed` alone. KL is to `base`, or where that is
-    None to the model with its adapters off, under the same prompt. Raises a UserError where a prompt is too long for
-    the model, or model and base differ in their vocabulary.
+    None to the model with its adapters off, under the same prompt; without `kl` it is 0, and not computed.
+
+    Raises a UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
     """
     if base is not None and model.config.vocab_size != base.config.vocab_size:
         raise UserError(
@@ -54,13 +62,44 @@ def respond(
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
         responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens)
-        packed = window.pack(chosen, responses, pad_token(tokenizer))
-        width = packed.response_ids.shape[1]
-        logits = window.forward(model, *packed[:3], width)[0].float()
-        with model.disable_adapter() if base is None else nullcontext():
-            base_logits = window.forward(base or model, *packed[:3], width)[0].float()
-        kls = full_kl(logits, base_logits, packed.response_mask).tolist()
-        for i, response, kl in zip(index, responses, kls, strict=True):
+        kls = [0.0] * len(chosen)
+        if kl:
+            packed = window.pack(chosen, responses, pad_token(tokenizer))
+            width = packed.response_ids.shape[1]
+            logits = window.forward(model, *packed[:3], width)[0].float()
+            with model.disable_adapter() if base is None else nullcontext():
+                base_logits = window.forward(base or model, *packed[:3], width)[0].float()
+            kls = full_kl(logits, base_logits, packed.response_mask).tolist()
+        for i, response, nats in zip(index, responses, kls, strict=True):
             result.completions[i] = plain_text(tokenizer, response, sampling.stop)
-            result.kl[i], result.tokens[i] = kl, len(response)
+            result.kl[i], result.tokens[i] = nats, len(response)
     return result
+
+
+def answer(
+    loaded: tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase],
+    task: Task,
+    columns: Mapping[str, Sequence[Any]],
+    sampling: SamplingConfig,
+    read: Sequence[str] | None = None,
+    role: int = 0,
+    **options: Any,
+) -> tuple[Responses, list[float]]:
+    """A response to each row of a task, and their task rewards.
+
+    Args:
+        loaded: model, base and tokenizer, as `ModelPool.loaded` has them. columns: of the rows, `prompt` among them.
+        read: the responses that an observer reads; None: the prompts are the pioneer's. role: as the reward is told.
+        options: of `respond`.
+    """
+    model, base, tokenizer = loaded
+    if read is None:
+        prompts = task.render(0, columns)
+    else:
+        tokens = partial(encode, tokenizer, chat_template=options.get("chat_template", False))
+        render, length = partial(task.render, 1, columns), sampling.max_new_tokens
+        prompts = fit_responses(render, read, tokens, context_length(model), length)
+    responses = respond(model, base, tokenizer, prompts, sampling, **options)
+    others = {name: values for name, values in columns.items() if name != "prompt"}
+    others["role"] = [role_name(role)] * len(prompts)
+    return responses, score(task.reward, columns["prompt"], responses.completions, others).tolist()

