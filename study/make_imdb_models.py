@@ -95,22 +95,23 @@ def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[s
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+    from cory.policies.load import quiet
+
     quality = {}
     if (place := folder / "reward_model").exists():
-        tokenizer, model = (
-            AutoTokenizer.from_pretrained(place),
-            AutoModelForSequenceClassification.from_pretrained(place),
-        )
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(place)
+            classifier = AutoModelForSequenceClassification.from_pretrained(place)
         for count in QUALITY_WORDS:
             right = 0
             for text, label in zip(texts, labels, strict=True):
-                batch = tokenizer(
-                    " ".join(text.split(" ")[:count]), truncation=True, max_length=256, return_tensors="pt"
-                )
-                right += model(batch["input_ids"]).logits.argmax().item() == label
+                start = " ".join(text.split(" ")[:count])
+                ids = tokenizer(start, truncation=True, max_length=256, return_tensors="pt")["input_ids"]
+                right += int(classifier(ids).logits.argmax().item() == label)
             quality[f"accuracy on {count} words"] = right / len(texts)
     if (place := folder / "policy").exists():
-        tokenizer, model = AutoTokenizer.from_pretrained(place), AutoModelForCausalLM.from_pretrained(place)
+        with quiet():
+            tokenizer, model = AutoTokenizer.from_pretrained(place), AutoModelForCausalLM.from_pretrained(place)
         rows = [torch.tensor([tokenizer(text)["input_ids"][:LM_TOKENS]]) for text in texts[:500]]
         losses = [(model(input_ids=row, labels=row).loss.item(), row.shape[1] - 1) for row in rows]
         quality["loss"] = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)

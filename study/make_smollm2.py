@@ -47,11 +47,14 @@ def convert(weights: Path, target: Path) -> None:
     import torch  # here, as importing it takes seconds
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+    from cory.policies.load import quiet
+    from study.small_models import save
+
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
     model.hf_quantizer = None  # it is dequantized already; else transformers refuses to save it
     model.config.__dict__.pop("quantization_config", None)
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(target)
+    save(model, AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name), target)
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

@@ -5,10 +5,10 @@
     python imdb_train/observer.py runs/imdb_cory_tiny/agent_1 FOLDER            # saved full models, in the toy setting
     python imdb_train/observer.py runs/imdb_cory_tiny                           # a run: how the rewards correlate
 
-As pioneer the model answers each of `--queries` held-out queries `--draws` times; as observer it answers after each of
-these responses, in every wording of the observer's prompt that the task knows and in every `--wording TEMPLATE` given,
-without and, where the tokenizer has one, with a chat template. `gsm8k_train/observer.py` does the same for GSM8K,
-`python -m study.observer --config my.yaml` for a task of your own.
+As pioneer the model answers each of `--queries` held-out queries `--draws` times. As observer it answers `--reads`
+times after each of these responses, in every wording of the observer's prompt that the task knows and every `--wording
+TEMPLATE` given, without and, where the tokenizer has one, with a chat template. `gsm8k_train/observer.py` does the same
+for GSM8K, `python -m study.observer --config my.yaml` for a task of your own.
 """
 
 import argparse
@@ -40,15 +40,14 @@ class Reading:
     Args:
         wording: of its prompt, by name. chat: whether that is a turn of the chat template.
         after: mean task reward and half-width of its interval, by the KIND of response that was read.
-        dependence: share of a difference in reward between two of the pioneer's responses to a query that is left
-            between the responses of their readers: the slope of the observer's reward on the pioneer's within queries.
-            0: what was read does not matter.
+        dependence, slope: see these functions.
     """
 
     wording: str
     chat: bool
     after: dict[str, tuple[float, float]]
     dependence: Interval
+    slope: Interval
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Probe:
 
     Args:
         alone: task reward of the pioneer's responses, and the half-width of its interval.
-        differ: queries whose responses differ in their reward, which the readings are over; of: all queries.
+        differ: queries whose responses differ in their reward, which `Reading.after` is over. of: all queries.
     """
 
     alone: tuple[float, float]
@@ -66,25 +65,52 @@ class Probe:
     readings: list[Reading]
 
 
-def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
-    """`Reading.dependence`, of (queries, draws) rewards, those of the observers in the places of what they read."""
-    import numpy as np
+def dependence(observer: "np.ndarray") -> Interval:
+    """How much the observer's reward depends on which of the pioneer's responses to a query it has read.
 
+    The share of its variance within a query that lies between responses read: the intraclass correlation of a one-way
+    analysis of variance. 0: what was read does not matter; 1: nothing else does.
+
+    Args:
+        observer: (queries, responses read, answers to each) rewards.
+    """
+    answers = observer.shape[2]
+    between = answers * observer.mean(2).var(1, ddof=1)
+    within = observer.var(2, ddof=1).mean(1)
+
+    def over(queries: Sequence[int]) -> float:
+        rest = within[list(queries)].sum()
+        read = (between[list(queries)].sum() - rest) / answers
+        return float(read / (read + rest))
+
+    return bootstrap(over, range(len(observer)), resamples=RESAMPLES)
+
+
+def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
+    """What is left, on average, of a difference in reward between two responses to a query between their readers'.
+
+    The slope of the observer's reward on the pioneer's within queries: 0 where better responses make no better readers.
+
+    Args:
+        pioneer: (queries, responses) rewards. observer: the mean reward of those who read them, in the same places.
+    """
     x, y = (rewards - rewards.mean(1, keepdims=True) for rewards in (pioneer, observer))
     xy, xx = (x * y).sum(1), (x * x).sum(1)
 
     def over(queries: Sequence[int]) -> float:
-        chosen = np.asarray(queries)
-        return float(xy[chosen].sum() / xx[chosen].sum())
+        return float(xy[list(queries)].sum() / xx[list(queries)].sum())
 
     return bootstrap(over, range(len(x)), resamples=RESAMPLES)
 
 
-def probe(config: Config, task: "Task", wordings: Mapping[str, str], queries: int = 200, draws: int = 4) -> Probe:
+def probe(
+    config: Config, task: "Task", wordings: Mapping[str, str], queries: int = 200, draws: int = 3, reads: int = 2
+) -> Probe:
     """What a configuration's policy as observer makes of its own responses as pioneer.
 
     Args:
-        task: on held-out queries. wordings: observer's prompts, by name.
+        task: on held-out queries, of which the first `queries` are taken. wordings: observer's prompts, by name.
+        draws: the pioneer's responses to a query. reads: the observer's answers to each of them.
 
     Raises a UserError: no two responses to a query differ in their reward.
     """
@@ -101,21 +127,21 @@ def probe(config: Config, task: "Task", wordings: Mapping[str, str], queries: in
     loaded = policy.to(choose_device(config.device)), None, tokenizer
     columns = repeated(task.dataset[:queries], draws)
     said, rewards = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
-    texts, pioneer = said.completions, np.reshape(rewards, (-1, draws))
+    pioneer = np.reshape(rewards, (-1, draws))
     differ = np.flatnonzero(pioneer.max(1) > pioneer.min(1))
     expect(len(differ) > 1, "queries", f"some of which {draws} responses differ in their reward", len(differ))
-    rows = [int(query) * draws + draw for query in differ for draw in range(draws)]
-    columns = {name: [values[row] for row in rows] for name, values in columns.items()}
-    read, order = [texts[row] for row in rows], pioneer[differ].argsort(1, kind="stable")
+    columns, read = repeated(columns, reads), [text for text in said.completions for _ in range(reads)]
+    order, places = pioneer[differ].argsort(1, kind="stable"), (0, draws // 2, -1)
     readings = []
     for name, template in wordings.items():
         worded = replace(task, prompts=RolePrompts(task.prompts.pioneer, template))
         for chat in (False, model.chat_template or True) if tokenizer.chat_template else (False,):
             _, rewards = answer(loaded, worded, columns, sampling, read, 1, seed=1, chat_template=chat, kl=False)
-            observer = np.reshape(rewards, (-1, draws))
-            ranked = np.take_along_axis(observer, order, 1)
-            after = {k: mean_interval(ranked[:, at].tolist()) for k, at in zip(KINDS, (0, draws // 2, -1), strict=True)}
-            readings.append(Reading(name, bool(chat), after, slope(pioneer[differ], observer)))
+            observer = np.reshape(rewards, (-1, draws, reads))
+            means = observer.mean(2)
+            ranked = np.take_along_axis(means[differ], order, 1)
+            after = {kind: mean_interval(ranked[:, at].tolist()) for kind, at in zip(KINDS, places, strict=True)}
+            readings.append(Reading(name, bool(chat), after, dependence(observer), slope(pioneer, means)))
     return Probe(mean_interval(pioneer.mean(1).tolist()), len(differ), len(pioneer), readings)
 
 
@@ -129,12 +155,12 @@ def table(name: str, probe: Probe) -> str:
     rows = [
         {"observer's prompt": r.wording, "chat template": "yes" if r.chat else "no"}
         | {f"after the {kind}": shown(value) for kind, value in r.after.items()}
-        | {"dependence": with_interval(r.dependence, ".2f")}
+        | {"dependence": with_interval(r.dependence, ".2f"), "slope": with_interval(r.slope, ".2f")}
         for r in probe.readings
     ]
     return (
-        f"{name}: task reward as pioneer {shown(probe.alone)}. As observer, on the {probe.differ} of {probe.of} "
-        f"queries whose responses differ in their reward:\n\n{markdown_table(rows)}"
+        f"{name}: task reward as pioneer {shown(probe.alone)}. As observer (of {probe.of} queries, responses to "
+        f"{probe.differ} differ in their reward):\n\n{markdown_table(rows)}"
     )
 
 
@@ -155,7 +181,8 @@ def command_line(
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, add_help=False)
     parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--reads", type=int, default=2)
     parser.add_argument("--wording", action="append", default=[])
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe keys of a configuration:\n")
@@ -163,6 +190,7 @@ def command_line(
     own, flags = parser.parse_known_args(argv[len(models) :])
     expect(own.queries >= 2, "--queries", "at least 2", own.queries)
     expect(own.draws >= 2, "--draws", "at least 2", own.draws)
+    expect(own.reads >= 2, "--reads", "at least 2", own.reads)
     for name in models or [""]:
         if name and run_agents(Path(name)):
             from study.coupling import coupling, text
@@ -176,7 +204,7 @@ def command_line(
         task = importlib.import_module(task_module).make_task(config, choose_device(config.device), "test")
         more = [task.prompts.observer, *own.wording]
         chosen = dict(wordings) | {text: text for text in more if text not in wordings.values()}
-        print(table(config.model.name, probe(config, task, chosen, own.queries, own.draws)))
+        print(table(config.model.name, probe(config, task, chosen, own.queries, own.draws, own.reads)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from cory.policies.load import quiet
+
 END = "<|endoftext|>"
 PAD = "<|pad|>"
 
@@ -48,7 +50,8 @@ def cached(target: Path, build: Callable[[Path], None]) -> Path:
 
 def save(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Writes a model and its tokenizer as a Hugging Face folder."""
-    model.save_pretrained(folder)  # type: ignore[operator]
+    with quiet():
+        model.save_pretrained(folder)  # type: ignore[operator]
     tokenizer.save_pretrained(folder)
 
 

@@ -20,7 +20,7 @@ from imdb_train import observer as imdb_observer
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
 from imdb_train.task import make_task
 from study.coupling import correlations, coupling
-from study.observer import slope
+from study.observer import dependence, slope
 
 
 def test_a_correlation_through_the_response_is_within_queries():
@@ -97,14 +97,15 @@ def test_an_observer_does_better_after_a_better_response(script, floor, capsys):
     """Knowledge transfer is real in the toy settings before any training."""
     script.command_line(["--queries", "100"])
     out = capsys.readouterr().out
-    assert " of 100 queries whose responses differ in their reward" in out
+    assert "of 100 queries, responses to " in out
     rows = readings(out)
     assert [name.split(":")[0] for name in rows] == list(script.OBSERVERS)
-    chat, worst, _, best, dependence = rows["paper"]
+    chat, worst, _, best, depends, follows = rows["paper"]
     worst, best = (float(cell.split(" ± ")[0]) for cell in (worst, best))
     assert chat == "no" and best - worst > floor
-    value, low, high = map(float, re.match(r"(\S+) \((\S+) to (\S+)\)", dependence).groups())
-    assert low < value < high and value > 0.1
+    for cell in (depends, follows):
+        value, low, high = map(float, re.match(r"(\S+) \((\S+) to (\S+)\)", cell).groups())
+        assert 0 < low < value < high < 1
 
 
 def test_a_probe_reads_with_and_without_the_chat_template_and_in_wordings_of_ones_own(
@@ -131,13 +132,22 @@ def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_pat
     folder = tmp_path / "agent"
     make_gpt2(tokenizer, n_positions=1024).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    with pytest.raises(UserError, match=r"expected some of which 4 responses differ in their reward, got 0"):
+    with pytest.raises(UserError, match=r"expected some of which 3 responses differ in their reward, got 0"):
         gsm8k_observer.command_line([str(folder), "--queries", "4"])  # random weights solve nothing
     with pytest.raises(UserError, match=r"model.name: expected a Hub id or an existing local folder"):
         gsm8k_observer.command_line([str(tmp_path / "none")])
 
 
-def test_the_dependence_is_the_slope_within_queries():
+def test_the_dependence_is_the_share_of_variance_between_responses_read():
+    rng = np.random.default_rng(0)
+    read, query = rng.normal(size=(400, 4, 1)), 5 * rng.normal(size=(400, 1, 1))
+    _, low, high = dependence(query + 0.5 * read + rng.normal(size=(400, 4, 2)))
+    assert low < 0.25 / 1.25 < high and high - low < 0.2
+    assert dependence(query + read + np.zeros((400, 4, 2)))[0] == pytest.approx(1)
+    assert abs(dependence(query + rng.normal(size=(400, 4, 2)))[0]) < 0.07
+
+
+def test_the_slope_is_that_within_queries():
     rng = np.random.default_rng(0)
     pioneer = rng.normal(size=(300, 4))
     query = 5 * rng.normal(size=(300, 1))  # what both rewards have from the query does not count
