@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate, evaluation
 from cory.agent import make_agents
-from cory.config import LoraConfig, ModelConfig, UserError
+from cory.config import LoraConfig, ModelConfig, SamplingConfig, UserError
 from cory.policies import load
 from cory.prompts import RolePrompts
 from cory.run.evaluation_settings import EvaluationConfig
@@ -46,14 +46,36 @@ def settings(tmp_path, **changes) -> EvaluationConfig:
 def test_a_task_of_ones_own(config, held_out, tmp_path):
     cory, ppo = make_run(config), make_run(config, 1, output=str(tmp_path / "ppo"))
     done = evaluate([cory, ppo], held_out, settings(tmp_path, samples=2))
-    names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "run/agent_2 after agent_1",
+    names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "base after itself", "run/agent_2 after agent_1",
              "run/agent_1 after agent_2", "ppo/agent_1 after itself"]  # fmt: skip
-    assert [row["name"] for row in done.rows] == names
+    assert [row["name"] for row in done.rows] == [*names, "base, best of 2", "ppo/agent_1, best of 2"]
     records = [json.loads(line) for line in (done.folder / "responses.jsonl").read_text().splitlines() if line]
     assert len(records) == len(names) * 10 and {len(record["completions"]) for record in records} == {2}
+    best = [max(record["rewards"]) for record in records if record["model"] == "ppo/agent_1"]
+    assert done.rows[-1]["task_reward"] == pytest.approx(sum(best) / 10)
     write_report(done.folder)
     assert "agent_1 after itself" in (done.folder / "evaluation.md").read_text()
     assert (done.folder / "evaluation.png").stat().st_size > 1000
+
+
+def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
+    base, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
+    model = load.load_policy(ModelConfig(str(policy_folder)))[0]
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3)
+    prompts = held_out.dataset["prompt"]
+    answers = evaluation.respond(model, base, tokenizer, prompts, SamplingConfig(5, 5))
+    for prompt, text, nll, tokens in zip(prompts, answers.completions, answers.base_nll, answers.tokens, strict=True):
+        ids = [tokenizer(part)["input_ids"] for part in (prompt, text)]
+        if len(ids[1]) != tokens:
+            continue  # an end token, or a text that is cut into other tokens
+        with torch.no_grad():
+            logprobs = base(torch.tensor([[*ids[0], *ids[1]]])).logits[0].log_softmax(-1)
+        each = [logprobs[len(ids[0]) + i - 1, token].item() for i, token in enumerate(ids[1])]
+        assert nll == pytest.approx(-sum(each), abs=1e-3)
+        break
+    else:
+        raise AssertionError("no response to compare")
 
 
 def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path, monkeypatch):
@@ -69,7 +91,7 @@ def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path
 
     monkeypatch.setattr(evaluation.responses, "respond", spy)
     evaluate([ppo], held_out, settings(tmp_path))
-    (_, _), (alone, first), (chain, _) = seen
+    (_, _), (alone, first), (_, _), (chain, _) = seen
     queries = held_out.dataset["prompt"]
     assert alone == list(queries)
     assert chain == [f'Improve "{query}{text}": {query}' for query, text in zip(queries, first, strict=True)]
@@ -110,9 +132,16 @@ def test_a_4_bit_lora_run_is_evaluated_in_4_bit(config, held_out, llama_folder, 
 
     monkeypatch.setattr(evaluation.responses, "respond", spy)
     done = evaluate([folder], held_out, settings(tmp_path))
-    assert len(kinds) == 5 and all("Linear4bit" in names for names, _ in kinds)
+    assert len(kinds) == 6 and all("Linear4bit" in names for names, _ in kinds)
     assert done.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and done.rows[1]["kl"] > 0
-    assert [base is None for _, base in kinds] == [False, True, True, True, True]  # KL to itself with the adapter off
+    assert [base is None for _, base in kinds] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]  # KL to itself with the adapter off
 
 
 def test_adapters_share_one_base(config, held_out, tmp_path, monkeypatch):

@@ -2,8 +2,9 @@
 
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
-* compute-matched, `A after itself`: the agent of a PPO run answers twice, the second time as its own observer, so that
-  a chain of two agents is compared with two calls of one.
+* compute-matched: two calls of one model, which a chain of two agents is compared with. `A after itself`: the agent of
+  a PPO run, or the base, answers twice, the second time as its own observer. `A, best of 2`: it answers twice, and the
+  response of the higher task reward counts, for a reward that is there at inference (with two samples or more).
 
 KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
 is loaded as its run has it (chat template, quantization, remote code) and reads its run's prompts.
@@ -11,6 +12,7 @@ is loaded as its run has it (chat template, quantization, remote code) and reads
 
 import itertools
 import json
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,8 +35,10 @@ from cory.task import Task
 TITLES = {
     "task_reward": "task reward", "kl": "KL to base (nats)", "combined_reward": "combined reward",
     "distinct_1": "distinct-1", "distinct_2": "distinct-2", "tokens": "length (tokens)",
+    "perplexity": "perplexity under base",
 }  # fmt: skip
 LOCAL = ("models", "base", "task", "model", "device", "output")  # settings that may name folders of a machine
+BEST_OF_2 = ", best of 2"  # after a model's name: the better of each two of its responses
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
@@ -75,8 +79,12 @@ class Evaluator:
         model = first.of_agent(0).model if runs else ModelConfig(settings.models[0])
         name, revision = (settings.base, None) if settings.base else (model.name, model.revision)
         base = changed(replace(model, name=first.resolve(name), revision=revision), settings.model)
-        self.candidates = {"base": Candidate(base, None, base, task)}
+        read = self._as_read_by(next(iter(runs))) if runs else task
+        self.candidates = {"base": Candidate(base, None, base, read)}
+        self.single: list[str] = []  # models with two calls of their own, which a chain is compared with
         self.chains: dict[str, tuple[str, str, int]] = {}  # who is read, maybe a chain; who answers; in which role
+        if runs:
+            self._call_twice("base")
         for name in settings.models:
             path = Path(name)
             if path in runs:
@@ -89,10 +97,18 @@ class Evaluator:
         self.columns = task.dataset[:count]
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
 
+    def _as_read_by(self, run: Path) -> Task:
+        """The task with a run's prompts, as its record has them."""
+        made_of = read_settings(run).get("fingerprint") or {}
+        return replace(self.task, prompts=RolePrompts(**made_of["prompts"])) if made_of else self.task
+
+    def _call_twice(self, name: str) -> None:
+        self.single.append(name)
+        self.chains[f"{name} after itself"] = (name, name, 1)
+
     def _add_run(self, run: Path, config: Config) -> None:
         """A run's agents as candidates, and their chains. They read what its record says; another reward is named."""
-        made_of = read_settings(run).get("fingerprint") or {}
-        task = replace(self.task, prompts=RolePrompts(**made_of["prompts"])) if made_of else self.task
+        made_of, task = read_settings(run).get("fingerprint") or {}, self._as_read_by(run)
         mine, trained = self.task.fingerprint_of_reward(), made_of.get("reward")
         if made_of and trained != mine["reward"]:
             print(f"Mind: {run} was trained on the reward {trained}, not {mine['reward']}.", file=sys.stderr)
@@ -111,7 +127,7 @@ class Evaluator:
         for pioneer, observer in itertools.permutations(names, 2):
             self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer, 1)
         if len(names) == 1:
-            self.chains |= {f"{agent} after itself": (agent, agent, 1) for agent in names}
+            self._call_twice(names[0])
         for start in range(len(names) if 2 < config.cory.roles <= len(names) else 0):  # longer chains, role by role
             read, so_far = names[start], names[start].split("/")[-1]
             for place in range(1, config.cory.roles):
@@ -130,7 +146,10 @@ class Evaluator:
             for name, (pioneer, observer, role) in self.chains.items():
                 self._answer(name, observer, pioneer, role, file)
         count = len(self.columns["prompt"])
-        return {name: [self.done[name, i] for i in range(count)] for name in [*self.candidates, *self.chains]}
+        found = {name: [self.done[name, i] for i in range(count)] for name in [*self.candidates, *self.chains]}
+        if self.settings.samples > 1 and not self.settings.ks:
+            found |= {name + BEST_OF_2: [best_of_2(record) for record in found[name]] for name in self.single}
+        return found
 
     def _answer(self, name: str, model: str, pioneer: str | None, role: int, file: TextIO) -> None:
         """Answers what is missing of a row, `name`: by `model` alone, or in a `role` after `pioneer`."""
@@ -147,7 +166,8 @@ class Evaluator:
                 rows = [slice(place * n, (place + 1) * n) for place in range(len(index))]
                 records: list[dict[str, Any]] = [
                     {"model": name, "query": i, "rewards": rewards[at], "kl": sampled.kl[at],
-                     "tokens": sampled.tokens[at], "completions": sampled.completions[at]}
+                     "base_nll": sampled.base_nll[at], "tokens": sampled.tokens[at],
+                     "completions": sampled.completions[at]}
                     for i, at in zip(index, rows, strict=True)
                 ]  # fmt: skip
                 if self.settings.greedy:
@@ -184,6 +204,17 @@ class Evaluator:
         )  # fmt: skip
 
 
+def best_of_2(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of the better of each two samples, by task reward; an odd last one is left out.
+
+    >>> best_of_2({"rewards": [1.0, 2.0, 0.5], "kl": [0.1, 0.3, 0.2]})
+    {'rewards': [2.0], 'kl': [0.3]}
+    """
+    rewards = record["rewards"]
+    better = [max(i, i + 1, key=lambda at: rewards[at]) for i in range(0, len(rewards) - 1, 2)]
+    return {key: [value[i] for i in better] if isinstance(value, list) else value for key, value in record.items()}
+
+
 def summarise(
     records: Mapping[str, Sequence[Mapping[str, Any]]], task: Task, settings: EvaluationConfig, kl_coef: float
 ) -> list[dict[str, Any]]:
@@ -206,6 +237,9 @@ def summarise(
         row: dict[str, Any] = {"name": name}
         for key, numbers in values.items():
             row[key], row[f"{key}_ci"] = mean_interval(numbers)
+        if all("base_nll" in r for r in queries):  # there is none in an evaluation that an older version began
+            nats, half = mean_interval([sum(r["base_nll"]) / sum(r["tokens"]) for r in queries])
+            row["perplexity"], row["perplexity_ci"] = math.exp(nats), math.exp(nats) * half
         for n in (1, 2):
             row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(texts, n)
         rows.append(row)
@@ -248,7 +282,8 @@ def evaluate(
     evaluator = Evaluator(task, settings, kind)
     folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"])
     rows = summarise(evaluator.run(folder), task, settings, evaluator.kl_coef)
-    queries, titles = list(map(text_of, evaluator.columns["prompt"])), columns_shown(task, settings)
+    queries = list(map(text_of, evaluator.columns["prompt"]))
+    titles = {key: title for key, title in columns_shown(task, settings).items() if all(key in row for row in rows)}
     each, heat = settings.samples, evaluator.sampling.temperature
     said = f"{len(queries)} queries, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
     said += f"eta = {evaluator.kl_coef:g}"

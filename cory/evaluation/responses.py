@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import SamplingConfig, UserError
-from cory.metrics import full_kl
+from cory.metrics import full_kl, sampled_nll
 from cory.policies import window
 from cory.policies.sampling import check_lengths, context_length, encode, pad_token, plain_text, sample, seed_everything
 from cory.prompts import fit_responses
@@ -21,10 +21,16 @@ from cory.task import Task
 
 @dataclass
 class Responses:
-    """Answers to prompts: texts, KL to the base in nats per response, lengths in tokens with the end token."""
+    """Answers to prompts.
+
+    Args:
+        completions: their texts. kl: to the base, in nats per response. base_nll: their negative log-likelihood under
+            the base, in nats per response. tokens: their lengths, with the end token.
+    """
 
     completions: list[str]
     kl: list[float]
+    base_nll: list[float]
     tokens: list[int]
 
 
@@ -43,7 +49,7 @@ def respond(
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
     Batches hold prompts of similar length; the random stream depends on `seed` alone. KL is to `base`, or where that is
-    None to the model with its adapters off, under the same prompt; without `kl` it is 0, and not computed.
+    None to the model with its adapters off, under the same prompt; without `kl` it and `base_nll` are 0, not computed.
 
     Raises a UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
     """
@@ -56,13 +62,14 @@ def respond(
     check_lengths([len(query) for query in queries], sampling.max_new_tokens, context_length(model), list(prompts))
     model.eval()
     seed_everything(seed)
-    result = Responses([""] * len(queries), [0.0] * len(queries), [0] * len(queries))
+    count = len(queries)
+    result = Responses([""] * count, [0.0] * count, [0.0] * count, [0] * count)
     order = sorted(range(len(queries)), key=lambda i: len(queries[i]))
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
         responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens)
-        kls = [0.0] * len(chosen)
+        kls = nlls = [0.0] * len(chosen)
         if kl:
             packed = window.pack(chosen, responses, pad_token(tokenizer))
             width = packed.response_ids.shape[1]
@@ -70,9 +77,10 @@ def respond(
             with model.disable_adapter() if base is None else nullcontext():
                 base_logits = window.forward(base or model, *packed[:3], width)[0].float()
             kls = full_kl(logits, base_logits, packed.response_mask).tolist()
-        for i, response, nats in zip(index, responses, kls, strict=True):
+            nlls = sampled_nll(base_logits, packed.response_ids, packed.response_mask).tolist()
+        for i, response, nats, nll in zip(index, responses, kls, nlls, strict=True):
             result.completions[i] = plain_text(tokenizer, response, sampling.stop)
-            result.kl[i], result.tokens[i] = nats, len(response)
+            result.kl[i], result.base_nll[i], result.tokens[i] = nats, nll, len(response)
     return result
 
 

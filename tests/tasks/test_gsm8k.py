@@ -181,7 +181,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     whole = (tmp_path / "out/responses.jsonl").read_text()
     rows = json.loads((tmp_path / "out/evaluation.json").read_text())["rows"]
     names = ["base", "gsm8k_cory_tiny/agent_1", "gsm8k_cory_tiny/agent_2", "gsm8k_ppo_tiny/agent_1"]
-    names += ["gsm8k_cory_tiny/agent_2 after agent_1", "gsm8k_cory_tiny/agent_1 after agent_2"]
+    names += ["base after itself", "gsm8k_cory_tiny/agent_2 after agent_1", "gsm8k_cory_tiny/agent_1 after agent_2"]
     names += ["gsm8k_ppo_tiny/agent_1 after itself"]
     assert [row["name"] for row in rows] == names
     assert {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"} < set(rows[0])
@@ -193,7 +193,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     (tmp_path / "out/responses.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
     calls = []
     original = evaluation.respond
-    monkeypatch.setattr(evaluation.evaluator, "respond", lambda *args: calls.append(1) or original(*args))
+    monkeypatch.setattr(evaluation.responses, "respond", lambda *args, **o: calls.append(1) or original(*args, **o))
     evaluate.run()
     assert json.loads((tmp_path / "out/evaluation.json").read_text())["rows"] == rows
     assert 0 < len(calls) < 2 * 3 * len(names)

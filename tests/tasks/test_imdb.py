@@ -124,7 +124,7 @@ def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
     evaluate.run()
     result = json.loads((tmp_path / "runs/evaluation/evaluation.json").read_text())
     names = ["base", "imdb_cory_tiny/agent_1", "imdb_cory_tiny/agent_2", "imdb_ppo_tiny/agent_1"]
-    names += ["imdb_cory_tiny/agent_2 after agent_1", "imdb_cory_tiny/agent_1 after agent_2"]
+    names += ["base after itself", "imdb_cory_tiny/agent_2 after agent_1", "imdb_cory_tiny/agent_1 after agent_2"]
     names += ["imdb_ppo_tiny/agent_1 after itself"]
     assert [row["name"] for row in result["rows"]] == names
     for row in result["rows"]:
