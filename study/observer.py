@@ -8,19 +8,21 @@
 As pioneer the model answers each of `--queries` held-out queries `--draws` times. As observer it answers `--reads`
 times after each of these responses, in every wording of the observer's prompt that the task knows and every `--wording
 TEMPLATE` given, without and, where the tokenizer has one, with a chat template. `gsm8k_train/observer.py` does the same
-for GSM8K, `python -m study.observer --config my.yaml` for a task of your own.
+for GSM8K, `python -m study.observer --config my.yaml` for a task of your own. `--out FILE.json` keeps the numbers.
 """
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cory.config import Config, expect
 from cory.run.evaluation_settings import run_agents
+from cory.run.jsonl import replace_text
 from cory.run.settings import load, main
 from study.statistics import Interval, bootstrap, with_interval
 
@@ -55,11 +57,13 @@ class Probe:
     """The readings of a model.
 
     Args:
-        alone: task reward of the pioneer's responses, and the half-width of its interval.
+        alone: task reward of the pioneer's responses, and the half-width of its interval. spread: their standard
+            deviation.
         differ: queries whose responses differ in their reward, which `Reading.after` is over. of: all queries.
     """
 
     alone: tuple[float, float]
+    spread: float
     differ: int
     of: int
     readings: list[Reading]
@@ -142,7 +146,8 @@ def probe(
             ranked = np.take_along_axis(means[differ], order, 1)
             after = {kind: mean_interval(ranked[:, at].tolist()) for kind, at in zip(KINDS, places, strict=True)}
             readings.append(Reading(name, bool(chat), after, dependence(observer), slope(pioneer, means)))
-    return Probe(mean_interval(pioneer.mean(1).tolist()), len(differ), len(pioneer), readings)
+    alone = mean_interval(pioneer.mean(1).tolist())
+    return Probe(alone, float(pioneer.std()), len(differ), len(pioneer), readings)
 
 
 def table(name: str, probe: Probe) -> str:
@@ -184,10 +189,12 @@ def command_line(
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--reads", type=int, default=2)
     parser.add_argument("--wording", action="append", default=[])
+    parser.add_argument("--out", type=Path)
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe keys of a configuration:\n")
     models = argv[: next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))]
     own, flags = parser.parse_known_args(argv[len(models) :])
+    expect(own.out is None or len(models) < 2, "--out", "one model", models)
     expect(own.queries >= 2, "--queries", "at least 2", own.queries)
     expect(own.draws >= 2, "--draws", "at least 2", own.draws)
     expect(own.reads >= 2, "--reads", "at least 2", own.reads)
@@ -204,7 +211,10 @@ def command_line(
         task = importlib.import_module(task_module).make_task(config, choose_device(config.device), "test")
         more = [task.prompts.observer, *own.wording]
         chosen = dict(wordings) | {text: text for text in more if text not in wordings.values()}
-        print(table(config.model.name, probe(config, task, chosen, own.queries, own.draws, own.reads)))
+        found = probe(config, task, chosen, own.queries, own.draws, own.reads)
+        print(table(config.model.name, found))
+        if own.out:
+            replace_text(own.out, json.dumps(asdict(found), indent=2))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_agents_of_different_models_have_their_own_of_everything(config, policy_
     assert f"base_model: {llama_folder}" in card
     settings = EvaluationConfig(queries=4, output=str(tmp_path / "evaluation"), device="cpu")
     rows = {row["name"]: row for row in evaluate([folder], trainer.task, settings).rows}
-    assert list(rows) == ["base", "run/agent_1", "base of run/agent_2", "run/agent_2",
+    assert list(rows) == ["base", "run/agent_1", "base of run/agent_2", "run/agent_2", "base after itself",
                           "run/agent_2 after agent_1", "run/agent_1 after agent_2"]  # fmt: skip
     assert rows["base of run/agent_2"]["kl"] == 0 and all(row["kl"] >= 0 for row in rows.values())
 

@@ -1,0 +1,55 @@
+"""Where cooperation pays: a chain against two calls of one agent, over what a reader reads."""
+
+import json
+
+import pytest
+
+from cory.config import UserError
+from study import advantage
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with the evaluation of two groups of two seeds, and a probe."""
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "one-seed0/agent_1": 0.5, "one-seed1/agent_1": 0.7,
+        "one-seed0/agent_1 after itself": 0.9, "one-seed1/agent_1 after itself": 1.1,
+        "one-seed0/agent_1, best of 2": 2.0, "one-seed1/agent_1, best of 2": 2.0,
+        "two-seed0/agent_2 after agent_1": 1.0, "two-seed0/agent_1 after agent_2": 1.4,
+        "two-seed1/agent_2 after agent_1": 1.6, "two-seed1/agent_1 after agent_2": 1.6,
+        "two-x=1-seed0/agent_2 after agent_1": 9.0, "base": 0.0,
+    }  # fmt: skip
+    rows = [{"name": name, "combined_reward": value} for name, value in values.items()]
+    (tmp_path / "evaluation.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "observer.json").write_text(json.dumps({"spread": 0.5, "readings": [{"dependence": [0.3, 0.2, 0.4]}]}))
+    entry = "{label: It, evaluation: evaluation.json, observer: observer.json, chain: two, single: one}"
+    (tmp_path / "settings.yaml").write_text(f"- {entry}")
+    return tmp_path
+
+
+def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
+    (setting,) = advantage.read_settings_file(here / "settings.yaml")
+    assert setting.best() == "after itself" and setting.chain == pytest.approx([1.2, 1.6])
+    value, low, high = setting.advantage()
+    assert value == pytest.approx((1.4 - 1.0) / 0.5) and low < value < high
+    advantage.command_line(["settings.yaml", "--out", "out"])
+    row = (here / "out/advantage.md").read_text().splitlines()[-1]
+    assert "0.60 ± 0.14 | 1.00 ± 0.14 | 2.00 ± 0.00 | 1.40 ± 0.28 | +0.80" in row
+    assert (here / "out/advantage.png").read_bytes().startswith(b"\x89PNG")
+    assert row in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("chain: two", "chain: three", "chain: expected the name of runs in evaluation.json, got 'three'"),
+        ("evaluation.json", "none.json", "expected a file of results, got 'none.json'"),
+        ("single: one", "one: one", "setting 1: expected the keys chain, evaluation, label, observer, single"),
+    ],
+)
+def test_mistakes_are_explained(here, old, new, message):
+    path = here / "settings.yaml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(UserError, match=message):
+        advantage.read_settings_file(path)
