@@ -27,14 +27,6 @@ def full_kl(logits: torch.Tensor, ref_logits: torch.Tensor, mask: torch.Tensor) 
     return ((logprobs.exp() * (logprobs - ref_logprobs)).sum(-1) * mask).sum(-1)
 
 
-def sampled_nll(logits: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Negative log-likelihood of sampled responses, in nats per response.
-
-    From (batch, R, vocabulary) logits, the (batch, R) token ids and their mask: (batch,).
-    """
-    return -(logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0] * mask).sum(-1)
-
-
 def distinct(texts: Sequence[str], n: int) -> float:
     """Distinct-n (Li et al., 2016): distinct n-grams of words over all n-grams, of all texts together.
 

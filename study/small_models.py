@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
@@ -212,7 +213,7 @@ def _fit(
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
     order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[:steps]
-    for index in order.tolist():
+    for index in tqdm(order.tolist(), disable=None):  # None: off where nobody watches
         optimizer.zero_grad()
         loss(batches[index]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

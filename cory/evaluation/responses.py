@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import SamplingConfig, UserError
-from cory.metrics import full_kl, sampled_nll
+from cory.metrics import full_kl
 from cory.policies import window
 from cory.policies.sampling import check_lengths, context_length, encode, pad_token, plain_text, sample, seed_everything
 from cory.prompts import fit_responses
@@ -77,7 +77,8 @@ def respond(
             with model.disable_adapter() if base is None else nullcontext():
                 base_logits = window.forward(base or model, *packed[:3], width)[0].float()
             kls = full_kl(logits, base_logits, packed.response_mask).tolist()
-            nlls = sampled_nll(base_logits, packed.response_ids, packed.response_mask).tolist()
+            logprobs = base_logits.log_softmax(-1).gather(-1, packed.response_ids[..., None])[..., 0]
+            nlls = (-(logprobs * packed.response_mask).sum(-1)).tolist()
         for i, response, nats, nll in zip(index, responses, kls, nlls, strict=True):
             result.completions[i] = plain_text(tokenizer, response, sampling.stop)
             result.kl[i], result.base_nll[i], result.tokens[i] = nats, nll, len(response)
