@@ -24,7 +24,7 @@ def imported(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLE)
         module = importlib.import_module(name)
-    for each in ("make", "rewards", "table"):
+    for each in ("make", "rewards", "table", "weather"):
         sys.modules.pop(each, None)
     return module
 
@@ -74,3 +74,19 @@ def test_a_run(world, tmp_path, monkeypatch, credit):
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     assert {row["role"] for row in run.history} == {"pioneer", "observer"}
     assert "| x | 1 | " in imported("table").table([run.folder])
+
+
+def test_fog_decides_what_each_role_knows(tmp_path):
+    weather = imported("weather")
+    folder = tmp_path / "weather"
+    weather.make(folder, texts=200, steps=2)
+    for fog in weather.FOG:
+        rows = [json.loads(line) for line in open(folder / f"fog_{fog}/test.jsonl")]
+        foggy = [row for row in rows if "in fog" in row["prompt"]]
+        assert abs(len(foggy) / len(rows) - fog / 100) < 0.1
+        for row in rows:  # in fog the lookout sees the land alone and the helmsman knows the course alone
+            known = "ship" in row["sees"], "land" in row["knows"]
+            assert known == ((False, False) if row in foggy else (True, True))
+    templates = yaml.safe_load((EXAMPLE / "weather.yaml").read_text())["task"]
+    for row in rows[:1]:
+        assert fill(templates["pioneer_prompt"], row).endswith(f"The lookout {row['sees']} and calls:")

@@ -1,0 +1,32 @@
+"""Makes sums for a small LLM to solve: train.jsonl and test.jsonl, from Reasoning Gym's `chain_sum`.
+
+    pip install reasoning-gym
+    python examples/arithmetic/make.py            # seconds, into examples/arithmetic/out
+    python examples/arithmetic/make.py FOLDER     # into another folder
+
+Two numbers of one or two digits, added or subtracted. No sum of test.jsonl is in train.jsonl.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+ROWS = {"train": 4000, "test": 500}
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
+
+
+def make(folder: Path) -> None:
+    """Fills `folder` with train.jsonl and test.jsonl: `prompt`, the question, and `answer`, a whole number."""
+    import reasoning_gym
+
+    drawn = reasoning_gym.create_dataset("chain_sum", size=3 * sum(ROWS.values()), seed=0, **SUMS)
+    answers = {row["question"]: row["answer"] for row in drawn}
+    rows = [json.dumps({"prompt": question, "answer": answer}) + "\n" for question, answer in answers.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.jsonl").write_text("".join(rows[: ROWS["train"]]))
+    (folder / "test.jsonl").write_text("".join(rows[ROWS["train"] : sum(ROWS.values())]))
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out")
