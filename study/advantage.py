@@ -15,6 +15,7 @@ Writes advantage.md, a table, and advantage.png.
 """
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from study.statistics import Interval, bootstrap, with_interval
 
 KEYS = {"label", "evaluation", "observer", "chain", "single"}
 CALLS = {"alone": "", "after itself": " after itself", "best of 2": ", best of 2"}  # of one agent; ends of rows' names
+UNTRAINED = "untrained, after itself"
 Rewards = dict[str, list[float]]  # combined reward by seed
 
 
@@ -41,7 +43,7 @@ class Setting:
     Args:
         dependence: of the untrained observer's reward on what it reads (docs/metrics.md).
         scale: standard deviation of the untrained pioneer's task reward.
-        one: combined rewards of one agent by CALLS, a value for each seed.
+        one: combined rewards of one agent by CALLS, a value for each seed, and that of UNTRAINED.
         chain: those of the pair, mean of both orders.
     """
 
@@ -52,8 +54,8 @@ class Setting:
     chain: list[float]
 
     def best(self) -> str:
-        """Which two calls of one agent, or one, do best without a reward at inference."""
-        return max(("alone", "after itself"), key=lambda calls: statistics.fmean(self.one[calls]))
+        """Which two calls of one model, or one, do best without a reward at inference."""
+        return max(("alone", "after itself", UNTRAINED), key=lambda calls: statistics.fmean(self.one[calls]))
 
     def advantage(self) -> Interval:
         """Of the chain over `best`, in units of `scale`, with a bootstrap over the seeds of both."""
@@ -61,7 +63,10 @@ class Setting:
         def difference(chain: Sequence[float], one: Sequence[float]) -> float:
             return (statistics.fmean(chain) - statistics.fmean(one)) / self.scale
 
-        return bootstrap(difference, self.chain, self.one[self.best()])
+        one = self.one[self.best()]
+        if len(one) == 1:  # the untrained model has no seeds
+            return bootstrap(lambda chain: difference(chain, one), self.chain)
+        return bootstrap(difference, self.chain, one)
 
 
 def read_settings_file(path: Path) -> list[Setting]:
@@ -94,6 +99,8 @@ def _setting(entry: dict[str, Any]) -> Setting:
     chain = [statistics.fmean(values) for values in of(entry["chain"], r" after agent_\d+")]
     for name, values in (("single", single["alone"]), ("single", single["after itself"]), ("chain", chain)):
         expect(bool(values), name, f"the name of runs in {entry['evaluation']}", entry[name])
+    untrained = [row["combined_reward"] for row in rows if row["name"] == "base after itself"]
+    single[UNTRAINED] = untrained or [-math.inf]
     return Setting(entry["label"], tuple(probe["readings"][0]["dependence"]), probe["spread"], single, chain)
 
 
@@ -115,8 +122,9 @@ def table(settings: Sequence[Setting]) -> str:
     return markdown_table(
         [
             {"setting": s.label, "n": str(len(s.chain)), "dependence": with_interval(s.dependence, ".2f")}
-            | {f"one agent, {calls}": shown(values) for calls, values in s.one.items()}
-            | {"chain": shown(s.chain), "advantage": with_interval(s.advantage(), "+.2f")}
+            | {f"one agent, {calls}": shown(s.one[calls]) for calls in CALLS}
+            | {UNTRAINED: shown([x for x in s.one[UNTRAINED] if math.isfinite(x)]), "chain": shown(s.chain)}
+            | {"advantage": with_interval(s.advantage(), "+.2f")}
             for s in settings
         ]
     )

@@ -18,7 +18,7 @@ def here(tmp_path, monkeypatch):
         "one-seed0/agent_1, best of 2": 2.0, "one-seed1/agent_1, best of 2": 2.0,
         "two-seed0/agent_2 after agent_1": 1.0, "two-seed0/agent_1 after agent_2": 1.4,
         "two-seed1/agent_2 after agent_1": 1.6, "two-seed1/agent_1 after agent_2": 1.6,
-        "two-x=1-seed0/agent_2 after agent_1": 9.0, "base": 0.0,
+        "two-x=1-seed0/agent_2 after agent_1": 9.0, "base": 0.0, "base after itself": 0.1,
     }  # fmt: skip
     rows = [{"name": name, "combined_reward": value} for name, value in values.items()]
     (tmp_path / "evaluation.json").write_text(json.dumps({"rows": rows}))
@@ -33,9 +33,12 @@ def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
     assert setting.best() == "after itself" and setting.chain == pytest.approx([1.2, 1.6])
     value, low, high = setting.advantage()
     assert value == pytest.approx((1.4 - 1.0) / 0.5) and low < value < high
+    setting.one[advantage.UNTRAINED][0] = 1.3
+    value, low, high = setting.advantage()
+    assert setting.best() == advantage.UNTRAINED and value == pytest.approx(0.2) and low < value < high
     advantage.command_line(["settings.yaml", "--out", "out"])
     row = (here / "out/advantage.md").read_text().splitlines()[-1]
-    assert "0.60 ± 0.14 | 1.00 ± 0.14 | 2.00 ± 0.00 | 1.40 ± 0.28 | +0.80" in row
+    assert "0.60 ± 0.14 | 1.00 ± 0.14 | 2.00 ± 0.00 | 0.10 | 1.40 ± 0.28 | +0.80" in row
     assert (here / "out/advantage.png").read_bytes().startswith(b"\x89PNG")
     assert row in capsys.readouterr().out
 
