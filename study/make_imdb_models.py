@@ -19,8 +19,8 @@ from cory.run.arguments import Arguments
 from cory.run.settings import main
 
 VOCABULARY = 8192
-PIECES_PER_REVIEW = 6  # of a training review, for the classifier to read
-PIECE_WORDS = (4, 100)  # of such a piece
+PIECES_PER_REVIEW = 4  # of a training review, for the classifier to read
+PIECE_WORDS = (4, 60)  # of such a piece
 LM_TOKENS = 96  # of a review, for the language model to learn
 LM_REVIEWS = 70_000
 QUALITY_WORDS = (16, 32, 96)  # of a test review, at which the classifier is judged
