@@ -25,6 +25,7 @@ LM_TOKENS = 96  # of a review, for the language model to learn
 LM_REVIEWS = 70_000
 QUALITY_WORDS = (16, 32, 96)  # of a test review, at which the classifier is judged
 QUALITY_REVIEWS = 2000
+LEAST = 0.6  # accuracy on the longest of these; some trainings do not leave 0.5
 
 
 def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, float]:
@@ -126,8 +127,11 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=Literal["reward_model", "policy"] | None, help="Make one of the two")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.of(argv)
-    for name, value in make(Path(args.folder), args.dataset, args.only, args.seed).items():
+    quality = make(Path(args.folder), args.dataset, args.only, args.seed)
+    for name, value in quality.items():
         print(f"{name}: {value:.3f}")
+    if quality.get(f"accuracy on {QUALITY_WORDS[-1]} words", 1.0) < LEAST:
+        print(f"Mind: the reward model has not learnt. Remove {args.folder}/reward_model and take another --seed.")
 
 
 if __name__ == "__main__":

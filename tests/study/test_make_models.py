@@ -30,6 +30,8 @@ def test_small_models_of_reviews(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert f"Made: {folder / 'policy'}" in shown and f"loss: {quality['loss']:.3f}" in shown
 
+    assert ("Mind: the reward model has not learnt" in shown) == (quality["accuracy on 96 words"] < 0.6)
+
     made = (folder / "policy/model.safetensors").stat().st_mtime_ns
     make_imdb_models.command_line([str(folder), "--dataset", str(data), "--only", "reward_model"])
     assert (folder / "policy/model.safetensors").stat().st_mtime_ns == made
