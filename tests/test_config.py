@@ -87,6 +87,16 @@ def test_published_code_has_the_values_of_the_authors_code():
     assert config.iterations == 97 and config.task.min_chars == 100
 
 
+def test_published_utilities_have_their_values():
+    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_published_code.yaml", [])
+    ppo, sampling = config.ppo, config.sampling
+    assert (ppo.ppo_epochs, ppo.learning_rate, ppo.init_kl_coef, ppo.adaptive_kl) == (1, 1e-4, 0.1, False)
+    assert (sampling.top_k, sampling.top_p, sampling.repetition_penalty) == (10, 0.7, 1.1)
+    assert config.task.observer_prompt.endswith("Question: {prompt}\nReference: {response}\nAnswer:")
+    llama, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", [])
+    assert config.task.pioneer_prompt.split() == llama.task.pioneer_prompt.split() and config.model == llama.model
+
+
 def test_flags_override_the_file():
     path = ROOT / "configs/imdb/ppo_tiny.yaml"
     config, _ = load(ImdbConfig, CONFIGS[0], ["--config", str(path), "--ppo.batch_size", "128", "--task.split", "test"])
