@@ -120,6 +120,17 @@ def test_generation_stops_early_at_a_stop_text(config, tokenizer):
     assert rollout.completions == ["", ""]
 
 
+def test_a_chat_template_is_given_its_options(tokenizer, monkeypatch):
+    thinking = "{{ messages[0]['content'] }}{% if enable_thinking is defined and not enable_thinking %} bad{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", thinking)
+    for options, text in (
+        (True, "good"),
+        ({"enable_thinking": True}, "good"),
+        ({"enable_thinking": False}, "good bad"),
+    ):
+        assert encode(tokenizer, ["good"], options) == tokenizer([text], add_special_tokens=False)["input_ids"]
+
+
 def test_chat_template_puts_everything_into_one_turn(tokenizer):
     with pytest.raises(UserError, match=r"model.chat_template: expected a tokenizer with a chat template"):
         encode(tokenizer, ["a"], chat_template=True)
