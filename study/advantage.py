@@ -41,7 +41,7 @@ class Setting:
     """One setting.
 
     Args:
-        dependence: of the untrained observer's reward on what it reads (docs/metrics.md).
+        dependence, slope: of the untrained observer's reward on what it reads (docs/metrics.md).
         scale: standard deviation of the untrained pioneer's task reward.
         one: combined rewards of one agent by CALLS, a value for each seed, and that of UNTRAINED.
         chain: those of the pair, mean of both orders.
@@ -49,6 +49,7 @@ class Setting:
 
     label: str
     dependence: Interval
+    slope: Interval
     scale: float
     one: Rewards
     chain: list[float]
@@ -101,7 +102,10 @@ def _setting(entry: dict[str, Any]) -> Setting:
         expect(bool(values), name, f"the name of runs in {entry['evaluation']}", entry[name])
     untrained = [row["combined_reward"] for row in rows if row["name"] == "base after itself"]
     single[UNTRAINED] = untrained or [-math.inf]
-    return Setting(entry["label"], tuple(probe["readings"][0]["dependence"]), probe["spread"], single, chain)
+    reading = probe["readings"][0]
+    return Setting(
+        entry["label"], tuple(reading["dependence"]), tuple(reading["slope"]), probe["spread"], single, chain
+    )
 
 
 def _json(path: str) -> Any:
@@ -121,7 +125,8 @@ def table(settings: Sequence[Setting]) -> str:
 
     return markdown_table(
         [
-            {"setting": s.label, "n": str(len(s.chain)), "dependence": with_interval(s.dependence, ".2f")}
+            {"setting": s.label, "n": str(len(s.chain))}
+            | {"dependence": with_interval(s.dependence, ".2f"), "slope": with_interval(s.slope, ".2f")}
             | {f"one agent, {calls}": shown(s.one[calls]) for calls in CALLS}
             | {UNTRAINED: shown([x for x in s.one[UNTRAINED] if math.isfinite(x)]), "chain": shown(s.chain)}
             | {"advantage": with_interval(s.advantage(), "+.2f")}
@@ -131,7 +136,7 @@ def table(settings: Sequence[Setting]) -> str:
 
 
 def plot(settings: Sequence[Setting], path: Path) -> None:
-    """Advantage over dependence, both with their 95 % intervals."""
+    """Advantage over dependence, both with their 95 % intervals; filled where the slope is above 0."""
     import matplotlib.pyplot as plt
 
     from cory.run.plots import colours
@@ -140,10 +145,12 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
     axis.axhline(0, color="0.3", lw=0.8)
     for setting, colour in zip(settings, colours(len(settings)), strict=True):
         (x, left, right), (y, low, high) = setting.dependence, setting.advantage()
-        style: dict[str, Any] = {"marker": "o", "ms": 5, "lw": 1.2, "capsize": 2, "color": colour}
+        style: dict[str, Any] = {"marker": "o", "ms": 6, "lw": 1.2, "capsize": 2, "color": colour}
+        style |= {} if setting.slope[1] > 0 else {"mfc": "white"}
         axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], label=setting.label, **style)
     axis.set(
-        xlabel="how much an observer's reward depends on what it reads, before training",
+        title="filled: what earns the pioneer more earns its reader more",
+        xlabel="dependence of the observer's reward on what it reads, before training",
         ylabel="advantage of the chain\n(standard deviations of the reward)",
     )
     axis.spines[["top", "right"]].set_visible(False)

@@ -22,7 +22,8 @@ def here(tmp_path, monkeypatch):
     }  # fmt: skip
     rows = [{"name": name, "combined_reward": value} for name, value in values.items()]
     (tmp_path / "evaluation.json").write_text(json.dumps({"rows": rows}))
-    (tmp_path / "observer.json").write_text(json.dumps({"spread": 0.5, "readings": [{"dependence": [0.3, 0.2, 0.4]}]}))
+    probe = {"spread": 0.5, "readings": [{"dependence": [0.3, 0.2, 0.4], "slope": [0.1, -0.1, 0.2]}]}
+    (tmp_path / "observer.json").write_text(json.dumps(probe))
     entry = "{label: It, evaluation: evaluation.json, observer: observer.json, chain: two, single: one}"
     (tmp_path / "settings.yaml").write_text(f"- {entry}")
     return tmp_path
