@@ -46,6 +46,8 @@ class PositiveLogit:
         name: Hub id or local folder of a sequence classifier.
         batch_size: texts in one forward pass.
         device: where it runs.
+        separator: between query and response. A response that continues its query has its own space; one that is a
+            turn of a chat does not.
 
     Raises:
         UserError: there is no such classifier, or it has no POSITIVE label.
@@ -53,16 +55,16 @@ class PositiveLogit:
 
     __name__ = "PositiveLogit"
 
-    def __init__(self, name: str, batch_size: int, device: torch.device) -> None:
+    def __init__(self, name: str, batch_size: int, device: torch.device, separator: str = "") -> None:
         model, self.tokenizer, self.index = load_classifier(name, "POSITIVE", "task.reward_model")
         self.model: PreTrainedModel = model.to(device)
-        self.batch_size = batch_size
+        self.batch_size, self.separator = batch_size, separator
         self.max_length = getattr(model.config, "max_position_embeddings", None)
 
     @torch.no_grad()
     def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
         """Scores query + response, in batches of similar length so that padding costs little."""
-        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        texts = [prompt + self.separator + completion for prompt, completion in zip(prompts, completions, strict=True)]
         rows = self.tokenizer(texts, truncation=self.max_length is not None, max_length=self.max_length)["input_ids"]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         rewards = torch.empty(len(rows))
@@ -102,7 +104,8 @@ def make_task(config: ImdbConfig, device: torch.device, split: str | None = None
     """The task of a run; with `split`, of another part of the data."""
     settings = config.task
     name = toy.REWARD_MODEL if settings.reward_model == "tiny" else settings.reward_model
-    reward = PositiveLogit(str(name), settings.reward_batch_size, device)
+    separator = " " if config.of_agent(0).model.chat_template else ""
+    reward = PositiveLogit(str(name), settings.reward_batch_size, device, separator)
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
     return Task(queries(settings, split or settings.split, tokenizer_of(config), config.seed), reward, prompts)
 

@@ -1,13 +1,13 @@
-"""Where does cooperation pay? The advantage of a chain of two agents over two calls of one, over what a reader reads.
+"""Where does cooperation pay? The advantage of a chain over two calls of one model, over what its observer reads.
 
     python -m study.advantage results/when/settings.yaml --out results/when
 
-The file lists settings, each with the evaluation of its runs (an experiment's `evaluate`, with two samples) and the
-reading of its untrained model (`observer.py --out`):
+The file lists settings, each with the evaluation of its runs (`evaluate.py RUNS --samples 2`, as an experiment's
+`evaluate` is) and the probe of its untrained model (`observer.py --out`):
 
     - label: GSM8K, toy
-      evaluation: results/gsm8k_credit/evaluation.json
-      observer: results/when/gsm8k.json
+      evaluation: results/when/gsm8k/evaluation.json
+      observer: results/when/gsm8k/observer.json
       chain: gsm8k_cory_tiny          # runs gsm8k_cory_tiny-seed0, -seed1, ...
       single: gsm8k_ppo_tiny
 
@@ -15,7 +15,6 @@ Writes advantage.md, a table, and advantage.png.
 """
 
 import json
-import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -31,9 +30,8 @@ from cory.run.settings import main
 from study.statistics import Interval, bootstrap, with_interval
 
 KEYS = {"label", "evaluation", "observer", "chain", "single"}
-CALLS = {"alone": "", "after itself": " after itself", "best of 2": ", best of 2"}  # of one agent; ends of rows' names
-UNTRAINED = "untrained, after itself"
-Rewards = dict[str, list[float]]  # combined reward by seed
+CALLS = {"alone": "", "after itself": " after itself"}  # of one agent; the ends of rows' names
+UNTRAINED = "base after itself"
 
 
 @dataclass(frozen=True)
@@ -43,31 +41,27 @@ class Setting:
     Args:
         dependence, slope: of the untrained observer's reward on what it reads (docs/metrics.md).
         scale: standard deviation of the untrained pioneer's task reward.
-        one: combined rewards of one agent by CALLS, a value for each seed, and that of UNTRAINED.
-        chain: those of the pair, mean of both orders.
+        one: for each seed, the combined rewards of one agent by CALLS. untrained: that of the base after itself.
+        chain: those of the pair, mean of both orders. best_of_2: task rewards of one agent's better response of two.
     """
 
     label: str
     dependence: Interval
     slope: Interval
     scale: float
-    one: Rewards
+    one: list[dict[str, float]]
+    untrained: float
     chain: list[float]
-
-    def best(self) -> str:
-        """Which two calls of one model, or one, do best without a reward at inference."""
-        return max(("alone", "after itself", UNTRAINED), key=lambda calls: statistics.fmean(self.one[calls]))
+    best_of_2: list[float]
 
     def advantage(self) -> Interval:
-        """Of the chain over `best`, in units of `scale`, with a bootstrap over the seeds of both."""
+        """Of the chain over the best of CALLS and `untrained`, in units of `scale`, with a bootstrap over seeds."""
 
-        def difference(chain: Sequence[float], one: Sequence[float]) -> float:
-            return (statistics.fmean(chain) - statistics.fmean(one)) / self.scale
+        def difference(chain: Sequence[float], one: Sequence[dict[str, float]]) -> float:
+            rivals = [statistics.fmean(seed[calls] for seed in one) for calls in CALLS]
+            return (statistics.fmean(chain) - max(*rivals, self.untrained)) / self.scale
 
-        one = self.one[self.best()]
-        if len(one) == 1:  # the untrained model has no seeds
-            return bootstrap(lambda chain: difference(chain, one), self.chain)
-        return bootstrap(difference, self.chain, one)
+        return bootstrap(difference, self.chain, self.one)
 
 
 def read_settings_file(path: Path) -> list[Setting]:
@@ -84,28 +78,34 @@ def read_settings_file(path: Path) -> list[Setting]:
 
 
 def _setting(entry: dict[str, Any]) -> Setting:
-    rows = _json(entry["evaluation"])["rows"]
-    probe = _json(entry["observer"])
+    path = entry["evaluation"]
+    try:
+        rows = {row["name"]: row for row in _json(path)["rows"]}
+        probe = _json(entry["observer"])
+        reading, scale = probe["readings"][0], probe["spread"]
+        depends, follows = tuple(reading["dependence"]), tuple(reading["slope"])
+    except (LookupError, TypeError) as error:
+        expected = "an evaluation.json and what observer.py --out has written"
+        raise UserError(f"{entry['label']}: expected {expected}, got files without {error}") from None
+    expect(UNTRAINED in rows, path, f"a row {UNTRAINED!r}: evaluate the runs again", list(rows))
 
-    def of(group: str, end: str) -> list[list[float]]:
-        """Combined rewards of the rows GROUP-seedN/agent_X END, by seed."""
+    def of(group: str, end: str, metric: str = "combined_reward") -> list[float]:
+        """A metric of the rows GROUP-seedN/agent_X END by seed, mean over agents."""
         form = re.compile(rf"{re.escape(group)}-seed(\d+)/agent_\d+{end}")
         found: dict[str, list[float]] = {}
-        for row in rows:
-            if match := form.fullmatch(row["name"]):
-                found.setdefault(match[1], []).append(row["combined_reward"])
-        return list(found.values())
+        for name, row in rows.items():
+            if match := form.fullmatch(name):
+                expect(metric in row, path, f"{metric} in each row: evaluate with --samples 2", name)
+                found.setdefault(match[1], []).append(row[metric])
+        return [statistics.fmean(found[seed]) for seed in sorted(found, key=int)]
 
-    single = {calls: [values[0] for values in of(entry["single"], re.escape(end))] for calls, end in CALLS.items()}
-    chain = [statistics.fmean(values) for values in of(entry["chain"], r" after agent_\d+")]
-    for name, values in (("single", single["alone"]), ("single", single["after itself"]), ("chain", chain)):
-        expect(bool(values), name, f"the name of runs in {entry['evaluation']}", entry[name])
-    untrained = [row["combined_reward"] for row in rows if row["name"] == "base after itself"]
-    single[UNTRAINED] = untrained or [-math.inf]
-    reading = probe["readings"][0]
-    return Setting(
-        entry["label"], tuple(reading["dependence"]), tuple(reading["slope"]), probe["spread"], single, chain
-    )
+    by_calls = [of(entry["single"], end) for end in CALLS.values()]
+    one = [dict(zip(CALLS, values, strict=True)) for values in zip(*by_calls, strict=True)]
+    chain = of(entry["chain"], r" after agent_\d+")
+    for key, values in (("single", one), ("chain", chain)):
+        expect(bool(values), key, f"the name of runs in {path}", entry[key])
+    best = of(entry["single"], "", "best_of_2")
+    return Setting(entry["label"], depends, follows, scale, one, rows[UNTRAINED]["combined_reward"], chain, best)
 
 
 def _json(path: str) -> Any:
@@ -127,16 +127,16 @@ def table(settings: Sequence[Setting]) -> str:
         [
             {"setting": s.label, "n": str(len(s.chain))}
             | {"dependence": with_interval(s.dependence, ".2f"), "slope": with_interval(s.slope, ".2f")}
-            | {f"one agent, {calls}": shown(s.one[calls]) for calls in CALLS}
-            | {UNTRAINED: shown([x for x in s.one[UNTRAINED] if math.isfinite(x)]), "chain": shown(s.chain)}
-            | {"advantage": with_interval(s.advantage(), "+.2f")}
+            | {f"one agent, {calls}": shown([seed[calls] for seed in s.one]) for calls in CALLS}
+            | {"untrained, after itself": shown([s.untrained]), "chain": shown(s.chain)}
+            | {"advantage": with_interval(s.advantage(), "+.2f"), "best of 2, task reward": shown(s.best_of_2)}
             for s in settings
         ]
     )
 
 
 def plot(settings: Sequence[Setting], path: Path) -> None:
-    """Advantage over dependence, both with their 95 % intervals; filled where the slope is above 0."""
+    """Advantage over dependence, both with their 95 % intervals. Filled: the interval of the slope is above 0."""
     import matplotlib.pyplot as plt
 
     from cory.run.plots import colours
@@ -149,7 +149,7 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
         style |= {} if setting.slope[1] > 0 else {"mfc": "white"}
         axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], label=setting.label, **style)
     axis.set(
-        title="filled: what earns the pioneer more earns its reader more",
+        title="filled: a better response of the pioneer makes a better response of the observer",
         xlabel="dependence of the observer's reward on what it reads, before training",
         ylabel="advantage of the chain\n(standard deviations of the reward)",
     )

@@ -1,7 +1,7 @@
 """Makes small models of real text from the IMDB data set: a DistilBERT reward model and a GPT-2, from scratch.
 
     python -m study.make_imdb_models FOLDER                          # IMDB from the Hub
-    python -m study.make_imdb_models FOLDER --dataset IMDB_FOLDER    # a folder with train.parquet, test.parquet, ...
+    python -m study.make_imdb_models FOLDER --dataset IMDB_FOLDER    # its {train,test,unsupervised}.parquet
     python -m study.make_imdb_models FOLDER --only reward_model
 
 Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders, and prints how good they are on the
@@ -22,10 +22,10 @@ VOCABULARY = 8192
 PIECES_PER_REVIEW = 4  # of a training review, for the classifier to read
 PIECE_WORDS = (4, 60)  # of such a piece
 LM_TOKENS = 96  # of a review, for the language model to learn
-LM_REVIEWS = 70_000
+LM_REVIEWS = 70_000  # of the 75,000 without the test's
 QUALITY_WORDS = (16, 32, 96)  # of a test review, at which the classifier is judged
 QUALITY_REVIEWS = 2000
-LEAST = 0.6  # accuracy on the longest of these; some trainings do not leave 0.5
+LEAST = 0.6  # accuracy on the longest of these; some trainings stay at chance
 
 
 def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, float]:
@@ -43,6 +43,8 @@ def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, f
         return [plain(text) for text in rows["text"]], rows["label"]
 
     texts, labels = reviews("train")
+    test, test_labels = reviews("test")
+    more = [] if only == "reward_model" else reviews("unsupervised")[0]
     rng = random.Random(seed)
     tokenizer = train_tokenizer(texts, VOCABULARY)
 
@@ -59,18 +61,17 @@ def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, f
         save(model, tokenizer, target)
 
     def policy(target: Path) -> None:
-        more = (texts + reviews("unsupervised")[0])[:LM_REVIEWS]
+        learnt = (texts + more)[:LM_REVIEWS]
         model = train_gpt2(
-            more, tokenizer, width=256, layers=4, positions=256, length=LM_TOKENS, steps=len(more) // 64,
+            learnt, tokenizer, width=256, layers=4, positions=256, length=LM_TOKENS, steps=len(learnt) // 64,
             learning_rate=1e-3, seed=seed,
         )  # fmt: skip
         save(model, tokenizer, target)
 
     for name, build in (("reward_model", reward_model), ("policy", policy)):
         if only in (None, name):
-            cached(folder / name, build)
-            print(f"Made: {folder / name}", flush=True)
-    test, test_labels = reviews("test")
+            there = (folder / name).exists()
+            print(f"{'There already' if there else 'Made'}: {cached(folder / name, build)}", flush=True)
     chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
     with torch.no_grad():
         quality = measure(folder, [test[i] for i in chosen], [test_labels[i] for i in chosen])
@@ -92,7 +93,7 @@ def piece(rng: random.Random, text: str) -> str:
 
 
 def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[str, float]:
-    """What is there of: the classifier's accuracy on the first words of reviews, the policy's loss in nats a token."""
+    """The reward model's accuracy on the first words of reviews, and the policy's loss, of those that exist."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 

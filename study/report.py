@@ -27,14 +27,13 @@ def write_report(folder: Path) -> None:
     Raises:
         UserError: the folder holds no evaluation that has ended.
     """
-    from cory.evaluation import BEST_OF_2, read_responses  # here, as importing torch takes seconds
+    from cory.evaluation import read_responses  # here, as importing torch takes seconds
 
     try:
         evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
         done = read_responses(folder)
         rows, titles, queries = (evaluation[key] for key in ("rows", "titles", "queries"))
-        names = [row["name"] for row in rows if not row["name"].endswith(BEST_OF_2)]
-        of_models = {name: [done[name, i] for i in range(len(queries))] for name in names}
+        of_models = {row["name"]: [done[row["name"], i] for i in range(len(queries))] for row in rows}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"expected the folder of an evaluation that has ended, got {str(folder)!r} ({error})") from None
     text = evaluation_markdown(rows, titles, queries, of_models, evaluation["settings"]["shown"])

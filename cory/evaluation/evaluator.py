@@ -2,9 +2,8 @@
 
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
-* compute-matched: two calls of one model, which a chain of two agents is compared with. `A after itself`: the agent of
-  a PPO run, or the base, answers twice, the second time as its own observer. `A, best of 2`: it answers twice, and the
-  response of the higher task reward counts, for a reward that is there at inference (with two samples or more).
+* compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
+  observer, so that a chain of two agents is compared with two calls of one.
 
 KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
 is loaded as its run has it (chat template, quantization, remote code) and reads its run's prompts.
@@ -38,7 +37,6 @@ TITLES = {
     "perplexity": "perplexity under base",
 }  # fmt: skip
 LOCAL = ("models", "base", "task", "model", "device", "output")  # settings that may name folders of a machine
-BEST_OF_2 = ", best of 2"  # after a model's name: the better of each two of its responses
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
@@ -81,10 +79,9 @@ class Evaluator:
         base = changed(replace(model, name=first.resolve(name), revision=revision), settings.model)
         read = self._as_read_by(next(iter(runs))) if runs else task
         self.candidates = {"base": Candidate(base, None, base, read)}
-        self.single: list[str] = []  # models with two calls of their own, which a chain is compared with
         self.chains: dict[str, tuple[str, str, int]] = {}  # who is read, maybe a chain; who answers; in which role
         if runs:
-            self._call_twice("base")
+            self.chains["base after itself"] = ("base", "base", 1)
         for name in settings.models:
             path = Path(name)
             if path in runs:
@@ -101,10 +98,6 @@ class Evaluator:
         """The task with a run's prompts, as its record has them."""
         made_of = read_settings(run).get("fingerprint") or {}
         return replace(self.task, prompts=RolePrompts(**made_of["prompts"])) if made_of else self.task
-
-    def _call_twice(self, name: str) -> None:
-        self.single.append(name)
-        self.chains[f"{name} after itself"] = (name, name, 1)
 
     def _add_run(self, run: Path, config: Config) -> None:
         """A run's agents as candidates, and their chains. They read what its record says; another reward is named."""
@@ -127,7 +120,7 @@ class Evaluator:
         for pioneer, observer in itertools.permutations(names, 2):
             self.chains[f"{observer} after {pioneer.split('/')[-1]}"] = (pioneer, observer, 1)
         if len(names) == 1:
-            self._call_twice(names[0])
+            self.chains[f"{names[0]} after itself"] = (names[0], names[0], 1)
         for start in range(len(names) if 2 < config.cory.roles <= len(names) else 0):  # longer chains, role by role
             read, so_far = names[start], names[start].split("/")[-1]
             for place in range(1, config.cory.roles):
@@ -146,10 +139,7 @@ class Evaluator:
             for name, (pioneer, observer, role) in self.chains.items():
                 self._answer(name, observer, pioneer, role, file)
         count = len(self.columns["prompt"])
-        found = {name: [self.done[name, i] for i in range(count)] for name in [*self.candidates, *self.chains]}
-        if self.settings.samples > 1 and not self.settings.ks:
-            found |= {name + BEST_OF_2: [best_of_2(record) for record in found[name]] for name in self.single}
-        return found
+        return {name: [self.done[name, i] for i in range(count)] for name in [*self.candidates, *self.chains]}
 
     def _answer(self, name: str, model: str, pioneer: str | None, role: int, file: TextIO) -> None:
         """Answers what is missing of a row, `name`: by `model` alone, or in a `role` after `pioneer`."""
@@ -204,15 +194,14 @@ class Evaluator:
         )  # fmt: skip
 
 
-def best_of_2(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of the better of each two samples, by task reward; an odd last one is left out.
+def best_of_2(rewards: Sequence[float]) -> float:
+    """Mean over all pairs of rewards of the larger one: the reward of two responses of which the better counts.
 
-    >>> best_of_2({"rewards": [1.0, 2.0, 0.5], "kl": [0.1, 0.3, 0.2]})
-    {'rewards': [2.0], 'kl': [0.3]}
+    >>> best_of_2([1.0, 2.0, 0.0])
+    1.6666666666666667
     """
-    rewards = record["rewards"]
-    better = [max(i, i + 1, key=lambda at: rewards[at]) for i in range(0, len(rewards) - 1, 2)]
-    return {key: [value[i] for i in better] if isinstance(value, list) else value for key, value in record.items()}
+    ranked = sorted(rewards)
+    return sum(i * reward for i, reward in enumerate(ranked)) / math.comb(len(ranked), 2)
 
 
 def summarise(
@@ -228,6 +217,8 @@ def summarise(
             "combined_reward": [mean(r["rewards"]) - kl_coef * mean(r["kl"]) for r in queries],
             "tokens": [mean(r["tokens"]) for r in queries],
         }
+        if settings.samples > 1:
+            values["best_of_2"] = [best_of_2(r["rewards"]) for r in queries]
         for k in settings.ks:
             values[f"pass@{k}"] = [pass_at_k(len(r["rewards"]), r["rewards"].count(1.0), k) for r in queries]
         if settings.greedy:
@@ -250,7 +241,9 @@ def columns_shown(task: Task, settings: EvaluationConfig) -> dict[str, str]:
     """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and diversity."""
     own = {name: name for name in task.metrics}
     passes = {name: name for name in [*(f"pass@{k}" for k in settings.ks), *(["greedy"] if settings.greedy else [])]}
-    return {**passes, **own, "tokens": "tokens", "kl": "KL to base"} if settings.ks else {**TITLES, **own}
+    if settings.ks:
+        return {**passes, **own, "tokens": "tokens", "kl": "KL to base"}
+    return {**TITLES, **({"best_of_2": "task reward, best of 2"} if settings.samples > 1 else {}), **own}
 
 
 class Evaluation(NamedTuple):

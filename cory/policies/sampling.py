@@ -30,12 +30,15 @@ def encode(
     A mapping holds options of the template. The opening of the assistant's turn follows the turns. Raises a UserError
     where the tokenizer has no chat template, or the template does not take a prompt's messages.
     """
-    if not chat_template and all(isinstance(prompt, str) for prompt in prompts):
+    if chat_template in (False, None) and all(isinstance(prompt, str) for prompt in prompts):
         return tokenizer(list(prompts))["input_ids"]
     has_one, name = bool(tokenizer.chat_template), tokenizer.name_or_path
     needed = "a tokenizer with a chat template" + ("" if chat_template else ", as the prompts are chat messages")
     expect(has_one, "model.chat_template" if chat_template else "model.name", needed, name)
     options = chat_template if isinstance(chat_template, Mapping) else {}
+    for key in options:  # a template ignores what it does not know
+        known = key in tokenizer.chat_template and key not in ("messages", "add_generation_prompt")
+        expect(known, "model.chat_template", f"options that {name}'s template reads", key)
     texts = []
     for row, prompt in enumerate(prompts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

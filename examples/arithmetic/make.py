@@ -4,7 +4,7 @@
     python examples/arithmetic/make.py            # seconds, into examples/arithmetic/out
     python examples/arithmetic/make.py FOLDER     # into another folder
 
-Two numbers of one or two digits, added or subtracted. No sum of test.jsonl is in train.jsonl.
+Two numbers of one or two digits, added or subtracted. No sum of test.jsonl is in train.jsonl, in either order.
 """
 
 import json
@@ -20,9 +20,9 @@ def make(folder: Path) -> None:
     """Fills `folder` with train.jsonl and test.jsonl: `prompt`, the question, and `answer`, a whole number."""
     import reasoning_gym
 
-    drawn = reasoning_gym.create_dataset("chain_sum", size=3 * sum(ROWS.values()), seed=0, **SUMS)
-    answers = {row["question"]: row["answer"] for row in drawn}
-    rows = [json.dumps({"prompt": question, "answer": answer}) + "\n" for question, answer in answers.items()]
+    drawn = reasoning_gym.create_dataset("chain_sum", size=4 * sum(ROWS.values()), seed=0, **SUMS)
+    unique = {(*sorted(row["question"].split()),): row for row in drawn}.values()  # 3 + 5 and 5 + 3 are one
+    rows = [json.dumps({"prompt": row["question"], "answer": row["answer"]}) + "\n" for row in unique]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.jsonl").write_text("".join(rows[: ROWS["train"]]))
     (folder / "test.jsonl").write_text("".join(rows[ROWS["train"] : sum(ROWS.values())]))

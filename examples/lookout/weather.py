@@ -5,7 +5,7 @@
 
 In fog, as in `make.py`, the lookout sees the land and the helmsman knows the course. In clear weather both see both, so
 each can find the right order alone. FOLDER/fog_0, fog_25, ... fog_100 hold queries of which so many percent are in fog;
-FOLDER/model is one small language model for all of them. In clear weather its crew is right half of the time.
+FOLDER/model is one small language model for all of them. In clear weather its crew knows the order half of the time.
 """
 
 import json
@@ -26,7 +26,7 @@ from cory.prompts import fill
 from study.small_models import save_half, train_gpt2, train_tokenizer
 
 FOG = (0, 25, 50, 75, 100)  # percent of the queries
-RIGHT = 0.5  # share of right orders in clear weather; the rest are guesses
+RIGHT = 0.5  # share of orders that are known to be right in clear weather; the rest are guesses
 
 
 def rows(split: str, fog: float, seed: int = 0) -> list[dict[str, str]]:

@@ -88,5 +88,5 @@ def test_fog_decides_what_each_role_knows(tmp_path):
             known = "ship" in row["sees"], "land" in row["knows"]
             assert known == ((False, False) if row in foggy else (True, True))
     templates = yaml.safe_load((EXAMPLE / "weather.yaml").read_text())["task"]
-    for row in rows[:1]:
-        assert fill(templates["pioneer_prompt"], row).endswith(f"The lookout {row['sees']} and calls:")
+    assert fill(templates["pioneer_prompt"], rows[0]).endswith(f"The lookout {rows[0]['sees']} and calls:")
+    assert fill(templates["observer_prompt"], {**rows[0], "response": ""}).endswith(f"{rows[0]['knows']} and calls:")

@@ -1,6 +1,8 @@
 """Where cooperation pays: a chain against two calls of one agent, over what a reader reads."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,12 +17,11 @@ def here(tmp_path, monkeypatch):
     values = {
         "one-seed0/agent_1": 0.5, "one-seed1/agent_1": 0.7,
         "one-seed0/agent_1 after itself": 0.9, "one-seed1/agent_1 after itself": 1.1,
-        "one-seed0/agent_1, best of 2": 2.0, "one-seed1/agent_1, best of 2": 2.0,
         "two-seed0/agent_2 after agent_1": 1.0, "two-seed0/agent_1 after agent_2": 1.4,
         "two-seed1/agent_2 after agent_1": 1.6, "two-seed1/agent_1 after agent_2": 1.6,
         "two-x=1-seed0/agent_2 after agent_1": 9.0, "base": 0.0, "base after itself": 0.1,
     }  # fmt: skip
-    rows = [{"name": name, "combined_reward": value} for name, value in values.items()]
+    rows = [{"name": name, "combined_reward": value, "best_of_2": 2.0} for name, value in values.items()]
     (tmp_path / "evaluation.json").write_text(json.dumps({"rows": rows}))
     probe = {"spread": 0.5, "readings": [{"dependence": [0.3, 0.2, 0.4], "slope": [0.1, -0.1, 0.2]}]}
     (tmp_path / "observer.json").write_text(json.dumps(probe))
@@ -31,17 +32,33 @@ def here(tmp_path, monkeypatch):
 
 def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
     (setting,) = advantage.read_settings_file(here / "settings.yaml")
-    assert setting.best() == "after itself" and setting.chain == pytest.approx([1.2, 1.6])
+    assert setting.chain == pytest.approx([1.2, 1.6]) and setting.untrained == 0.1
     value, low, high = setting.advantage()
     assert value == pytest.approx((1.4 - 1.0) / 0.5) and low < value < high
-    setting.one[advantage.UNTRAINED][0] = 1.3
-    value, low, high = setting.advantage()
-    assert setting.best() == advantage.UNTRAINED and value == pytest.approx(0.2) and low < value < high
+    value, low, high = replace(setting, untrained=1.3).advantage()
+    assert value == pytest.approx(0.2) and low < value < high
+    assert math.isnan(replace(setting, one=setting.one[:1]).advantage()[1])  # one seed has no spread
     advantage.command_line(["settings.yaml", "--out", "out"])
     row = (here / "out/advantage.md").read_text().splitlines()[-1]
-    assert "0.60 ± 0.14 | 1.00 ± 0.14 | 2.00 ± 0.00 | 0.10 | 1.40 ± 0.28 | +0.80" in row
+    assert "0.60 ± 0.14 | 1.00 ± 0.14 | 0.10 | 1.40 ± 0.28 | +0.80" in row and row.endswith("| 2.00 ± 0.00 |")
     assert (here / "out/advantage.png").read_bytes().startswith(b"\x89PNG")
     assert row in capsys.readouterr().out
+
+
+def test_an_evaluation_of_another_kind_is_explained(here):
+    evaluation = json.loads((here / "evaluation.json").read_text())
+    for key, message in (
+        ("best_of_2", "expected best_of_2 in each row: evaluate with --samples 2"),
+        ("name", "It: expected an evaluation.json and what observer.py --out has written, got files without 'name'"),
+    ):
+        rows = [{k: v for k, v in row.items() if k != key} for row in evaluation["rows"]]
+        (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
+        with pytest.raises(UserError, match=message):
+            advantage.read_settings_file(here / "settings.yaml")
+    rows = [row for row in evaluation["rows"] if row["name"] != "base after itself"]
+    (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
+    with pytest.raises(UserError, match="expected a row 'base after itself': evaluate the runs again"):
+        advantage.read_settings_file(here / "settings.yaml")
 
 
 @pytest.mark.parametrize(

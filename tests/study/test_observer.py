@@ -75,7 +75,9 @@ def test_agents_are_loaded_as_their_run_had_them(
     for query, text in zip(pioneer, observer, strict=True):
         assert text.startswith(f'I can make this sentence "{query}') and text.endswith(f"more positive: {query}")
     capsys.readouterr()
-    imdb_observer.command_line([str(run)])
+    with pytest.raises(UserError, match=r"expected no flag but --queries beside the folder of a run, got '--querys 5'"):
+        imdb_observer.command_line([str(run), "--querys", "5"])
+    imdb_observer.command_line([str(run), "--queries", "6"])
     out = capsys.readouterr().out
     assert out.startswith(f"{run}: correlation of the agents' rewards ") and "through the pioneer's response" in out
 
@@ -120,7 +122,7 @@ def test_a_probe_reads_with_and_without_the_chat_template_and_in_wordings_of_one
 
     monkeypatch.setattr(responses, "respond", respond)
     data = ["--task.dataset", str(reviews), "--task.min_chars", "0", "--task.reward_model", str(classifier_folder)]
-    flags = ["--model.name", str(chat_folder), *data, "--queries", "6", "--draws", "3"]
+    flags = ["--model.name", str(chat_folder), *data, "--queries", "6", "--samples", "3"]
     imdb_observer.command_line([*flags, "--wording", "<{prompt}{response}> {prompt}"])
     rows = capsys.readouterr().out
     assert rows.count("| no |") == rows.count("| yes |") == 4  # the three that the task has, and the one given
@@ -134,6 +136,10 @@ def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_pat
     tokenizer.save_pretrained(folder)
     with pytest.raises(UserError, match=r"expected some of which 3 responses differ in their reward, got 0"):
         gsm8k_observer.command_line([str(folder), "--queries", "4"])  # random weights solve nothing
+    with pytest.raises(UserError, match="--samples: expected at least 3, got 2"):
+        gsm8k_observer.command_line(["--samples", "2"])
+    with pytest.raises(UserError, match="observer prompt: expected the placeholder"):
+        gsm8k_observer.command_line(["--wording", "{prompt}"])
     with pytest.raises(UserError, match=r"model.name: expected a Hub id or an existing local folder"):
         gsm8k_observer.command_line([str(tmp_path / "none")])
 
@@ -145,6 +151,7 @@ def test_the_dependence_is_the_share_of_variance_between_responses_read():
     assert low < 0.25 / 1.25 < high and high - low < 0.2
     assert dependence(query + read + np.zeros((400, 4, 2)))[0] == pytest.approx(1)
     assert abs(dependence(query + rng.normal(size=(400, 4, 2)))[0]) < 0.07
+    assert math.isnan(dependence(np.ones((5, 4, 2)))[0])
 
 
 def test_the_slope_is_that_within_queries():

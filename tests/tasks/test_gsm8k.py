@@ -129,6 +129,10 @@ def test_a_chat_template_is_given_its_options(tokenizer, monkeypatch):
         ({"enable_thinking": False}, "good bad"),
     ):
         assert encode(tokenizer, ["good"], options) == tokenizer([text], add_special_tokens=False)["input_ids"]
+    with pytest.raises(
+        UserError, match=r"model.chat_template: expected options that .* template reads, got 'tokenize'"
+    ):
+        encode(tokenizer, ["good"], {"tokenize": False})
 
 
 def test_chat_template_puts_everything_into_one_turn(tokenizer):
