@@ -149,9 +149,11 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
         style |= {} if setting.slope[1] > 0 else {"mfc": "white"}
         axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], label=setting.label, **style)
     axis.set(
-        title="filled: a better response of the pioneer makes a better response of the observer",
         xlabel="dependence of the observer's reward on what it reads, before training",
         ylabel="advantage of the chain\n(standard deviations of the reward)",
+    )
+    axis.set_title(
+        "filled: slope above 0, better responses of the pioneer make better ones of the observer", fontsize=9
     )
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
