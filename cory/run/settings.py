@@ -190,11 +190,11 @@ def _with_nearest(message: str, config_class: type) -> str:
 
 
 def new_folder(output: str | None, name: str) -> Path:
-    """Makes a folder: `output`, which must be empty, or the first free one of runs/NAME, runs/NAME-2, ..."""
+    """Makes a folder: `output`, which must hold no file, or the first free one of runs/NAME, runs/NAME-2, ..."""
     try:
         if output is not None:
             folder = Path(output)
-            if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            if folder.is_file() or any(path.is_file() for path in folder.rglob("*")):
                 where = f"{str(folder)!r}, which already holds a run or other files"
                 raise UserError(f"output: expected a new or empty folder, got {where}")
             folder.mkdir(parents=True, exist_ok=True)
