@@ -73,8 +73,10 @@ def coupling(
     for role, (own, adapter, of) in enumerate(models):
         with pool.loaded(own, adapter, of) as loaded:
             known = read if config.cory.knowledge_transfer else None
-            how = {"seed": role, "chat_template": own.chat_template, "kl": False}
-            responses, values = answer(loaded, task, columns, config.sampling, known, role, **how)
+            responses, values = answer(
+                loaded, task, columns, config.sampling, known, role,
+                seed=role, chat_template=own.chat_template, kl=False,
+            )  # fmt: skip
             read = responses.completions
             rewards.append(np.reshape(values, (-1, samples)))
     return correlations(*rewards)
