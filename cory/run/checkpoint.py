@@ -236,7 +236,7 @@ def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: S
             if saved is not None and config.output:
                 _check_same(run, saved, wanted)
             if saved is not None and not list(differences(saved, wanted)):
-                return _resumed(run, newest(run, agents))
+                return _resumed(run, newest(run, agents), wanted["iterations"])
         print("resume: no earlier run with these settings; starting a new one.", flush=True)
         return None
     path = Path(config.resume)
@@ -251,7 +251,7 @@ def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: S
         expect(one, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
         run, found = path, newest(path, agents)
     _check_same(path, found[1].config if found else _settings(path), wanted)
-    return _resumed(run, found)
+    return _resumed(run, found, wanted["iterations"])
 
 
 def _runs(name: str) -> list[Path]:
@@ -273,8 +273,11 @@ def _check_same(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any])
         raise UserError(f"resume: expected the settings of {str(path)!r}, got others: {changed}")
 
 
-def _resumed(run: Path, found: tuple[Path, RunState] | None) -> Resumed:
+def _resumed(run: Path, found: tuple[Path, RunState] | None, iterations: int) -> Resumed:
     path, state = found or (None, RunState())
+    following = f"next is iteration {state.iteration + 1}"
+    if state.iteration >= iterations:
+        following = f"all {iterations} iterations are done; --iterations makes the run longer"
     where = f"checkpoint {path}" if path else f"the beginning, as {run} has no whole checkpoint"
-    print(f"Resuming {run} from {where}: next is iteration {state.iteration + 1}.", flush=True)
+    print(f"Resuming {run} from {where}: {following}.", flush=True)
     return Resumed(run, path, state)

@@ -128,6 +128,16 @@ def test_longer_run_continues_a_finished_one(one, tmp_path):
     same(whole, tmp_path / "short")
 
 
+def test_a_run_that_is_done_says_so(one, capsys):
+    done = replace(one, iterations=2, checkpoint=CheckpointConfig(save_final=True))
+    folder = make_trainer(done).train().folder
+    before = (folder / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    make_trainer(replace(done, output=None, resume=str(folder))).train()
+    assert "all 2 iterations are done; --iterations makes the run longer" in capsys.readouterr().out
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
 def test_without_a_checkpoint_it_starts_from_the_beginning(one, capsys, tmp_path):
     whole = make_trainer(one).train().folder
     folder = shutil.copytree(whole, tmp_path / "copy")
