@@ -77,8 +77,7 @@ class Evaluator:
         model = first.of_agent(0).model if runs else ModelConfig(settings.models[0])
         name, revision = (settings.base, None) if settings.base else (model.name, model.revision)
         base = changed(replace(model, name=first.resolve(name), revision=revision), settings.model)
-        read = self._as_read_by(next(iter(runs))) if runs else task
-        self.candidates = {"base": Candidate(base, None, base, read)}
+        self.candidates = {"base": Candidate(base, None, base, self._as_read_by(next(iter(runs)))[0] if runs else task)}
         self.chains: dict[str, tuple[str, str, int]] = {}  # who is read, maybe a chain; who answers; in which role
         if runs:
             self.chains["base after itself"] = ("base", "base", 1)
@@ -94,14 +93,14 @@ class Evaluator:
         self.columns = task.dataset[:count]
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def _as_read_by(self, run: Path) -> Task:
-        """The task with a run's prompts, as its record has them."""
+    def _as_read_by(self, run: Path) -> tuple[Task, dict[str, Any]]:
+        """The task with a run's prompts, as its record has them, and the record: the run's fingerprint."""
         made_of = read_settings(run).get("fingerprint") or {}
-        return replace(self.task, prompts=RolePrompts(**made_of["prompts"])) if made_of else self.task
+        return (replace(self.task, prompts=RolePrompts(**made_of["prompts"])) if made_of else self.task), made_of
 
     def _add_run(self, run: Path, config: Config) -> None:
         """A run's agents as candidates, and their chains. They read what its record says; another reward is named."""
-        made_of, task = read_settings(run).get("fingerprint") or {}, self._as_read_by(run)
+        task, made_of = self._as_read_by(run)
         mine, trained = self.task.fingerprint_of_reward(), made_of.get("reward")
         if made_of and trained != mine["reward"]:
             print(f"Mind: {run} was trained on the reward {trained}, not {mine['reward']}.", file=sys.stderr)
