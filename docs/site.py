@@ -1,0 +1,179 @@
+"""Builds the documentation site: the pages of this repository as they are, laid out by Zensical.
+
+    python docs/site.py            # into build/site; `make docs` installs what it needs first
+    python docs/site.py --serve    # and serves it at http://localhost:8000
+
+README.md is the home page, every other page keeps its path, so links and pictures work on the site as they do in a
+checkout. Links to files that are not pages (code, configurations) become plain text. Ends with 1 if a page, anchor,
+picture or link does not exist, or the build warns.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
+SOURCES = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/figures/*.svg", "examples/*/README.md",
+           "results/**/*.md", "results/**/*.png", "results/**/*.svg"]  # fmt: skip
+NAV = {
+    "Home": "README.md",
+    "Quick start": "docs/quick_start.md",
+    "When to use CORY": "docs/when.md",
+    "Method": {
+        "Paper and code": "docs/paper.md",
+        "Credit": "docs/credit.md",
+        "Learners and chains": "docs/learners.md",
+    },
+    "Guides": {
+        "Your own task": "docs/own_task.md",
+        "Configuration": "docs/configuration.md",
+        "Experiments": "docs/experiments.md",
+        "Reliability": "docs/reliability.md",
+        "Scaling": "docs/scaling.md",
+        "Coming from other code": "docs/coming_from.md",
+        "Example: lookout": "examples/lookout/README.md",
+        "Example: arithmetic": "examples/arithmetic/README.md",
+    },
+    "Results": {
+        "Overview": "results/README.md",
+        "Why CORY is not ahead": "docs/why_not_ahead.md",
+        "The paper's claims": "results/claims.md",
+        "Speed": "results/speed.md",
+    },
+    "Reference": {
+        "Metrics": "docs/metrics.md",
+        "API": "docs/api.md",
+        "What is where": "docs/layout.md",
+        "Changelog": "CHANGELOG.md",
+    },
+}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def copy_pages() -> None:
+    """Copies all pages and pictures to build/pages, without links that lead out of them."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    files = {path.relative_to(ROOT) for pattern in SOURCES for path in ROOT.glob(pattern)}
+
+    def kept(page: Path, match: re.Match[str]) -> str:
+        target = urlsplit(match[3])
+        if target.scheme or not target.path:
+            return match[0]
+        path = (ROOT / page.parent / unquote(target.path)).resolve()
+        if not path.exists():
+            sys.exit(f"{page}: no such file: {match[3]}")
+        if path.is_dir() and (path / "README.md").exists():
+            path /= "README.md"
+            return match[0].replace(target.path, target.path.rstrip("/") + "/README.md")
+        return match[0] if path.relative_to(ROOT) in files else match[2]
+
+    for file in files:
+        (PAGES / file).parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".md":
+            parts = re.split(r"(^```.*?^```)", (ROOT / file).read_text(), flags=re.MULTILINE | re.DOTALL)
+            parts[::2] = [LINK.sub(lambda match, page=file: kept(page, match), part) for part in parts[::2]]
+            (PAGES / file).write_text("".join(parts))
+        else:
+            shutil.copy(ROOT / file, PAGES / file)
+
+
+def settings() -> str:
+    """The settings of Zensical: nothing is loaded from other servers."""
+
+    def entries(nav: dict) -> str:
+        items = (f'{{"{k}" = {entries(v) if isinstance(v, dict) else f"{v!r}"}}}' for k, v in nav.items())
+        return "[" + ", ".join(items) + "]"
+
+    return f"""[project]
+site_name = "cory"
+site_description = "Fine-tuning a language model with two cooperating copies of itself"
+docs_dir = "{PAGES.name}"
+site_dir = "{SITE.name}"
+nav = {entries(NAV)}
+
+[project.theme]
+font = false
+features = ["content.code.copy", "navigation.sections", "navigation.top", "search.highlight"]
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: light)"
+scheme = "default"
+toggle.icon = "lucide/sun"
+toggle.name = "Dark mode"
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: dark)"
+scheme = "slate"
+toggle.icon = "lucide/moon"
+toggle.name = "Light mode"
+
+[project.plugins.mkdocstrings.handlers.python]
+paths = ["{ROOT}"]
+
+[project.plugins.mkdocstrings.handlers.python.options]
+docstring_style = "google"
+show_source = false
+show_root_heading = true
+show_root_full_path = false
+heading_level = 3
+"""
+
+
+class Links(HTMLParser):
+    """The targets of a page's links, pictures, scripts and style sheets, and its anchors."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.targets.append(value)
+            elif name == "id" and value:
+                self.anchors.add(value)
+
+
+def dead_links(site: Path) -> list[str]:
+    """What the built site's pages point to and is not there, as `page: target`."""
+    pages = {page: Links(page) for page in site.rglob("*.html") if page.name != "404.html"}
+    dead = []
+    for page, links in pages.items():
+        for target in links.targets:
+            url = urlsplit(target)
+            if url.scheme or url.netloc:
+                if url.scheme not in ("https", "mailto", "data"):
+                    dead.append(f"{page.relative_to(site)}: {target}")
+                continue
+            path = (page.parent / unquote(url.path)).resolve() if url.path else page
+            path = path / "index.html" if path.is_dir() else path
+            if not path.exists() or (url.fragment and path in pages and url.fragment not in pages[path].anchors):
+                dead.append(f"{page.relative_to(site)}: {target}")
+    return dead
+
+
+def main() -> None:
+    copy_pages()
+    (ROOT / "build/zensical.toml").write_text(settings())
+    shutil.rmtree(SITE, ignore_errors=True)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(ROOT / "build/zensical.toml")]
+    built = subprocess.run(command, capture_output=True, text=True)
+    if built.returncode or "Warning" in built.stdout + built.stderr:
+        sys.exit(built.stdout + built.stderr)
+    dead = dead_links(SITE)
+    if dead:
+        sys.exit("dead links:\n" + "\n".join(dead))
+    print(f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}, no dead link")
+    if "--serve" in sys.argv:
+        subprocess.run([sys.executable, "-m", "http.server", "8000", "--directory", str(SITE)])
+
+
+if __name__ == "__main__":
+    main()
