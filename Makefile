@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow lint clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow notebook lint clean
 
 imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
@@ -22,6 +22,10 @@ test: $(VENV)/.installed-dev  ## the test suite, without the slow tests
 
 test-slow: $(VENV)/.installed-dev  ## the slow tests: train the toy models again, in minutes
 	$(RUN) -m pytest -m slow
+
+notebook: $(VENV)/.installed-dev  ## executes the quick start; an error in a cell is an error; runs/quick_start.ipynb has the outputs
+	mkdir -p runs
+	OMP_NUM_THREADS=1 $(VENV)/bin/jupyter-execute --timeout=300 --output=../runs/quick_start notebooks/quick_start.ipynb
 
 lint: $(VENV)/.installed-dev  ## style and types
 	$(VENV)/bin/ruff check .

@@ -1,12 +1,14 @@
 """The figure of a run."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
-matplotlib.use("Agg")  # no display is needed
+if "MPLBACKEND" not in os.environ:  # a notebook shows its figures by the one named there
+    matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt
 
 plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes

@@ -1,0 +1,119 @@
+"""The notebook's file and its install cell. `make notebook` executes all of it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import ROOT
+from IPython.core.inputtransformer2 import TransformerManager
+
+PATH = ROOT / "notebooks/quick_start.ipynb"
+NOTEBOOK = nbformat.read(PATH, as_version=nbformat.NO_CONVERT)
+CELLS = {cell["id"]: cell for cell in NOTEBOOK.cells}
+
+
+def test_it_is_a_valid_notebook_of_the_usual_kernel():
+    nbformat.validate(NOTEBOOK)
+    assert NOTEBOOK.metadata.kernelspec.name == "python3"
+    assert len(CELLS) == len(NOTEBOOK.cells)  # each has an id of its own
+    assert not any(re.fullmatch(r"[0-9a-f-]{8,}", name) for name in CELLS)  # a name, which no editor draws anew
+
+
+def test_it_is_stored_without_outputs():
+    for name, cell in CELLS.items():
+        assert not cell.get("outputs") and cell.get("execution_count") is None and not cell.metadata, name
+
+
+def test_it_names_no_machine():
+    text = "\n".join(cell.source for cell in NOTEBOOK.cells)
+    assert not re.search(r"(^|[^\w.])/(home|root|work|content|Users|tmp|mnt)\b", text, re.MULTILINE)
+    assert set(re.findall(r"https?://([^/)\s]+)", text)) == {"arxiv.org"}
+
+
+def test_its_links_and_files_are_there():
+    text = "\n".join(cell.source for cell in NOTEBOOK.cells)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)\s]*\)", text) if not link.startswith("https://")]
+    assert len(links) >= 8
+    for link in links:
+        assert (PATH.parent / link).is_file(), link
+    for file in re.findall(r'"((?:configs|imdb_train)/[\w/.]+)"', text):
+        assert (ROOT / file).exists(), file
+
+
+def test_no_cell_swallows_an_error():
+    """A cell that fails under `%%capture`, or a command that fails under `!`, does not stop the execution."""
+    for name, cell in CELLS.items():
+        if cell.cell_type == "code":
+            magics = re.findall(r"^\s*(%%?\w*|!)", cell.source, re.MULTILINE)
+            assert magics == (["%pip"] if name == "install" else []), name  # the cell looks at what pip has done
+
+
+class Shell:
+    """In place of IPython's: what the cell asks of it."""
+
+    def __init__(self) -> None:
+        self.magics: list[tuple[str, str]] = []
+
+    def run_line_magic(self, name: str, arguments: str) -> None:
+        self.magics.append((name, arguments))
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Runs the install cell in the current folder, with the magics that it would have run."""
+
+    def run(folder) -> list[tuple[str, str]]:
+        shell = Shell()
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        code = TransformerManager().transform_cell(CELLS["install"].source)
+        try:
+            exec(compile(code, "install", "exec"), {"get_ipython": lambda: shell})
+        finally:
+            run.magics = shell.magics
+        return shell.magics
+
+    return run
+
+
+def test_install_does_nothing_where_all_is_there(install):
+    before = {path.name for path in ROOT.iterdir()}
+    assert install(ROOT / "notebooks") == []
+    assert Path.cwd() == ROOT and sys.path[0] == str(ROOT)
+    assert {path.name for path in ROOT.iterdir()} == before
+
+
+def test_install_leaves_what_fits_and_pins_the_rest(install, tmp_path):
+    """As on Colab: a torch of its own that fits, and something that is missing."""
+    checkout = tmp_path / "cory"
+    (checkout / "cory").mkdir(parents=True)
+    (checkout / "cory/trainer.py").touch()
+    wanted = ["torch>=2", "typing_extensions>=999", "none-such[extra]>=1"]
+    (checkout / "pyproject.toml").write_text(f"[project]\ndependencies = {wanted}\n")
+    (checkout / "constraints.txt").write_text(
+        "# tested\ntorch==0.1\ntyping-extensions==999.0\nnone_such==1.0\nof_it==2\n"
+    )
+    with pytest.raises(RuntimeError, match=r"could not install \['none-such', 'typing-extensions'\]"):
+        install(tmp_path)
+    assert install.magics == [("pip", "install --quiet -c runs/constraints.txt -e .")]
+    pins = (checkout / "runs/constraints.txt").read_text().splitlines()
+    assert pins == ["# tested", "typing-extensions==999.0", "none_such==1.0", "of_it==2"]
+
+
+def test_install_says_where_the_repository_is_missing(install, tmp_path):
+    with pytest.raises(subprocess.CalledProcessError):
+        install(tmp_path)  # REPOSITORY is a placeholder
+
+
+def test_a_run_leaves_a_notebooks_figures_alone():
+    """Where a kernel names its backend, saving a run's curves does not take it away."""
+    show = "import cory.run.plots, matplotlib; print(matplotlib.get_backend())"
+    for backend, shown in (("svg", "svg"), (None, "agg")):
+        environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
+        environment |= {"MPLBACKEND": backend} if backend else {}
+        ran = subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert ran.stdout.strip().lower() == shown, ran.stderr
