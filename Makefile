@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow notebook lint clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow notebook docs lint clean
 
 imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
@@ -27,6 +27,9 @@ notebook: $(VENV)/.installed-dev  ## executes the quick start; an error in a cel
 	mkdir -p runs
 	OMP_NUM_THREADS=1 $(VENV)/bin/jupyter-execute --timeout=300 --output=../runs/quick_start notebooks/quick_start.ipynb
 
+docs: $(VENV)/.installed-docs  ## the documentation site, into build/site; a warning or a dead link is an error
+	$(RUN) docs/site.py
+
 lint: $(VENV)/.installed-dev  ## style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -44,4 +47,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(RUN) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(RUN) -m pip install --quiet -c constraints.txt -e '.[docs]'
 	touch $@

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,14 +38,50 @@ def test_readme_example_runs(policy_folder, tmp_path, monkeypatch):
     assert {p.name for p in (tmp_path / "runs/cory").glob("agent_*")} == {"agent_1", "agent_2"}
 
 
-def test_readme_names_every_config_and_existing_files():
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"), *ROOT.glob("results/**/*.md")]
+
+
+def test_readme_is_short():
     text = (ROOT / "README.md").read_text()
-    for config in (ROOT / "configs").glob("*/*.yaml"):
-        assert f"`{config.stem}`" in text
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("http") or (ROOT / link).exists(), link
-    for module in [*ROOT.glob("cory/**/[a-z]*.py"), *ROOT.glob("study/[a-z]*.py")]:
-        assert module.name in text, module
+    assert len(text.splitlines()) <= 150
+    assert all(len(cell) <= 80 for line in text.splitlines() if line.startswith("|") for cell in line.split("|"))
+
+
+def test_pages_name_every_config_module_and_experiment():
+    configurations = (ROOT / "docs/configuration.md").read_text()
+    for config in [*ROOT.glob("configs/imdb/*.yaml"), *ROOT.glob("configs/gsm8k/*.yaml"), *ROOT.glob("configs/accelerate/*.yaml")]:
+        assert f"`{config.stem}`" in configurations, config
+    experiments = (ROOT / "docs/experiments.md").read_text()
+    for experiment in ROOT.glob("configs/experiments/*.yaml"):
+        assert f"`{experiment.stem}`" in experiments, experiment
+    layout = (ROOT / "docs/layout.md").read_text()
+    for module in [*ROOT.glob("cory/**/[a-z]*.py"), *ROOT.glob("study/[a-z]*.py"), *ROOT.glob("benchmarks/*.py")]:
+        assert module.name in layout, module
+
+
+def test_results_have_a_page_each_in_the_index():
+    index = (ROOT / "results/README.md").read_text()
+    for folder in {path.parent for path in ROOT.glob("results/*/comparison.md")}:
+        assert (folder / "README.md").exists(), folder
+        assert f"({folder.name}/README.md)" in index, folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r'<img src="([^"]+)"', text):
+        assert link.startswith(("http", "mailto:")) or (page.parent / link).exists(), link
+
+
+def test_configuration_page_is_what_the_dataclasses_say():
+    done = subprocess.run([sys.executable, ROOT / "docs/configuration.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, "run: python docs/configuration.py\n" + done.stderr
+
+
+def test_site_has_every_page():
+    source = (ROOT / "docs/site.py").read_text()
+    for page in ROOT.glob("docs/*.md"):
+        assert f'"docs/{page.name}"' in source, page
 
 
 def test_environment_is_in_step_with_the_project():
@@ -55,7 +92,8 @@ def test_environment_is_in_step_with_the_project():
 def test_constraints_pin_every_dependency_within_its_range():
     from packaging.requirements import Requirement
 
-    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+    extras = PROJECT["optional-dependencies"]
+    wanted = PROJECT["dependencies"] + extras["dev"] + extras["docs"]
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(CONSTRAINTS[requirement.name.lower()]), requirement
     assert CONSTRAINTS["torch"] == "2.13.0" and CONSTRAINTS["trl"] == "0.11.4"
