@@ -10,7 +10,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 CONSTRAINTS = {
     name.lower().replace("_", "-"): version
     for name, version in re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -49,7 +50,12 @@ def test_readme_names_every_config_and_existing_files():
 
 def test_environment_is_in_step_with_the_project():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert environment["dependencies"][-1]["pip"] == PROJECT["dependencies"]
+    assert environment["dependencies"][-1]["pip"] == ["-c constraints.txt", *PROJECT["dependencies"]]
+
+
+def test_uv_has_the_pins_of_constraints_txt():
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert PYPROJECT["tool"]["uv"]["constraint-dependencies"] == pins
 
 
 def test_constraints_pin_every_dependency_within_its_range():
