@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
+# For test-pythons: the interpreters, and what runs under each.
+PYTHONS ?= python3.12 python3.13
+SHORT = tests/learners tests/policies tests/test_config.py tests/test_credit.py tests/test_method.py
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow notebook docs lint clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs lint clean
 
 imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
@@ -18,7 +21,7 @@ gsm8k-ppo: $(VENV)/.installed ## its PPO baseline
 	$(RUN) gsm8k_train/ppo.py
 
 test: $(VENV)/.installed-dev  ## the test suite, without the slow tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest $(TESTS)
 
 test-slow: $(VENV)/.installed-dev  ## the slow tests: train the toy models again, in minutes
 	$(RUN) -m pytest -m slow
@@ -30,13 +33,20 @@ notebook: $(VENV)/.installed-dev  ## executes the quick start; an error in a cel
 docs: $(VENV)/.installed-docs  ## the documentation site, into build/site; a warning or a dead link is an error
 	$(RUN) docs/site.py
 
+test-pythons:                 ## $(SHORT) under each of $(PYTHONS) that PATH has, in .venv-3.12, .venv-3.13; torch is a large download
+	@failed=; for python in $(PYTHONS); do \
+	  if ! $$python -c '' 2>/dev/null; then echo "$$python: not found or does not start, not tested"; continue; fi; \
+	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$${python#python} TESTS="$(SHORT)" \
+	    && echo "$$python: passed" || failed="$$failed $$python"; \
+	done; if [ -n "$$failed" ]; then echo "failed under:$$failed"; exit 1; fi
+
 lint: $(VENV)/.installed-dev  ## style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-clean:                        ## forgets the virtual environment, not the runs
-	rm -rf $(VENV)
+clean:                        ## forgets the virtual environments, not the runs
+	rm -rf $(VENV) .venv-*
 
 # torch by itself first: it is found where a local or platform wheel is preferred, and the rest then keeps it.
 $(VENV)/.installed: pyproject.toml constraints.txt

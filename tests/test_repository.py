@@ -1,7 +1,9 @@
 """The repository holds together: README, environments, documents, sizes."""
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,7 +13,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 CONSTRAINTS = {
     name.lower().replace("_", "-"): version
     for name, version in re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -86,7 +89,12 @@ def test_site_has_every_page():
 
 def test_environment_is_in_step_with_the_project():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert environment["dependencies"][-1]["pip"] == PROJECT["dependencies"]
+    assert environment["dependencies"][-1]["pip"] == ["-c constraints.txt", *PROJECT["dependencies"]]
+
+
+def test_uv_has_the_pins_of_constraints_txt():
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert PYPROJECT["tool"]["uv"]["constraint-dependencies"] == pins
 
 
 def test_constraints_pin_every_dependency_within_its_range():
@@ -104,6 +112,28 @@ def test_installed_versions_are_the_pinned_ones():
 
     for name in map(name_of, PROJECT["dependencies"]):
         assert version(name).split("+")[0] == CONSTRAINTS[name]
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make")
+def test_other_pythons_are_passed_over_or_must_pass(tmp_path):
+    """An interpreter that is not there, one that does not start, and one under which nothing can be installed."""
+    for name, starts in ("python9.1", 1), ("python9.2", 0):
+        (tmp_path / name).write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit {starts}\nexit 3\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
+
+    def make(pythons: str) -> subprocess.CompletedProcess:
+        command = ["make", "test-pythons", f"PYTHONS={pythons}"]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    passed_over = make("python9.0 python9.1")
+    assert passed_over.returncode == 0
+    for name in "python9.0", "python9.1":
+        assert f"{name}: not found or does not start, not tested" in passed_over.stdout
+    failed = make("python9.2 python9.0")
+    assert failed.returncode != 0 and "failed under: python9.2\n" in failed.stdout
+    assert "python9.0: not found" in failed.stdout  # the others still get their turn
 
 
 SOURCES = [path for folder in ("cory", "study", "imdb_train", "gsm8k_train") for path in ROOT.glob(f"{folder}/**/*.py")]
