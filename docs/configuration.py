@@ -1,7 +1,7 @@
 """Writes the keys of docs/configuration.md from the dataclasses that hold them.
 
-    python docs/configuration.py            # rewrites the part below the marker
-    python docs/configuration.py --check    # ends with 1 if the page is not what the code says
+python docs/configuration.py            # rewrites the part below the marker
+python docs/configuration.py --check    # ends with 1 if the page is not what the code says
 """
 
 import re
@@ -52,11 +52,11 @@ def default(value: object) -> str:
 def table(name: str, settings: object, title: str) -> str:
     """The keys of one block with their defaults, as a section."""
     summary, keys = documented(type(settings))
-    rows = [
-        f"| `{name}{field.name}` | {default(getattr(settings, field.name))} | {keys[field.name].replace('|', chr(92) + '|')} |"
-        for field in fields(settings)  # type: ignore[arg-type]
-        if not is_dataclass(getattr(settings, field.name))
-    ]
+    rows = []
+    for key, text in keys.items():
+        value = getattr(settings, key)
+        if not is_dataclass(value):
+            rows.append(f"| `{name}{key}` | {default(value)} | {text.replace('|', chr(92) + '|')} |")
     return "\n".join([f"## {title}", "", summary, "", "| key | default | what it is |", "|---|---|---|", *rows, ""])
 
 

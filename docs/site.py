@@ -163,7 +163,16 @@ def main() -> None:
     copy_pages()
     (ROOT / "build/zensical.toml").write_text(settings())
     shutil.rmtree(SITE, ignore_errors=True)
-    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(ROOT / "build/zensical.toml")]
+    command = [
+        sys.executable,
+        "-m",
+        "zensical",
+        "build",
+        "--strict",
+        "--clean",
+        "-f",
+        str(ROOT / "build/zensical.toml"),
+    ]
     built = subprocess.run(command, capture_output=True, text=True)
     if built.returncode or "Warning" in built.stdout + built.stderr:
         sys.exit(built.stdout + built.stderr)

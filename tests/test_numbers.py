@@ -1,7 +1,7 @@
 """Numbers that README and docs quote are those of the files under results/.
 
-A quotation is a piece of a page in which each number is an expression in braces over the results. It is rendered and must
-be found on the page, spaces and line breaks aside.
+A quotation (quotations.yaml) is a piece of a page in which each number is an expression in braces over the results. It
+is rendered and must be found on the page, spaces and line breaks aside.
 """
 
 import csv
@@ -11,7 +11,9 @@ from functools import cache
 from statistics import mean
 
 import pytest
+import yaml
 from conftest import ROOT
+
 from study.tables import over_seeds
 
 RESULTS = ROOT / "results"
@@ -29,7 +31,10 @@ def groups(folder: str) -> dict[str, list[str]]:
     """The rows of "By group" of a comparison: n, policy optimality, difference to the baseline, collapse rate."""
     text = (RESULTS / folder / "comparison.md").read_text()
     table = text.split("## By group")[1].split("\n\n")[1]
-    return {cells[0]: cells[1:] for cells in ([c.strip() for c in line.strip("|").split("|")] for line in table.splitlines())}
+    return {
+        cells[0]: cells[1:]
+        for cells in ([c.strip() for c in line.strip("|").split("|")] for line in table.splitlines())
+    }
 
 
 def number(text: str) -> float:
@@ -98,152 +103,7 @@ NAMES = {
 A1, A2, A21, A12, SELF = "agent_1", "agent_2", "agent_2 after agent_1", "agent_1 after agent_2", "agent_1 after itself"
 NAMES |= {"A1": A1, "A2": A2, "A21": A21, "A12": A12, "SELF": SELF, "CAUSAL": "-credit=causal"}
 
-QUOTATIONS = {
-    "README.md": [
-        "| base | {imdb_curves.held('base')} | | {gsm8k_curves.percent('base')} % |",
-        "| PPO | {imdb_curves.spread(ppo)} | after itself: **{imdb_curves.spread(twice)}**"
-        " | **{gsm8k_curves.percents(gppo)} %** | after itself: {gsm8k_curves.percents(gtwice)} % |",
-        "| {imdb_curves.spread(one)}, {imdb_curves.spread(two)} | {imdb_curves.spread(chain)}, {imdb_curves.spread(niahc)} |"
-        " {gsm8k_curves.percents('gsm8k_cory_tiny/'+A1)} %, {gsm8k_curves.percents('gsm8k_cory_tiny/'+A2)} % |"
-        " {gsm8k_curves.percents('gsm8k_cory_tiny/'+A21)} %, {gsm8k_curves.percents('gsm8k_cory_tiny/'+A12)} % |",
-        "| {imdb_credit.spread(credit('causal',A1))}, {imdb_credit.spread(credit('causal',A2))} |"
-        " {imdb_credit.spread(credit('causal',A21))}, {imdb_credit.spread(credit('causal',A12))} |"
-        " {gsm8k_credit.percents(credit('causal',A1,'gsm8k'))} %, {gsm8k_credit.percents(credit('causal',A2,'gsm8k'))} % |"
-        " {gsm8k_credit.percents(credit('causal',A21,'gsm8k'))} %, {gsm8k_credit.percents(credit('causal',A12,'gsm8k'))} % |",
-    ],
-    "results/imdb_curves/README.md": [
-        "have a KL of {imdb_curves.held(one,'kl',1)} and {imdb_curves.held(two,'kl',1)}, PPO's agent {imdb_curves.held(ppo,'kl',1)}",
-        "CORY's have {imdb_curves.held(chain,'kl',1)} and {imdb_curves.held(niahc,'kl',1)}, PPO's agent after itself"
-        " {imdb_curves.held(twice,'kl',1)}",
-    ],
-    "results/imdb_curves_full_kl/README.md": [
-        "to {imdb_curves_full_kl.end('CORY',1)}; PPO's falls to {imdb_curves_full_kl.end('PPO',1)}. CORY's is"
-        " {imdb_curves_full_kl.difference('CORY')} % better ({imdb_curves_full_kl.interval('CORY')} %)",
-        "{imdb_curves_full_kl.collapsed('PPO').capitalize()} of five PPO runs and {imdb_curves_full_kl.collapsed('CORY')} CORY run",
-        "{imdb_curves_full_kl.held('base','distinct_2')} before training, {imdb_curves_full_kl.held(ppo,'distinct_2')} after PPO,"
-        " and {imdb_curves_full_kl.held(one,'distinct_2')} and {imdb_curves_full_kl.held(two,'distinct_2')} after CORY, at KLs of"
-        " {imdb_curves_full_kl.held(ppo,'kl',0)}, {imdb_curves_full_kl.held(one,'kl',0)} and"
-        " {imdb_curves_full_kl.held(two,'kl',0)}",
-    ],
-    "results/imdb_curves_real/README.md": [
-        "from {imdb_curves_real.held('base')} to {imdb_curves_real.held(ppo)} with PPO",
-    ],
-    "results/imdb_curves_real_full_kl/README.md": [
-        "ends at {imdb_curves_real_full_kl.end('PPO',1)} with PPO and at {imdb_curves_real_full_kl.end('CORY',1)} with CORY:"
-        " {imdb_curves_real_full_kl.difference('CORY')} % better ({imdb_curves_real_full_kl.interval('CORY')} %)."
-        " {imdb_curves_real_full_kl.collapsed('PPO').capitalize()} of three runs of either method collapse",
-    ],
-    "results/imdb_ablations/README.md": [
-        "({imdb_ablations.end('CORY, no transfer')} against {imdb_ablations.end('CORY')})",
-        "They end at {imdb_ablations.end('CORY, neither')}, PPO at {imdb_ablations.end('PPO')}",
-    ],
-    "results/imdb_learning_rate/README.md": [
-        "{imdb_learning_rate.difference('CORY, learning_rate 3e-05')} % above PPO's at 3e-5"
-        " ({imdb_learning_rate.interval('CORY, learning_rate 3e-05')} %)",
-    ],
-    "results/imdb_learning_rate_full_kl/README.md": [
-        "by {imdb_learning_rate_full_kl.difference('CORY, learning_rate 1.5e-05')} %"
-        " ({imdb_learning_rate_full_kl.interval('CORY, learning_rate 1.5e-05')} %),"
-        " {imdb_learning_rate_full_kl.difference('CORY, learning_rate 3e-05')} %"
-        " ({imdb_learning_rate_full_kl.interval('CORY, learning_rate 3e-05')} %) and"
-        " {imdb_learning_rate_full_kl.difference('CORY, learning_rate 5e-05')} %"
-        " ({imdb_learning_rate_full_kl.interval('CORY, learning_rate 5e-05')} %)",
-        "{imdb_learning_rate_full_kl.collapsed('CORY, learning_rate 3e-05')} of three CORY runs and"
-        " {imdb_learning_rate_full_kl.collapsed('PPO, learning_rate 3e-05')} of three PPO runs do",
-    ],
-    "results/imdb_cooperation/README.md": [
-        "{imdb_cooperation.difference('CORY, other_coef 0.5')} to {imdb_cooperation.difference('CORY, other_coef -0.5')} %"
-        " above PPO's",
-    ],
-    "results/imdb_budget/README.md": [
-        "to {imdb_budget.end('PPO, twice the queries')}: {imdb_budget.difference('PPO, twice the queries')} % above PPO",
-        "above CORY's {imdb_budget.end('CORY')}.",
-        "it comes to {imdb_budget.end('PPO, twice the epochs')} at a higher KL, with both (twice the iterations) to"
-        " {imdb_budget.end('PPO, twice the iterations')}.",
-    ],
-    "results/gsm8k_curves/README.md": [
-        "from {gsm8k_curves.percent('base')} % to {gsm8k_curves.percent(gppo)} % with PPO, and to"
-        " {gsm8k_curves.percent('gsm8k_cory_tiny/'+A1)} and {gsm8k_curves.percent('gsm8k_cory_tiny/'+A2)} % with CORY's agents",
-        "solves {gsm8k_curves.percent('base','greedy')} % before training, {gsm8k_curves.percent(gppo,'greedy')} % after PPO, and"
-        " {gsm8k_curves.percent('gsm8k_cory_tiny/'+A1,'greedy')} and {gsm8k_curves.percent('gsm8k_cory_tiny/'+A2,'greedy')} %"
-        " after CORY",
-    ],
-    "results/imdb_credit/README.md": [
-        "| PPO | {imdb_credit.end('PPO')} | | {imdb_credit.held(ppo)} | {imdb_credit.held(twice)} after itself |",
-        *(
-            f"`{mode}`{note} | {{imdb_credit.end('{mode}')}} | +{{imdb_credit.difference('{mode}')}} %"
-            f" ({{imdb_credit.interval('{mode}')}}) |"
-            for mode, note in (("causal", ""), ("counterfactual", ""), ("own", ""))
-        ),
-        "| one LLM in both roles, `own` | {imdb_credit.end('own, one LLM in both roles')} |"
-        " +{imdb_credit.difference('own, one LLM in both roles')} % ({imdb_credit.interval('own, one LLM in both roles')}) |"
-        " {imdb_credit.held('imdb_cory_tiny-chain_length=2-credit=own-num_agents=1/agent_1')} |",
-    ],
-    "results/gsm8k_credit/README.md": [
-        "| PPO | {gsm8k_credit.end('PPO')} | | {gsm8k_credit.percent(gppo)} % | {gsm8k_credit.percent(gtwice)} % after itself |",
-        *(
-            f"| {{gsm8k_credit.end('{mode}')}} | {{gsm8k_credit.difference('{mode}')}} % below ({{gsm8k_credit.below('{mode}')}})"
-            f" | {{gsm8k_credit.percent({row}{A1}'))}}, {{gsm8k_credit.percent({row}{A2}'))}} % |"
-            f" {{gsm8k_credit.percent({row}{A21}'))}}, {{gsm8k_credit.percent({row}{A12}'))}} % |"
-            for mode, row in (
-                ("collective", "('gsm8k_cory_tiny/"),
-                *((mode, f"('gsm8k_cory_tiny-credit={mode}/") for mode in ("causal", "counterfactual", "own")),
-            )
-        ),
-    ],
-    "results/imdb_learners/README.md": [
-        *(
-            f"| {name.upper()} | one agent | {{imdb_learners.end('{name.upper()}')}} |"
-            f" {{imdb_learners.held(learner('{name}',A1,'ppo'))}} | {{imdb_learners.held(learner('{name}',SELF,'ppo'))}} after itself |"
-            for name in ("rloo", "grpo")
-        ),
-        *(
-            f"`{mode}` | {{imdb_learners.end('CORY with {name.upper()}{label}')}} |"
-            f" {{imdb_learners.held(learner('{name}',A1,more='{more}'))}}, {{imdb_learners.held(learner('{name}',A2,more='{more}'))}} |"
-            f" {{imdb_learners.held(learner('{name}',A21,more='{more}'))}},"
-            f" {{imdb_learners.held(learner('{name}',A12,more='{more}'))}} |"
-            for name in ("rloo", "grpo")
-            for mode, label, more in (("collective", "", ""), ("causal", ", causal", "-credit=causal"))
-        ),
-    ],
-    "results/gsm8k_learners/README.md": [
-        *(
-            f"| {name.upper()} | one | {{gsm8k_learners.end('{name.upper()}')}} |"
-            f" {{gsm8k_learners.percent(learner('{name}',A1,'ppo',task='gsm8k'))}} % |"
-            f" {{gsm8k_learners.percent(learner('{name}',SELF,'ppo',task='gsm8k'))}} % after itself |"
-            f" | {name.upper()} | two, `collective` | {{gsm8k_learners.end('CORY with {name.upper()}')}} |"
-            f" {{gsm8k_learners.percent(learner('{name}',A1,task='gsm8k'))}},"
-            f" {{gsm8k_learners.percent(learner('{name}',A2,task='gsm8k'))}} % |"
-            f" {{gsm8k_learners.percent(learner('{name}',A21,task='gsm8k'))}},"
-            f" {{gsm8k_learners.percent(learner('{name}',A12,task='gsm8k'))}} % |"
-            for name in ("rloo", "grpo")
-        ),
-    ],
-    "results/gsm8k_learning_rate/README.md": [
-        "{gsm8k_learning_rate.difference('CORY, learning_rate 0.0002')} % below PPO's at 2e-4,"
-        " {gsm8k_learning_rate.difference('CORY, learning_rate 0.0006')} % at 6e-4 and"
-        " {gsm8k_learning_rate.difference('CORY, learning_rate 0.002')} % at 2e-3",
-    ],
-    "results/gsm8k_ablations/README.md": [
-        "is {gsm8k_ablations.end('PPO')}, CORY's {gsm8k_ablations.end('CORY')}. With each agent's own reward alone it is"
-        " {gsm8k_ablations.end('CORY, own reward')}, without knowledge transfer {gsm8k_ablations.end('CORY, no transfer')},"
-        " without exchange {gsm8k_ablations.end('CORY, no exchange')}",
-    ],
-    "docs/why_not_ahead.md": [
-        "falls from {imdb_cooperation.end('CORY, other_coef 0.0')} to {imdb_cooperation.end('CORY, other_coef 1.0')};"
-        " PPO has {imdb_cooperation.end('PPO')}",
-        "the combined reward is {imdb_ablations.end('CORY, neither')}",
-        "| combined reward | {imdb_cooperation.end('CORY, other_coef 1.0')} | {imdb_cooperation.end('CORY, other_coef 0.5')} |"
-        " {imdb_cooperation.end('CORY, other_coef 0.0')} | {imdb_cooperation.end('CORY, other_coef -0.5')} |"
-        " {imdb_cooperation.end('CORY, other_coef -1.0')} |",
-        "from {imdb_budget.end('PPO')} to {imdb_budget.end('PPO, twice the queries')}",
-        "CORY is {imdb_learning_rate.difference('CORY, learning_rate 3e-05')} % ahead of PPO at 3e-5, level at 1e-4 and"
-        " {imdb_learning_rate.difference('CORY, learning_rate 0.0003')} % behind at 3e-4",
-        "CORY has {gsm8k_ablations.end('CORY')}, PPO {gsm8k_ablations.end('PPO')}.",
-        "is {imdb_ablations_full_kl.end('CORY, no transfer')} without transfer, {imdb_ablations_full_kl.end('CORY')} with it, and"
-        " {imdb_ablations_full_kl.end('PPO')} with PPO",
-    ],
-}
+QUOTATIONS = yaml.safe_load((ROOT / "tests/quotations.yaml").read_text())
 
 
 def plain(text: str) -> str:

@@ -52,7 +52,11 @@ def test_readme_is_short():
 
 def test_pages_name_every_config_module_and_experiment():
     configurations = (ROOT / "docs/configuration.md").read_text()
-    for config in [*ROOT.glob("configs/imdb/*.yaml"), *ROOT.glob("configs/gsm8k/*.yaml"), *ROOT.glob("configs/accelerate/*.yaml")]:
+    for config in [
+        *ROOT.glob("configs/imdb/*.yaml"),
+        *ROOT.glob("configs/gsm8k/*.yaml"),
+        *ROOT.glob("configs/accelerate/*.yaml"),
+    ]:
         assert f"`{config.stem}`" in configurations, config
     experiments = (ROOT / "docs/experiments.md").read_text()
     for experiment in ROOT.glob("configs/experiments/*.yaml"):
