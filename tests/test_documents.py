@@ -1,0 +1,108 @@
+"""Commands and Python that README and docs show do what the pages say.
+
+Executed: a first task of one's own (docs/own_task.md, from an empty folder to a report), and README's example
+(tests/test_repository.py). All other commands are read by the programs: files, keys and values must be right.
+"""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from cory.run.arguments import Arguments
+from cory.run.evaluation_settings import EvaluationConfig
+from cory.run.settings import load
+from gsm8k_train.config import Gsm8kConfig
+from gsm8k_train.evaluate import Gsm8kEvaluation
+from imdb_train.config import ImdbConfig
+from study.experiment import command_line as experiment
+
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/README.md"), ROOT / "results/README.md"]
+TRAINING = {
+    f"{task}_train/{script}.py": (config, ROOT / f"configs/{task}/{script}_tiny.yaml")
+    for task, config in (("imdb", ImdbConfig), ("gsm8k", Gsm8kConfig))
+    for script in ("cory", "ppo")
+}
+EVALUATION = {"imdb_train/evaluate.py": EvaluationConfig, "gsm8k_train/evaluate.py": Gsm8kEvaluation}
+RUNS = {"runs/a": "imdb", "runs/imdb_cory_tiny": "imdb", "runs/imdb_ppo_tiny": "imdb", "runs/gsm8k_cory_tiny": "gsm8k"}
+PLACEHOLDER = re.compile(r"path/to|FOLDER|CHECKOUT|my\.yaml|praise|RUN\b|FILE|NAME")
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every command line that starts with python, torchrun or accelerate launch, without its comment, with its page."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                line = re.sub(r"\s+#.*", "", line).strip()
+                if line.startswith(("python ", "torchrun ", "accelerate ")) and "<<" not in line:
+                    found.append((str(page.relative_to(ROOT)), line))
+    return found
+
+
+@pytest.mark.parametrize("page, line", commands())
+def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys):
+    words = shlex.split(line)
+    if words[0] != "python":  # a launcher, its options, then a script
+        script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        files = [word for word in words[:script] if word.startswith("configs/")]
+        assert all((ROOT / file).exists() for file in files)
+        words = ["python", *words[script:]]
+    if words[1] == "-m":
+        module = ROOT / (words[2].replace(".", "/") + ".py")
+        assert module.exists() or words[2] == "venv", line
+        if words[2] == "study.experiment" and not PLACEHOLDER.search(words[3]):
+            monkeypatch.chdir(ROOT)
+            experiment([*(w for w in words[3:]), "--dry-run", "--runs", str(tmp_path)])
+            assert "--config" in capsys.readouterr().out
+        return
+    script, argv = words[1], words[2:]
+    assert (ROOT / script).exists(), line
+    if "--help" in argv or script not in TRAINING:
+        if script in EVALUATION:
+            parser = Arguments(None)
+            parser.add_class_arguments(EVALUATION[script])
+            models = [
+                argv.pop(0) for _ in range(next((i for i, w in enumerate(argv) if w.startswith("--")), len(argv)))
+            ]
+            assert models and parser.of([*argv]) is not None
+        return
+    for run, task in RUNS.items():  # runs that the page trains before
+        (tmp_path / run / "checkpoints/iter-000050").mkdir(parents=True)
+        shutil.copy(ROOT / f"configs/{task}/cory_tiny.yaml", tmp_path / run / "config.yaml")
+    argv = [str(ROOT / word) if word.startswith("configs/") else word for word in argv if not re.fullmatch("RUN", word)]
+    monkeypatch.chdir(tmp_path)
+    config, _ = load(*TRAINING[script], argv, task=script.split("_")[0])
+    assert config.iterations > 0
+
+
+def test_python_in_the_pages_compiles():
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            ast.parse(block, str(page))
+
+
+def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
+    """docs/own_task.md from its first to its last command, with fewer iterations and responses."""
+    page = (ROOT / "docs/own_task.md").read_text().split("## Keys of the `task` block")[0]
+    script = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    script = (
+        script.replace("CHECKOUT", str(ROOT))
+        .replace("iterations: 20", "iterations: 2")
+        .replace("--samples 8", "--samples 1")
+    )
+    script += "\npython -m study.report runs/evaluation\n"
+    assert "`python -m study.report runs/evaluation`" in page
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "praise/agent_2 after agent_1" in done.stdout and "praise_ppo/agent_1 after itself" in done.stdout
+    assert (tmp_path / "praise/runs/evaluation/evaluation.md").exists()
