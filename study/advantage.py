@@ -1,4 +1,4 @@
-"""Where does cooperation pay? The advantage of a chain over two calls of one model, over what its observer reads.
+"""Where does cooperation pay? The advantage of a chain over two calls of one model, against its observer's dependence.
 
     python -m study.advantage results/when/settings.yaml --out results/when
 
@@ -65,7 +65,7 @@ class Setting:
 
 
 def read_settings_file(path: Path) -> list[Setting]:
-    """The settings that a file lists; paths in it are relative to the current folder. Raises a UserError over them."""
+    """The settings that a file lists; paths are relative to the current folder. Raises a UserError on bad ones."""
     try:
         listed = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:

@@ -3,7 +3,7 @@
     python -m study.claims --scales tiny real --out results/claims.md
 
 Each claim is an estimate and the range in which its 95 % interval must lie (docs/experiments.md, "Claims"). Nothing is
-run; claims whose experiment has not ended at a scale are not tested there.
+run; a claim is not tested at a scale at which its experiment has not ended.
 """
 
 import math
@@ -54,7 +54,7 @@ from study.plan import Experiment, checkout_file, plan, read_experiment
 from study.records import Record, flat, read
 from study.tables import markdown_table
 
-SIMILAR = 0.2  # of the gain in task reward: how far apart values may be that count as similar or close
+SIMILAR = 0.2  # of the gain in task reward: values this far apart count as similar or close
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
@@ -151,7 +151,7 @@ CLAIMS = [
 
 @cache
 def experiment_of(name: str) -> Experiment:
-    """A shipped experiment. Raises a UserError where this is no checkout."""
+    """A shipped experiment. Raises a UserError if this is no checkout."""
     return read_experiment(checkout_file(f"configs/experiments/{name}.yaml", "experiment"))
 
 
