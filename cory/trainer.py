@@ -50,7 +50,8 @@ class CoryTrainer:
     Args:
         config: the settings; `config.cory.num_agents` must be the number of agents.
         agents: in their first order: the first one starts as pioneer.
-        task: queries, reward and prompts. name: of the run, for its folder where `config.output` is null.
+        task: queries, reward and prompts.
+        name: of the run, for its folder where `config.output` is null.
         eval_dataset: held-out rows with the columns of the task's, for `config.eval_every`.
         callbacks: see `Callback`.
 

@@ -7,6 +7,7 @@ run; a claim is not tested at a scale at which its experiment has not ended.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -235,18 +236,21 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     print(text)
     if args.out:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        replace_text(Path(args.out), HEAD + "\n" + text)
+        counts = Counter(row["verdict"].removeprefix("not reproduced (").removesuffix(")") for row in rows)
+        tally = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        replace_text(Path(args.out), f"{HEAD}\nOf {len(rows)} judgements: {tally}.\n\n{text}")
         print(f"Written to {args.out}")
 
 
 HEAD = """# The paper's claims
 
-A claim is reproduced where the 95 % interval of the estimate (bootstrap over seeds) lies wholly in the range that is
-named with it. Else it is not: contradicted where the interval lies wholly outside, undecided where it does not. That is
-said of the scale in the table, not of the paper's own models. Estimates are of training, over both agents and their
-roles, as in the paper's curves, where nothing else is said; those of pass@k are of each agent alone, and their
-intervals leave out the spread over problems. With three seeds such an interval is too narrow: it covers about three
-cases in four. Definitions: docs/metrics.md, "Comparison"; docs/experiments.md, "Claims".
+The claims of the paper, judged by the runs of this repository. A claim is reproduced if the 95 % interval of the
+estimate (bootstrap over seeds) lies wholly in the range named with it. It is contradicted if the interval lies wholly
+outside that range, and undecided otherwise. Verdicts apply to the scale in the table, not to the paper's models.
+Estimates are from training, over both agents and their roles as in the paper's curves, unless stated otherwise. Those
+of pass@k are of each agent solo, and their intervals leave out the spread over problems. With three seeds an interval
+is too narrow: it covers about three cases in four. Definitions: docs/metrics.md, "Comparison", and docs/experiments.md,
+"Claims".
 """
 
 

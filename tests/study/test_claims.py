@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 
 import pytest
@@ -109,6 +110,7 @@ def test_what_has_not_ended_is_not_tested(tmp_path, capsys):
 def test_the_table_is_written_and_an_unknown_scale_refused(tmp_path):
     claims.command_line(["--runs", str(tmp_path), "--out", str(tmp_path / "new/claims.md")])
     assert (tmp_path / "new/claims.md").read_text().startswith("# The paper's claims\n")
+    assert re.search(r"\nOf \d+ judgements: .*\d+ not tested\.\n", (tmp_path / "new/claims.md").read_text())
     scales = r"\['paper', 'real', 'real_full_kl', 'smollm2', 'tiny', 'tiny_full_kl'\]"
     with pytest.raises(UserError, match=rf"scales: expected some of {scales}, got 'huge'"):
         claims.command_line(["--runs", str(tmp_path), "--scales", "tiny", "huge"])
