@@ -1,7 +1,7 @@
 """Writes the keys of docs/configuration.md from the dataclasses that hold them.
 
-python docs/configuration.py            # rewrites the part below the marker
-python docs/configuration.py --check    # exits with 1 if the page is out of date
+    python docs/configuration.py            # rewrites the part below the marker
+    python docs/configuration.py --check    # exits with 1 if the page is out of date
 """
 
 import re
