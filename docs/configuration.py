@@ -2,6 +2,8 @@
 
     python docs/configuration.py            # rewrites the part below the marker
     python docs/configuration.py --check    # exits with 1 if the page is out of date
+
+A test runs it with --check.
 """
 
 import re
