@@ -32,7 +32,7 @@ from benchmarks.ways import PHASES, Bench, Seconds, memory_as  # noqa: E402
 
 
 def interleaved(ways: dict[str, Callable[[int], Seconds]], repeats: int) -> dict[str, list[Seconds]]:
-    """Every way in turn, after one round that does not count; each round starts with another way."""
+    """Runs every way in turn, after a warm-up round; each round starts with another way."""
     names = list(ways)
     seconds: dict[str, list[Seconds]] = {name: [] for name in names}
     for k in range(repeats + 1):
@@ -45,9 +45,9 @@ def interleaved(ways: dict[str, Callable[[int], Seconds]], repeats: int) -> dict
 
 
 def peak_memory(bench: Bench, name: str, what: str) -> dict[str, float]:
-    """MiB of one iteration (or update) after a first: in all over what the process took before any model, and on top.
+    """MiB of one iteration (or update) after a first: its peak above the process without models, and above its start.
 
-    To be called in a process of its own. On the CPU: resident memory; on a GPU: what torch allocated.
+    Call it in a process of its own. On the CPU: resident memory; on a GPU: what torch allocated.
     """
     import torch
 
@@ -85,7 +85,7 @@ def warm_up(bench: Bench, name: str, what: str) -> None:
 
 
 def tensor_memory(bench: Bench) -> float:
-    """MiB of tensors that our iteration holds at most, after a first one; models that are there before do not count."""
+    """Peak MiB of tensors in our iteration, after a first one; existing models do not count."""
     import torch
 
     def live() -> int:
@@ -109,7 +109,7 @@ def tensor_memory(bench: Bench) -> float:
 
 
 def resident(field: str) -> float:
-    """MiB of this process: VmRSS now, VmHWM at most since the last reset. Freed memory is given back first."""
+    """MiB of this process: VmRSS is the current value, VmHWM the peak since the last reset. Trims freed memory."""
     import ctypes
 
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -180,7 +180,7 @@ def measured_apart(options: argparse.Namespace, shape: Shape, name: str, what: s
 
 
 def exchange_seconds(trainer: Any, repeats: int = 1000) -> float:
-    """What an exchange of roles takes: the chain of agents in its next order."""
+    """Seconds per role exchange, which puts the chain of agents in its next order."""
     started = time.perf_counter()
     for k in range(repeats):
         [trainer.agents[index] for index in trainer.schedule.order(k * trainer.config.cory.exchange_period)]

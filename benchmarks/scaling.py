@@ -1,4 +1,4 @@
-"""How the seconds and the memory of our iteration grow: over batch, lengths, width and number of agents.
+"""How time and memory of a CORY iteration grow with batch size, lengths, width and number of agents.
 
     python benchmarks/scaling.py --out results/speed
 

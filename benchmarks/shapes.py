@@ -1,4 +1,4 @@
-"""Models and tasks of stated sizes for benchmarks: random weights, one word a token, so that lengths are exact."""
+"""Models and tasks of stated sizes for benchmarks: random weights, one token per word, so that lengths are exact."""
 
 import sys
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Of 64 numbers each where the width allows it, as in GPT-2."""
+        """Attention heads, of width 64 if the model's width allows it, as in GPT-2."""
         return self.width // 64 if self.width % 64 == 0 else 4
 
 

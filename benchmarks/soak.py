@@ -1,4 +1,4 @@
-"""A long run at a minimal size: whether memory and open files stay flat, and metrics.jsonl valid throughout.
+"""A long run at a minimal size, to check that memory and open files stay flat and metrics.jsonl stays valid.
 
     python benchmarks/soak.py                          # 10,000 iterations, or as many as 20 minutes allow
     python benchmarks/soak.py --iterations 2000 --out results/soak

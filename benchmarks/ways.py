@@ -41,7 +41,7 @@ class Clock:
 def memory_as(name: str) -> None:
     """The C library's memory settings for a way: a process has one set of them, and cory's would speed up stock TRL.
 
-    ours and minimal have cory's. stock has what glibc comes to by itself in such a process: arrays above 32 MiB get
+    ours and minimal have cory's. stock has what glibc itself arrives at in such a process: arrays above 32 MiB get
     pages of their own, which go back to the system when they are freed.
     """
     import torch

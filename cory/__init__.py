@@ -20,7 +20,7 @@ __all__ = [*HOME]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used, so that settings are read and checked without torch."""
+    """Imports public names lazily, so that settings are read and checked without importing torch."""
     if name not in HOME:
         raise AttributeError(f"module 'cory' has no attribute {name!r}")
     return getattr(importlib.import_module(f"cory.{HOME[name]}"), name)

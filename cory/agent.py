@@ -1,4 +1,4 @@
-"""An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, in whatever role."""
+"""An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, whatever its role."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from cory.policies.lora import activate, add_adapter, save_policy
 from cory.policies.sampling import check_lengths, context_length, encode, plain_text, seed_everything
 from cory.run import processes
 
-# What an agent reports of an update, under the names of docs/metrics.md, and TRL's name for it.
+# The reported statistics of an update: names of docs/metrics.md to TRL's names.
 STATS = {
     "kl": "objective/kl",
     "kl_coef": "objective/kl_coef",
@@ -51,9 +51,9 @@ class Agent:
 
     Args:
         name: `agent_1`, ...; names its folder and its metrics.
-        policy: the policy, as `config.algorithm` needs it: see `wrapper`.
+        policy: the policy, wrapped as `config.algorithm` requires; see `wrapper`.
         reference: pi_0, frozen; may be shared between agents. None: the policy with its adapters off.
-        tokenizer: of the policy. config: the run's settings.
+        tokenizer: the policy's. config: the run's settings.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Agent:
         self.chat_template, self.merge = config.model.chat_template, config.lora.merge
         self.learner = make_learner(policy, reference, tokenizer, config)
         self.device: torch.device = self.learner.accelerator.device
-        self.context_length = context_length(self.policy)  # tokens that it can attend to; None where nothing says
+        self.context_length = context_length(self.policy)  # in tokens; None if unknown
 
     @property
     def policy(self) -> PreTrainedModel:
@@ -77,7 +77,7 @@ class Agent:
 
     @property
     def optimizer_steps(self) -> int:
-        """How many optimizer steps it has taken in this process."""
+        """Number of optimizer steps taken in this process."""
         return self.learner.optimizer_steps
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
@@ -85,11 +85,11 @@ class Agent:
         return encode(self.tokenizer, prompts, self.chat_template)
 
     def activate(self) -> None:
-        """Makes this agent's adapter the one that answers and learns, where agents share a base."""
+        """Activates this agent's adapter if agents share a base."""
         activate(self.policy, self.name)
 
     def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
-        """Samples a response of at most `max_new_tokens` tokens per prompt; a UserError where one is too long."""
+        """Samples a response of at most `max_new_tokens` tokens per prompt. Raises a UserError if one is too long."""
         queries = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         check_lengths([len(query) for query in queries], max_new_tokens, self.context_length, prompts)
         self.activate()
@@ -98,12 +98,12 @@ class Agent:
         return Rollout(prompts, completions, queries, responses)
 
     def learn(self, rollouts: Sequence[Rollout], rewards: torch.Tensor, rate: float = 1.0) -> list[dict[str, float]]:
-        """One update on its rollouts, one for each role that it had; returns statistics of each (docs/metrics.md).
+        """One update on the agent's rollouts, one per role; returns the statistics of each (docs/metrics.md).
 
         Args:
-            rewards: (rollouts, batch), the training reward of each response. rate: what the learning rate is times.
+            rewards: (rollouts, batch), the training reward of each response. rate: factor of the learning rate.
 
-        Raises a NotFinite: a loss or gradient is not finite (`guards.on_nonfinite`); its rows count through rollouts.
+        Raises NotFinite if a loss or gradient is not finite (`guards.on_nonfinite`); rows are counted across rollouts.
         """
         self.activate()
         self.learner.scale_learning_rate(rate)
@@ -115,26 +115,26 @@ class Agent:
         return [shared | own for own in self.learner.parts]
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """All that training has changed, for a checkpoint: weights and Adam's moments, and numbers as json."""
+        """The trained state for a checkpoint: weights and Adam's moments as tensors, other numbers as JSON."""
         return self.learner.save_state()
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Takes up what `state` gave. Raises a ValueError where a tensor does not fit."""
+        """Restores what `state` returned. Raises a ValueError if a tensor does not fit."""
         self.learner.load_state(tensors, numbers)
 
     def restart(self) -> None:
-        """Forgets optimizer state, KL coefficient and reward moments (only for `reset_on_exchange`)."""
+        """Resets optimizer state, KL coefficient and reward moments (only for `reset_on_exchange`)."""
         self.learner.restart()
 
     def save(self, folder: Path) -> None:
-        """Writes the policy and its tokenizer as a Hugging Face or PEFT folder; the value head stays out."""
+        """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
         save_policy(self.policy, folder, self.name, self.merge)
         self.tokenizer.save_pretrained(folder)
 
 
 def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
-    """What a language model is wrapped in to be trained by `algorithm`: PPO has a value head, the others do not."""
+    """The wrapper in which `algorithm` trains a language model: with a value head for PPO, without for the others."""
     return PolicyWithValueHead if algorithm == "ppo" else WindowPolicy
 
 
@@ -154,11 +154,11 @@ def make_learner(policy: Any, reference: Any, tokenizer: PreTrainedTokenizerBase
 def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy unless `config.agents` says otherwise.
 
-    Full fine-tuning: a copy of the weights for each, and one frozen reference for all of the same model. LoRA: an
-    adapter for each, on one base or on copies of it (`lora.shared_base`), and no reference: that is the base with its
-    adapters off. PPO's agents have a value head each. `num_agents` is by default that of the settings.
+    Full fine-tuning: each agent has a copy of the weights; agents of the same model share one frozen reference. LoRA:
+    each agent has an adapter, on one base or on copies of it (`lora.shared_base`); the reference is the base with its
+    adapters off. Each PPO agent has a value head. `num_agents` defaults to that of the settings.
 
-    Raises a UserError where a setting is out of range, or the device or a model cannot be had.
+    Raises a UserError if a setting is out of range, or the device or a model is not available.
     """
     config.check()
     choose_device(config.device)
@@ -177,11 +177,11 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
         )
     num_agents = config.cory.num_agents if num_agents is None else num_agents
     settings, wrap = [copy.copy(config.of_agent(index)) for index in range(num_agents)], wrapper(config.algorithm)
-    bases: dict[str, tuple[Any, PreTrainedTokenizerBase]] = {}  # by what tells them apart
+    bases: dict[str, tuple[Any, PreTrainedTokenizerBase]] = {}  # by `key`
     policies, keys = [], []
     for index, own in enumerate(settings):
         own.model = replace(own.model, name=own.resolve(own.model.name))
-        # A base with adapters is no reference of an agent without; without sharing, each agent has its own.
+        # A base with adapters cannot be the reference of an agent without. If not shared, each agent has its own base.
         key = f"{own.model} {bool(own.lora.rank)} {index if own.lora.rank and not own.lora.shared_base else ''}"
         if key not in bases:
             bases[key] = load_policy(own.model)

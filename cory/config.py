@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from cory.run.checks import Settings, UserError, between, changed, expect, keys, positive
 
-__all__ = ["Settings", "UserError", "changed", "expect", "keys"]  # of the checks, what other files need, too
+__all__ = ["Settings", "UserError", "changed", "expect", "keys"]  # checks that other files import from here
 
 
 @dataclass
@@ -22,11 +22,11 @@ class ModelConfig(Settings):
         name: Hub id, local folder, or `tiny`: the small model of the task's toy setting.
         revision: Branch, tag or commit of a Hub model.
         dtype: Type of the weights: float32, bfloat16, or `auto` for the one they were saved in.
-        trust_remote_code: Whether code that comes with the model may run. Off unless you have read it.
+        trust_remote_code: Whether the model's own code may run. Enable it only if you have read that code.
         quantization: 4bit (NF4) or 8bit weights of the base through bitsandbytes; with LoRA only.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
-        chat_template: Render prompts as a user's turn with the tokenizer's chat template; a mapping: with these of its
-            options, such as {enable_thinking: false}.
+        chat_template: Render prompts as a user turn with the tokenizer's chat template. A mapping sets its options,
+            such as {enable_thinking: false}.
     """
 
     name: str = "openai-community/gpt2"
@@ -44,9 +44,9 @@ class LoraConfig(Settings):
 
     Args:
         rank: Rank of the adapters. 0: full fine-tuning.
-        alpha: Scale of the adapters, over rank.
+        alpha: Adapters are scaled by alpha / rank.
         target_modules: Modules that get adapters. null: PEFT's choice for the architecture, or else all linear layers.
-        shared_base: Whether the agents share one base in memory. Off: a copy for each.
+        shared_base: Whether the agents share one base in memory. Off: one copy per agent.
         merge: Save agents as full models, adapters merged, instead of PEFT folders.
     """
 
@@ -63,20 +63,20 @@ class LoraConfig(Settings):
 
 @dataclass
 class CoryConfig(Settings):
-    """The method; the block in which a single agent's run differs from a CORY run.
+    """The method; the only block in which a single agent's run differs from a CORY run.
 
     Args:
-        num_agents: LLMs that are trained: 1 is the single-agent baseline, 2 the paper's pioneer and observer.
-        chain_length: Roles in the chain; null for as many as agents. Fewer: a population, from which members are drawn
-            for each period. More: agents hold several roles each, so that one LLM can be pioneer and observer.
-        exchange: What happens at a role exchange. `rotate`: the chain turns by one place (Eq. 5, for any number of
-            agents); `shuffle`: agents and roles are drawn anew, each agent equally often; `none`: nothing.
-        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0 is never.
+        num_agents: Number of LLMs trained: 1 is the single-agent baseline, 2 the paper's pioneer and observer.
+        chain_length: Number of roles in the chain; null: as many as agents. Fewer: a population, from which members are
+            drawn for each period. More: agents hold several roles, so that one LLM can be both pioneer and observer.
+        exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
+            of agents); `shuffle`: roles are assigned at random, each agent equally often; `none`: nothing.
+        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
         credit: What a role is rewarded for: `collective` (Eq. 4), `causal`, `own` or `counterfactual`: docs/credit.md.
-        weight: Weight of the other roles' task rewards in a role's own: 1 cooperative (Eq. 4), 0 independent, negative
-            competitive. With `credit: own` they do not count at all.
-        other_coef: Another name of `weight`; where both are given, this one counts.
-        knowledge_transfer: Whether an observer reads the response of the role before it (Eq. 3). Off: only the query.
+        weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
+            independent, negative competitive. Ignored with `credit: own`.
+        other_coef: Alias of `weight`; takes precedence if both are given.
+        knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query.
         reset_on_exchange: Restart every agent's optimizer, KL coefficient and reward moments at each exchange, as the
             authors' published code does.
     """
@@ -119,22 +119,22 @@ class PPOConfig(Settings):
 
     Args:
         learning_rate: The optimizer's learning rate.
-        schedule: How the learning rate goes on after its warm-up: `constant`, or `linear` or `cosine` down to 0.
-        warmup: Iterations in which the learning rate rises from 0.
-        optimizer: One of torch's optimizers, by its name in torch.optim.
-        optimizer_options: More of its arguments, such as {weight_decay: 0.01}.
-        batch_size: Responses of each role per iteration, over all processes; `group_size` to a query.
+        schedule: Learning-rate schedule after the warm-up: `constant`, or `linear` or `cosine` decay to 0.
+        warmup: Iterations over which the learning rate rises linearly from 0.
+        optimizer: Name of an optimizer in torch.optim.
+        optimizer_options: Further arguments of the optimizer, such as {weight_decay: 0.01}.
+        batch_size: Responses per role and iteration, over all processes; `group_size` per query.
         mini_batch_size: Samples in one forward and backward pass, over all processes.
         gradient_accumulation_steps: Mini-batches per optimizer step.
-        micro_batch: Samples of a mini-batch that are in memory at a time; changes no number beyond rounding. `auto`:
-            all, and half as many whenever memory runs out (one process only).
+        micro_batch: Samples of a mini-batch processed at a time; changes results by rounding only. `auto`: all, halved
+            whenever memory runs out (one process only).
         ppo_epochs: Passes over each batch of responses.
-        init_kl_coef: KL coefficient eta (Eq. 2) at the start; the eta of the combined reward throughout.
-        adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it stays.
-        kl_target: KL, in nats per response, that the adaptive controller aims at.
-        kl_horizon: Samples over which the adaptive controller moves.
+        init_kl_coef: Initial KL coefficient eta (Eq. 2); also the eta of the combined reward throughout.
+        adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.
+        kl_target: Target KL of the adaptive controller, in nats per response.
+        kl_horizon: Horizon of the adaptive controller, in samples.
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token; TRL's abs, mse.
-            Of the other algorithms only the KL that is recorded.
+            For other algorithms, only the recorded KL.
         kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
             sampled); `loss`: a term of the loss (k3). `auto`: the loss for GRPO, else the reward.
         gamma: Discount factor (PPO).
@@ -142,7 +142,7 @@ class PPOConfig(Settings):
         cliprange: Clip range of the probability ratio (Eq. 11).
         cliprange_value: Clip range of the value predictions (PPO).
         vf_coef: Weight beta of the value loss (Eq. 13; PPO).
-        value_head_init: `random`: TRL's, whose first values are noise of the rewards' own size; `zeros`: no noise
+        value_head_init: `random`: TRL's, whose initial values are noise on the scale of the rewards; `zeros`: no noise
             (PPO).
         max_grad_norm: Gradient norm to clip at; null for none.
         ratio_threshold: A mini-batch whose mean probability ratio exceeds this is skipped.
@@ -207,7 +207,7 @@ class SamplingConfig(Settings):
         top_k: Sample among the k likeliest tokens; 0 for all.
         top_p: Sample among the likeliest tokens of this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
-        stop: Texts that end a response, as the end token does; the text handed on is cut before them.
+        stop: Texts that end a response, as the end token does; the response's text is cut before them.
     """
 
     min_new_tokens: int = 4
@@ -232,10 +232,10 @@ class CheckpointConfig(Settings):
     """What survives an interruption (docs/reliability.md).
 
     Args:
-        save_every: Iterations between checkpoints; one is also saved at a signal. 0: only that.
-        save_final: Save one after the last iteration, too, from which the run can be lengthened.
-        keep: Newest checkpoints that stay.
-        best: Metric by which the best checkpoint stays as well, mean over the agents, larger is better; null for none.
+        save_every: Iterations between checkpoints; one is also saved on a signal. 0: on signals only.
+        save_final: Also save one after the last iteration, from which the run can be extended.
+        keep: Number of newest checkpoints kept.
+        best: Metric whose best checkpoint is kept as well, mean over the agents, larger is better; null for none.
     """
 
     save_every: int = 10
@@ -253,10 +253,10 @@ class GuardsConfig(Settings):
     """What is watched while a run trains.
 
     Args:
-        on_nonfinite: A loss or gradient that is not finite never reaches the weights. `stop`: the run ends, its last
-            good state saved; `skip`: that optimizer step is left out.
+        on_nonfinite: A loss or gradient that is not finite never reaches the weights. `stop`: save the last good state
+            and end the run; `skip`: leave out that optimizer step.
         kl_bound: KL, in nats per response, above which an iteration is flagged.
-        stop_at_kl: KL above which the run ends early, its agents saved; null for never.
+        stop_at_kl: KL above which the run saves its agents and ends early; null for never.
     """
 
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -276,18 +276,18 @@ class Config(Settings):
         iterations: Iterations of Algorithm 1, each on one batch of queries.
         algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
             divisions by standard deviation and length), `rloo` or `reinforce`: docs/learners.md.
-        group_size: Chains per query, the responses among which GRPO and RLOO compare.
-        agents: What single agents have otherwise than the rest, in their order: a list of {model: {...}, lora: {...},
-            learning_rate: ...}, each part optional. Empty: all alike.
+        group_size: Chains per query; GRPO and RLOO compare the responses of such a group.
+        agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...}, each
+            part optional. Empty: all agents alike.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
-        resume: Continue a run: the folder of a run or of one of its checkpoints, whose settings are then read from it;
-            or `auto`: the newest run with these settings, and without one a new run. null: a new run.
-        tracker: Where metrics go besides the run's folder. wandb works offline where no account is set up.
+        resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
+            `auto`: the newest run with these settings, else a new run. null: a new run.
+        tracker: Where metrics go besides the run's folder. wandb works offline if no account is set up.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
-        eval_queries: Held-out queries of such an evaluation, from the first.
+        eval_queries: Number of held-out queries per evaluation, from the first.
         model: The policy.
         lora: Adapters instead of full fine-tuning.
         cory: The method.
@@ -364,7 +364,7 @@ class Config(Settings):
         return f"CORY with {count}" if learner == "PPO" else f"CORY with {learner} and {count}"
 
     def of_agent(self, index: int) -> "Config":
-        """The settings of one agent: these, with what `agents` says of it. Raises a UserError over what it says."""
+        """The settings of one agent: these, with its entry of `agents`. Raises a UserError if that entry is invalid."""
         if not self.agents:
             return self
         where, changes, config = f"agents[{index}]", self.agents[index], copy(self)

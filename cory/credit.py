@@ -1,6 +1,6 @@
-"""Credit: the training reward of each role, from the task rewards of the whole chain (Eq. 4 and what else it can be).
+"""Credit: the training reward of each role, from the task rewards of the whole chain (Eq. 4 and alternatives to it).
 
-A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ... and has r_j = r(q, a_j). docs/credit.md derives each mode.
+A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). docs/credit.md derives each mode.
 """
 
 import torch
@@ -16,8 +16,8 @@ def assign_credit(
         mode: `collective`: `r_i + weight * sum_{j != i} r_j`, Eq. 4. `causal`: `r_i + weight * sum_{j > i} r_j`, what
             role i can still influence. `own`: `r_i`. `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`.
         weight: of the other roles' rewards: 1 cooperative (Eq. 4), 0 independent, negative competitive.
-        unread: b_j for `counterfactual`: the task reward of role j's agent where it has not read the response before
-            it; its first row, the pioneer's, is not used.
+        unread: b_j for `counterfactual`: the task reward of role j's agent when it has not read the preceding
+            response. The first row, the pioneer's, is not used.
 
     >>> rewards = torch.tensor([[1.0], [10.0]])
     >>> assign_credit(rewards).tolist(), assign_credit(rewards, "causal").tolist()

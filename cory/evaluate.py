@@ -5,8 +5,8 @@
     python -m cory.evaluate runs/my --task.eval_dataset held_out.jsonl  # other prompts
 
 Every model answers the prompt alone (solo). The agents of one run also answer in a chain (joint), and the agent of a
-run with one answers twice, the second time as its own observer. See `cory/evaluation/`. A module that is run, never
-imported: `cory.evaluate` is the function.
+run with one answers twice, the second time as its own observer. See `cory/evaluation/`. Run this module, do not
+import it: `cory.evaluate` is the function.
 """
 
 from cory.run.evaluation_settings import EvaluationConfig

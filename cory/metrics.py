@@ -12,7 +12,8 @@ def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
     """`r_c = r - eta * KL` (paper, section 4): the objective on which CORY and PPO are compared.
 
     Args:
-        task_reward: mean r(s0, a) of an agent's own responses. kl: mean KL per response in nats.
+        task_reward: mean r(s0, a) of an agent's own responses.
+        kl: mean KL per response in nats.
         kl_coef: eta, the initial KL coefficient.
     """
     return task_reward - kl_coef * kl
@@ -38,15 +39,17 @@ def distinct(texts: Sequence[str], n: int) -> float:
 
 
 def collapsed(distinct_share: float, kl: float, kl_bound: float) -> bool:
-    """Collapse: distinct-2 below half of what the role had in the first iteration, or KL (nats) above its bound."""
+    """Collapse: distinct-2 below half of the role's in the first iteration, or KL (nats) above its bound."""
     return distinct_share < 0.5 or kl > kl_bound
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples is right (Chen et al., 2021): `1 - C(n-c, k) / C(n, k)`.
+    """Unbiased estimate of the chance that one of k samples is correct (Chen et al., 2021): `1 - C(n-c, k) / C(n, k)`.
 
     Args:
-        n: samples drawn. c: right ones among them. k: at most n, else a UserError is raised.
+        n: samples drawn.
+        c: correct samples.
+        k: at most n, else a UserError is raised.
 
     >>> pass_at_k(4, 1, 2)
     0.5

@@ -12,7 +12,7 @@ CHAT_ROLES = ("system", "user", "assistant")
 
 
 def check_prompt(prompt: Any, where: str) -> None:
-    """Raises a UserError unless a query is text, or chat messages of which the last is the user's, and not empty."""
+    """Raises a UserError unless a query is text, or chat messages ending with the user's, and not empty."""
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         ok = all(m.get("role") in CHAT_ROLES and isinstance(m.get("content"), str) for m in prompt)
         messages = f"messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last one user, with text"
@@ -27,14 +27,14 @@ def check_prompt(prompt: Any, where: str) -> None:
 
 
 def text_of(prompt: Prompt) -> str:
-    """The text that a template fills in as {prompt}: of chat messages the last one's."""
+    """The text that a template fills in as {prompt}; for chat messages, the last one's."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def placeholders(template: str, where: str) -> list[str]:
     """The names in braces in a template; `{{` and `}}` stand for braces themselves.
 
-    Raises a UserError where the braces do not match, or hold more than a name: no attribute or index is looked up.
+    Raises a UserError if the braces do not match, or hold more than a name: no attribute or index is looked up.
     """
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
@@ -55,7 +55,7 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RolePrompts:
-    """Templates over {prompt}, {response} (of the role before) and the dataset's other columns.
+    """Templates over {prompt}, {response} (of the preceding role) and the dataset's other columns.
 
     Args:
         pioneer: what the first role reads; needs {prompt}.
@@ -81,7 +81,7 @@ class RolePrompts:
         expect("response" not in placeholders(self.pioneer, "pioneer prompt"), "pioneer prompt", none, self.pioneer)
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raises a UserError where a template names a column that the dataset lacks."""
+        """Raises a UserError if a template names a column that the dataset lacks."""
         known = {*columns, "prompt", "response"}
         for role in ("pioneer", "observer"):
             for name in placeholders(getattr(self, role), role):
@@ -92,8 +92,8 @@ class RolePrompts:
     def render(self, role: int, row: Mapping[str, Any], response: str | None = None) -> Any:
         """The prompt of `role` (0 is the pioneer) for one row of the dataset.
 
-        `response` is that of the role before; None renders the pioneer's prompt, whatever the role. Of chat messages
-        the last one is rendered, and the others stay as they are.
+        `response` is that of the preceding role; None renders the pioneer's prompt, whatever the role. In chat messages
+        only the last one is rendered.
         """
         template = self.pioneer if role == 0 or response is None else self.observer
         prompt: Prompt = row["prompt"]
@@ -117,7 +117,7 @@ def fit_responses(
         render: from responses to prompts, row by row. encode: from prompts to their token ids.
         context: tokens that the observer can attend to; None: any number. max_new_tokens: of the observer's answer.
 
-    A row that is too long without any response is left for the agent to refuse.
+    A row that is too long even without a response is kept; the agent refuses it.
     """
     texts = list(responses)
     prompts = render(texts)

@@ -38,7 +38,7 @@ class Reward:
         return f"reward function {self.name or getattr(self.function, '__name__', type(self.function).__name__)}"
 
     def arguments(self, columns: Columns) -> dict[str, Sequence[Any]]:
-        """The columns that the function takes. Raises a UserError where it needs one that is not there."""
+        """The columns that the function takes. Raises a UserError if one that it needs is missing."""
         taken = inspect.signature(self.function).parameters
         must = [
             n for n, p in taken.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
@@ -54,8 +54,8 @@ def score(
 ) -> torch.Tensor:
     """The weighted sum of the reward functions; (batch,) float32 on the CPU.
 
-    A function that gives None for a row does not count there; where all do, the row gets 0. Raises a UserError where
-    one raises, or gives not one finite number or None per completion; it names the function and the row.
+    A function that returns None for a row does not count there; if all do, the row gets 0. Raises a UserError, with the
+    function and the row, if one raises or does not return one finite number or None per completion.
     """
     rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
     chat = len(prompts) > 0 and not isinstance(prompts[0], str)
@@ -63,12 +63,12 @@ def score(
     rows = {**columns, "prompts": prompts, "completions": answers}
     values = torch.tensor([_checked(*pair, rows) for pair in zip(rewards, _call(rewards, rows), strict=True)])
     if values.isnan().all(0).any():
-        warnings.warn(f"{' and '.join(map(str, rewards))} gave None for a row; such rows get 0", stacklevel=2)
+        warnings.warn(f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0", stacklevel=2)
     return (values * torch.tensor([[each.weight] for each in rewards])).nansum(0)
 
 
 def _call(rewards: Sequence[Reward], rows: Columns) -> list[Any]:
-    """What each function gives, or the exception that it raises; coroutines are awaited together."""
+    """What each function returns, or the exception that it raises; coroutines run concurrently."""
     given: list[Any] = []
     for reward in rewards:
         arguments = reward.arguments(rows)
@@ -80,7 +80,7 @@ def _call(rewards: Sequence[Reward], rows: Columns) -> list[Any]:
 
 
 def _checked(reward: Reward, values: Any, rows: Columns) -> list[float]:
-    """One number per completion, nan for None. Raises a UserError where `values` are none, or an exception."""
+    """One number per completion, nan for None. Raises a UserError if `values` is no such list, or an exception."""
     if isinstance(values, Exception):
         raise values if isinstance(values, UserError) else _blamed(reward, values, rows) from values
     try:
@@ -88,7 +88,7 @@ def _checked(reward: Reward, values: Any, rows: Columns) -> list[float]:
     except TypeError:
         raise UserError(f"{reward}: expected a list of numbers, got {type(values).__name__}") from None
     count = len(rows["completions"])
-    expect(len(values) == count, str(reward), f"{count} rewards, one a completion", len(values))
+    expect(len(values) == count, str(reward), f"{count} rewards, one per completion", len(values))
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = values[row] = value.item()
@@ -98,8 +98,8 @@ def _checked(reward: Reward, values: Any, rows: Columns) -> list[float]:
 
 
 def _blamed(reward: Reward, error: Exception, rows: Columns) -> UserError:
-    """The error of a function that raised, with the first row for which it raises by itself, if any."""
-    where = "for the whole batch, and for none of its rows by itself"
+    """The error of a function that raised, with the first row for which it raises alone, if any."""
+    where = "for the whole batch, but for none of its rows alone"
     for row in range(len(rows["completions"])):
         (given,) = _call([reward], {name: values[row : row + 1] for name, values in rows.items()})
         if isinstance(given, Exception):

@@ -15,12 +15,12 @@ def role_name(role: int) -> str:
 class RoleSchedule:
     """Roles are positions in the chain: 0 is the pioneer, 1 the observer, and so on for longer chains.
 
-    Agents stay and roles move: an exchange only changes who stands where, so nothing is copied and no state is lost.
+    An exchange only changes which agent holds which role, so nothing is copied and no state is lost.
 
     Args:
-        num_agents: agents there are. period: iterations between exchanges (T_REx); 0 for never.
-        length: roles in the chain; 0 for as many as agents. With fewer, the others wait; with more, an agent stands in
-            several places.
+        num_agents: number of agents. period: iterations between exchanges (T_REx); 0 for never.
+        length: roles in the chain; 0 for as many as agents. With fewer, the others wait; with more, an agent holds
+            several roles.
         exchange: `rotate`, `shuffle` or `none`: see `CoryConfig`. seed: of `shuffle`.
     """
 

@@ -22,7 +22,7 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
 
     Args:
         name: Hub id, local file (parquet, json lines, csv), or local folder with files named after their split.
-        columns: that must be there. subset: configuration of a Hub dataset.
+        columns: the required ones. subset: configuration of a Hub dataset.
 
     Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
     """
@@ -60,7 +60,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def check_held_out(dataset: str, trained: str) -> None:
-    """Raises a UserError where a dataset's split `test` is trained on: it is a single file, or `trained` is `test`."""
+    """Raises a UserError if a dataset's split `test` was trained on: it is a single file, or `trained` is `test`."""
     apart = "a folder with files named after their splits, or a dataset on the Hub, trained on another split than test"
     shown = f"{dataset!r}, split {trained!r}"
     expect(not Path(dataset).is_file() and trained != "test", "eval_every: task.dataset", apart, shown)
@@ -94,7 +94,7 @@ class Task:
         for reward in self.rewards:
             taken = reward.arguments(dict.fromkeys([*given, *names], ()))
             twice = [name for name in given if name in names and name in taken]
-            expect(not twice, "dataset", f"no columns that {reward} is given anyway", twice)
+            expect(not twice, "dataset", f"no columns that {reward} is passed anyway", twice)
         for row, prompt in enumerate(self.dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row}")
         self.prompts.check_columns(names)
@@ -102,13 +102,13 @@ class Task:
     def render(
         self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[str] | None = None
     ) -> list[Any]:
-        """What a role reads, for each row of `columns`; without `responses`, what the pioneer reads."""
+        """A role's prompts, one for each row of `columns`; without `responses`, the pioneer's."""
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         texts = [None] * len(rows) if responses is None else responses
         return [self.prompts.render(role, row, text) for row, text in zip(rows, texts, strict=True)]
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells this task from another, for a run's config.yaml: reward, templates and data, by name and hash."""
+        """Identifies this task in a run's config.yaml: reward, templates and data, by name and hash."""
         data = {"dataset_sha256": provenance.data_hash(self.dataset), "rows": len(self.dataset)}
         return {**self.fingerprint_of_reward(), "prompts": asdict(self.prompts), **data}
 

@@ -14,7 +14,7 @@ from cory.tasks.own import held_out, load_prompts, make_task
 def train() -> None:
     config, name = load(OwnConfig, None)
     announce(config, name)
-    task = make_task(config)  # the rewards first: a mistake in their file is told before torch is imported
+    task = make_task(config)  # the rewards first: a mistake in their file is reported before torch is imported
     from cory import CoryTrainer, make_agents
 
     held = held_out(config.task, config.task.eval_split, "--task.eval_split") if config.eval_every else None

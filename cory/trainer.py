@@ -38,7 +38,7 @@ Records = list[dict[str, Any]]
 
 
 class Batch(NamedTuple):
-    """An iteration's queries: the columns of the task's data, and the most tokens of a response."""
+    """An iteration's queries: the columns of the task's data, and the maximum length of a response."""
 
     columns: dict[str, list[Any]]
     max_new_tokens: int
@@ -50,7 +50,8 @@ class CoryTrainer:
     Args:
         config: the settings; `config.cory.num_agents` must be the number of agents.
         agents: in their first order: the first one starts as pioneer.
-        task: queries, reward and prompts. name: of the run, for its folder where `config.output` is null.
+        task: queries, reward and prompts.
+        name: of the run, for its folder where `config.output` is null.
         eval_dataset: held-out rows with the columns of the task's, for `config.eval_every`.
         callbacks: see `Callback`.
 
@@ -164,7 +165,7 @@ class CoryTrainer:
     def iteration(self, k: int, history: Sequence[dict[str, Any]] = ()) -> tuple[Records, Records]:
         """Algorithm 1, lines 3 to 17, for iteration `k`: a record per agent (docs/metrics.md), a few texts per role.
 
-        `history`: the records so far; those of the first iteration are what collapse is judged by.
+        `history`: the records so far; collapse is judged against those of the first iteration.
         """
         self.seconds = {}
         chain, batch = self._begin(k)
@@ -244,7 +245,7 @@ class CoryTrainer:
         stats: Sequence[dict[str, float]],
         history: Sequence[dict[str, Any]],
     ) -> tuple[Records, Records]:
-        """What the iteration came to, in all processes: a record per agent, in their order, and sample texts."""
+        """The results of the iteration, over all processes: a record per agent, in their order, and sample texts."""
         eta, kl_bound = self.config.ppo.init_kl_coef, self.config.guards.kl_bound
         records, samples = [], []
         for role, agent in enumerate(chain):
@@ -273,7 +274,7 @@ class CoryTrainer:
         return sorted(records, key=lambda one: [a.name for a in self.agents].index(one["agent"])), samples
 
     def held_out(self, k: int, records: Records) -> None:
-        """Adds `eval_task_reward` to the records: what each role's responses to held-out queries earn on average.
+        """Adds `eval_task_reward` to the records: the mean task reward of each role's responses to held-out queries.
 
         The chain of iteration `k` answers the first `config.eval_queries` rows, from the same random stream each time.
         """
@@ -318,7 +319,7 @@ class CoryTrainer:
         )
 
     def _solo_samples(self) -> dict[str, Records]:
-        """What each agent alone answers to a few fixed queries, with its reward, from a random stream of its own."""
+        """Each agent's solo responses to a few fixed queries, with rewards, from a separate random stream."""
         longest = self.config.sampling.max_new_tokens
         batch = Batch(self.task.dataset[: min(NUM_SAMPLES, len(self.task.dataset))], longest)
         samples = {}
@@ -334,7 +335,7 @@ class CoryTrainer:
         return samples
 
     def _check_prompt_lengths(self) -> None:
-        """Fails early where a prompt and the longest response exceed the context; an observer reads a response, too."""
+        """Fails early if a prompt plus the longest response exceeds the context; an observer also reads a response."""
         alike = {(id(agent.tokenizer), agent.context_length): agent for agent in self.agents}  # agents of one model
         asked = [self.task.dataset, *([self.eval_dataset] if self.eval_dataset else [])]
         roles = range(min(2, self.config.cory.roles))

@@ -1,7 +1,9 @@
 """Writes the keys of docs/configuration.md from the dataclasses that hold them.
 
-python docs/configuration.py            # rewrites the part below the marker
-python docs/configuration.py --check    # ends with 1 if the page is not what the code says
+    python docs/configuration.py            # rewrites the part below the marker
+    python docs/configuration.py --check    # exits with 1 if the page is out of date
+
+A test runs it with --check.
 """
 
 import re

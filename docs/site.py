@@ -4,7 +4,7 @@
     python docs/site.py --serve    # and serves it at http://localhost:8000
 
 README.md is the home page, every other page keeps its path, so links and pictures work on the site as they do in a
-checkout. Links to files that are not pages (code, configurations) become plain text. Ends with 1 if a page, anchor,
+checkout. Links to files that are not pages (code, configurations) become plain text. Exits with 1 if a page, anchor,
 picture or link does not exist, or the build warns.
 """
 
@@ -142,7 +142,7 @@ class Links(HTMLParser):
 
 
 def dead_links(site: Path) -> list[str]:
-    """What the built site's pages point to and is not there, as `page: target`."""
+    """Links of the built site to targets that do not exist, as `page: target`."""
     pages = {page: Links(page) for page in site.rglob("*.html") if page.name != "404.html"}
     dead = []
     for page, links in pages.items():

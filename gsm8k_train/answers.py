@@ -122,7 +122,7 @@ def gold(answer: str) -> Fraction | None:
 
 
 def correct(completion: str, gold_number: Fraction) -> bool:
-    """Whether a completion answers with this very number.
+    """Whether a completion answers with exactly this number.
 
     >>> correct("The answer is $29.00.", Fraction(29)), correct("About 28.99.", Fraction(29))
     (True, False)

@@ -23,10 +23,10 @@ class Gsm8kTaskConfig(Settings):
     Args:
         dataset: Hub id, local file or folder (parquet, json lines, csv) with `question` and `answer`, or `tiny`.
         subset: Configuration of a Hub dataset.
-        split: Which split of it.
+        split: Split of the dataset.
         pioneer_prompt: Template over {prompt}, the question.
-        observer_prompt: Template over {prompt} and {response}, the response of the role before; or the name of one:
-            paper, proposal, instruction (docs/when.md).
+        observer_prompt: Template over {prompt} and {response}, the response of the preceding role; or a named
+            template: paper, proposal, instruction (docs/when.md).
     """
 
     dataset: str = "openai/gsm8k"

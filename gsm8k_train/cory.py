@@ -4,8 +4,8 @@
     python gsm8k_train/cory.py --config configs/gsm8k/cory_llama2_7b.yaml  # the paper's Table 2
     python gsm8k_train/cory.py --config FILE --ppo.init_kl_coef 0.1       # any key as a flag; --help lists them
 
-Departures from the paper: none in the method. Against the authors' published code: docs/paper.md.
-`gsm8k_train/ppo.py` is the baseline: the same but for its agents.
+Departures from the paper: none in the method. Differences from the authors' published code: docs/paper.md.
+`gsm8k_train/ppo.py` is the baseline, identical but for the number of agents.
 """
 
 import sys

@@ -4,7 +4,7 @@
     python gsm8k_train/make_weights.py            # the quality of what is shipped
 
 A real architecture, trained from scratch on generated problems and saved as an ordinary Hugging Face folder, in half
-precision. How good a training comes out depends on the machine, so everybody is given the same weights.
+precision. The quality of a training run depends on the machine, so everybody gets the same weights.
 """
 
 import random
@@ -54,7 +54,7 @@ def command_line() -> None:
     """See the module."""
     if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
         make(Path(sys.argv[1]))
-        print(f"Made; to ship it, copy {sys.argv[1]} to gsm8k_train/weights")
+        print(f"Done. To ship it, copy {sys.argv[1]} to gsm8k_train/weights")
     elif len(sys.argv) == 1:
         print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))
     else:

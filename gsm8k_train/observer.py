@@ -1,4 +1,4 @@
-"""What the pioneer's response is worth to an observer on GSM8K; `--help` and study/observer.py say more.
+"""What the pioneer's response is worth to an observer on GSM8K; see `--help` and study/observer.py.
 
 python gsm8k_train/observer.py                                               # the toy setting's untrained policy
 python gsm8k_train/observer.py --config configs/gsm8k/cory_qwen2_5_0_5b.yaml  # any configuration

@@ -36,7 +36,7 @@ def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:
     """The problems with columns `prompt` (the question) and `answer`.
 
     Raises:
-        UserError: the dataset cannot be had, or a gold answer has no number.
+        UserError: the dataset is not available, or a gold answer has no number.
     """
     if config.dataset == "tiny":
         loaded = Dataset.from_list(toy.problems(split))
@@ -56,9 +56,9 @@ def make_task(config: Gsm8kConfig, device: torch.device | None = None, split: st
 
 
 def held_out(config: Gsm8kConfig) -> Dataset | None:
-    """Problems for `config.eval_every`, of the split `test`; None where they are not asked for.
+    """Problems for `config.eval_every`, of the split `test`; None if not requested.
 
-    Raises a UserError where they would be those of training.
+    Raises a UserError if they would be those of training.
     """
     if not config.eval_every:
         return None

@@ -137,7 +137,7 @@ class Problem:
 
 
 def _another_operation(expression: str, values: Mapping[str, int]) -> str:
-    """The expression with its last operation taken for another; "x - a" for "a + x" where "a - x" is below 0."""
+    """The expression with its last operation replaced by a wrong one; "x - a" for "a + x" where "a - x" is below 0."""
     head, operator, last = expression.rsplit(" ", 2)
     if operator == "+" and values.get(head, 99) < values.get(last, 0):
         head, last = last, head
@@ -232,7 +232,7 @@ def _problems() -> dict[str, list[Problem]]:
 
 
 def problems(split: str) -> list[dict[str, str]]:
-    """The problems of a split, as GSM8K has them: `question` and `answer`.
+    """The problems of a split in GSM8K's format: `question` and `answer`.
 
     Raises:
         UserError: there is no such split.
@@ -243,5 +243,5 @@ def problems(split: str) -> list[dict[str, str]]:
 
 
 def folder(name: str) -> str:
-    """The folder of a built-in policy, `tiny`; other names stay."""
+    """The folder of the built-in policy `tiny`; other names are returned unchanged."""
     return str(POLICY) if name == "tiny" else name

@@ -20,16 +20,16 @@ class ImdbTaskConfig(Settings):
 
     Args:
         dataset: Hub id, local file or folder with reviews (parquet, json lines, csv), or `tiny`.
-        split: Which split of it.
-        text_column: Its column with the reviews.
+        split: Split of the dataset.
+        text_column: Column with the reviews.
         min_chars: Shorter reviews are left out.
-        min_query_tokens: Fewest tokens of a review that make a query; a number is drawn for each review.
+        min_query_tokens: Fewest tokens of a review that make a query; the number is drawn for each review.
         max_query_tokens: Most tokens of a review that make a query.
         reward_model: Hub id or local folder of a classifier with a POSITIVE label, or `tiny`.
         reward_batch_size: Texts that are scored at a time.
         pioneer_prompt: Template over {prompt}.
-        observer_prompt: Template over {prompt} and {response}, the response of the role before; or the name of one:
-            paper, review, instruction (docs/when.md).
+        observer_prompt: Template over {prompt} and {response}, the response of the preceding role; or a named
+            template: paper, review, instruction (docs/when.md).
     """
 
     dataset: str = "stanfordnlp/imdb"

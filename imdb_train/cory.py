@@ -4,8 +4,8 @@
     python imdb_train/cory.py --config configs/imdb/cory_gpt2_large.yaml  # the paper's Table 1
     python imdb_train/cory.py --config FILE --ppo.init_kl_coef 0.1        # any key as a flag; --help lists them
 
-Departures from the paper: none in the method. Against the authors' published code: docs/paper.md.
-`imdb_train/ppo.py` is the baseline: the same but for its agents.
+Departures from the paper: none in the method. Differences from the authors' published code: docs/paper.md.
+`imdb_train/ppo.py` is the baseline, identical but for the number of agents.
 """
 
 import sys

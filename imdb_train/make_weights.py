@@ -5,7 +5,7 @@
     python imdb_train/make_weights.py                # the quality of what is shipped
 
 Real architectures, trained from scratch on generated reviews and saved as ordinary Hugging Face folders, in half
-precision. How good a training comes out depends on the machine, so everybody is given the same weights.
+precision. The quality of a training run depends on the machine, so everybody gets the same weights.
 """
 
 import random
@@ -26,7 +26,7 @@ from imdb_train import toy
 from imdb_train.task import PositiveLogit
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
 
-POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}  # what the classifier is taught, by mood
+POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}  # target probabilities of the classifier, by mood
 REWRITINGS = 9000  # examples in the observer's prompt form that the policy learns from
 
 
@@ -48,7 +48,7 @@ def make(folder: Path) -> None:
 
 
 def make_large(folder: Path) -> None:
-    """Fills `folder` with a policy of twice the parameters, of the same tokenizer and texts."""
+    """Fills `folder` with a policy of twice the parameters, with the same tokenizer and texts."""
     reviews, rewritings = _texts(random.Random(0))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(toy.POLICY)
     texts = [text for text, _ in reviews] + rewritings
@@ -100,7 +100,7 @@ def command_line() -> None:
         print(f"The larger policy: {large()}")
     elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
         make(Path(sys.argv[1]))
-        print(f"Made; to ship it, copy {sys.argv[1]} to imdb_train/weights")
+        print(f"Done. To ship it, copy {sys.argv[1]} to imdb_train/weights")
     elif len(sys.argv) == 1:
         print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))
     else:

@@ -1,4 +1,4 @@
-"""What the pioneer's response is worth to an observer on IMDB; `--help` and study/observer.py say more.
+"""What the pioneer's response is worth to an observer on IMDB; see `--help` and study/observer.py.
 
 python imdb_train/observer.py                                               # the toy setting's untrained policy
 python imdb_train/observer.py --config configs/imdb/cory_smollm2_135m.yaml  # any configuration

@@ -82,7 +82,7 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
     """The dataset with a `prompt` column: the first 2 to 8 tokens of each review, the number drawn from `seed`.
 
     Raises:
-        UserError: the dataset cannot be had, or no review is long enough.
+        UserError: the dataset is not available, or no review is long enough.
     """
     if config.dataset == "tiny":
         texts = toy.reviews(split)
@@ -111,9 +111,9 @@ def make_task(config: ImdbConfig, device: torch.device, split: str | None = None
 
 
 def held_out(config: ImdbConfig) -> Dataset | None:
-    """Queries for `config.eval_every`, of the split `test`; None where they are not asked for.
+    """Queries for `config.eval_every`, of the split `test`; None if not requested.
 
-    Raises a UserError where they would be those of training.
+    Raises a UserError if they would be those of training.
     """
     if not config.eval_every:
         return None
@@ -122,7 +122,7 @@ def held_out(config: ImdbConfig) -> Dataset | None:
 
 
 def tokenizer_of(config: ImdbConfig) -> PreTrainedTokenizerBase:
-    """The first agent's, whose tokens the queries are cut by."""
+    """The first agent's tokenizer, by whose tokens queries are cut."""
     model = config.of_agent(0).model
     policy = config.resolve(model.name)
     return load_tokenizer(policy, find(policy, "model.name", model.revision), model.trust_remote_code)

@@ -2,8 +2,8 @@
 
 The models are shipped in `weights/` beside this file (`make_weights.py` makes them). The reviews are generated, the
 same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier has
-learnt the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text goes
-on one mood better than the quoted sentence. So a better response helps its reader, as it does for a pre-trained LLM.
+learnt the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text
+continues one mood better than quoted. So a better response helps its reader, as it does for a pre-trained LLM.
 """
 
 import os
@@ -121,7 +121,7 @@ def reviews(split: str) -> list[str]:
 
 
 def folder(name: str) -> str:
-    """The folder of a built-in policy: `tiny`, or `tiny_large` of twice the parameters; other names stay."""
+    """The folder of a built-in policy: `tiny`, or `tiny_large` of twice the parameters; other names are unchanged."""
     if name == "tiny_large":
         if not LARGE.exists():
             raise UserError(

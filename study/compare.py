@@ -3,7 +3,7 @@
     python -m study.compare runs/imdb_cory_tiny-seed* runs/imdb_ppo_tiny-seed*
     python -m study.compare 'runs/*' --baseline PPO --over ppo.init_kl_coef --out results/frontier
 
-Runs of equal settings but for the seed form a group. Definitions: docs/metrics.md, "Comparison".
+Runs whose settings differ in their seed alone form a group. Definitions: docs/metrics.md, "Comparison".
 """
 
 import html
@@ -24,7 +24,7 @@ from study.tables import markdown_table
 
 
 def write(comparison: Comparison, out: Path, title: str = "Comparison", question: str = "", command: str = "") -> Path:
-    """Writes comparison.md with its figures (PNG and SVG) and csv files into `out`; files of the same names go.
+    """Writes comparison.md with its figures (PNG and SVG) and csv files into `out`; replaces files of the same names.
 
     Returns:
         comparison.md.
@@ -144,7 +144,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--baseline", type=str | None, help="Group or family to measure against. null: PPO, or the first"
     )
-    parser.add_argument("--over", type=str | None, help="Key of the settings to draw results over: ppo.init_kl_coef")
+    parser.add_argument("--over", type=str | None, help="Key of the settings to plot results against: ppo.init_kl_coef")
     args = parser.of(argv)
     comparison = Comparison(group([read(path) for path in find(args.runs)], args.over), args.baseline, args.over)
     path = write(comparison, Path(args.out))

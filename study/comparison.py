@@ -1,6 +1,6 @@
-"""What groups of runs come to side by side: final values, differences to a baseline, and what weakens them.
+"""Compares groups of runs: final values, differences to a baseline, and caveats.
 
-Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes it all down.
+Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the report.
 """
 
 import statistics
@@ -34,7 +34,7 @@ class Curve(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a group came to at one value of the key that families differ in: by metric, a value for every run."""
+    """A group's results at one value of the key that families vary: by metric, a value for every run."""
 
     family: str
     value: Any
@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
 
 class Comparison:
-    """Groups of runs, and everything that is said of them.
+    """A comparison of groups of runs.
 
     Args:
         groups: from `group`.
@@ -51,7 +51,7 @@ class Comparison:
         over: the dotted key that makes families.
 
     Raises:
-        UserError: no run holds a single iteration, or there is no such baseline.
+        UserError: no run has an iteration, or there is no such baseline.
     """
 
     def __init__(self, groups: Sequence[Group], baseline: str | None = None, over: str | None = None) -> None:
@@ -76,11 +76,11 @@ class Comparison:
                     row["combined_reward"] = row["task_reward"] - self.eta * row["kl"]
 
     def against(self, g: Group) -> Group:
-        """What a group is measured against: the baseline's group of the same value, where it has one."""
+        """The group to compare with: the baseline's group of the same value, if it has one."""
         return next((base for base in self.base if base.value == g.value), self.base[0])
 
     def agents(self, g: Group) -> list[tuple[str, str]]:
-        """A group's agents and what they are called: the group's name, with `agent_1`, ... where there are several."""
+        """A group's agents and their labels: the group's name, with `agent_1`, ... where there are several."""
         agents = natural({agent for run in g.runs for agent in run.agents})
         if len(agents) == 1:
             return [(agents[0], g.name)]
@@ -150,7 +150,7 @@ class Comparison:
         """A group against its baseline: the difference over the size of the baseline's value, and its 95 % interval.
 
         Args:
-            of: what counts of a run. measure: of what counts of several.
+            of: the quantity of one run. measure: a number from those of several runs.
         """
 
         def relative(runs: Sequence[M], baseline: Sequence[M]) -> float:
@@ -227,17 +227,17 @@ class Comparison:
         return []
 
     def problems(self) -> list[str]:
-        """Everything that makes the comparison weaker than it looks."""
+        """The caveats: everything that makes the comparison weaker than it looks."""
         said = self._other_rewards()
         for g in self.groups:
             said += [f"{g.name}, {run.folder.name}: {problem}" for run in g.runs for problem in run.problems]
             if g.runs and not g.whole:
-                said.append(f"{g.name}: no run ended; it is in no table")
+                said.append(f"{g.name}: no run ended; the group is left out of the tables")
             if len(g.whole) == 1:
                 said.append(f"{g.name}: a single run, so there is no spread")
             seeds = [run.settings.get("seed") for run in g.whole]
             if len(set(seeds)) < len(seeds):
-                said.append(f"{g.name}: seed {_twice(seeds)} is there more than once; such runs are no repetitions")
+                said.append(f"{g.name}: seed {_twice(seeds)} occurs more than once; such runs are not repetitions")
         lengths = {g.name: sorted({run.iterations for run in g.whole}) for g in self.groups if g.whole}
         if len({length for values in lengths.values() for length in values}) > 1:
             text = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in lengths.items())
@@ -245,7 +245,7 @@ class Comparison:
         return said
 
     def _other_rewards(self) -> list[str]:
-        """That groups were trained on different rewards, by function or by its source."""
+        """A caveat if groups were trained on different rewards, by function or by its source."""
         trained: dict[tuple[str, str], list[str]] = {}
         for g in self.groups:
             of = flat(g.settings)

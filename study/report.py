@@ -1,4 +1,4 @@
-"""Writes an evaluation down: tables of metrics and of texts as Markdown, and a figure.
+"""Writes the report of an evaluation: tables of metrics and of texts as Markdown, and a figure.
 
     python -m study.report runs/evaluation      # the folder that an evaluation has written
 

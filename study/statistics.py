@@ -1,4 +1,4 @@
-"""Statistics of comparisons: intervals by the bootstrap, frontiers, hypervolumes."""
+"""Statistics of comparisons: bootstrap intervals, frontiers, hypervolumes."""
 
 import math
 import warnings
@@ -67,7 +67,7 @@ def over(a: float, b: float) -> float:
 
 
 def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which points no other one beats, at least as good in both coordinates and better in one; larger is better.
+    """Indices of the points that no other dominates (as good in both coordinates, better in one); larger is better.
 
     >>> nondominated([(0, 2), (1, 1), (0, 1), (2, 0)])
     [0, 1, 3]

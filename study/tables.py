@@ -1,4 +1,4 @@
-"""Markdown tables in which a model's text cannot act, and rows over seeds."""
+"""Markdown tables that escape model output, and rows over seeds."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Returns:
         rows of the same form; where several seeds are in one, its values are means over them, and `METRIC_ci` are
-        their standard deviations; a model that is there once keeps its own interval. Empty where none has several.
+        their standard deviations; a model with one seed keeps its own interval. Empty if none has several.
     """
     import pandas as pd  # here, as the training's commands do without it
 

@@ -5,6 +5,7 @@ Executed: a first task of one's own (docs/own_task.md, from an empty folder to a
 """
 
 import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -106,3 +107,22 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "praise/agent_2 after agent_1" in done.stdout and "praise_ppo/agent_1 after itself" in done.stdout
     assert (tmp_path / "praise/runs/evaluation/evaluation.md").exists()
+
+
+def test_the_site_builder_finds_what_is_not_there(tmp_path):
+    """docs/site.py: a dead page, anchor and picture, and a link that is served without encryption."""
+    spec = importlib.util.spec_from_file_location("site_builder", ROOT / "docs/site.py")
+    builder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(builder)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/index.html").write_text('<h1 id="top"></h1><a href="..">home</a>')
+    good = (
+        '<a href="b/#top">b</a><a href="#here" id="here">here</a><a href="https://arxiv.org/abs/2410.06101">paper</a>'
+    )
+    (tmp_path / "index.html").write_text(good)
+    assert builder.dead_links(tmp_path) == []
+    bad = '<a href="c/">c</a><a href="b/#bottom">b</a><img src="none.png"><a href="http://example.org">plain</a>'
+    (tmp_path / "index.html").write_text(good + bad)
+    assert builder.dead_links(tmp_path) == [
+        f"index.html: {target}" for target in ("c/", "b/#bottom", "none.png", "http://example.org")
+    ]

@@ -219,4 +219,4 @@ def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text))
     evaluate([run], held_out, settings(tmp_path))
-    assert "was trained on the reward test_evaluation.count_good when its source was another" in capsys.readouterr().err
+    assert "the source of the reward test_evaluation.count_good has changed since" in capsys.readouterr().err

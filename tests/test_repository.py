@@ -75,6 +75,7 @@ def test_results_have_a_page_each_in_the_index():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page):
+    assert page.read_text().count("\n```") % 2 == 0, "a code block is not closed"
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r'<img src="([^"]+)"', text):
         assert link.startswith(("http", "mailto:")) or (page.parent / link).exists(), link

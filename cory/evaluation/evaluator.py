@@ -6,7 +6,7 @@
   observer, so that a chain of two agents is compared with two calls of one.
 
 KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
-is loaded as its run has it (chat template, quantization, remote code) and reads its run's prompts.
+is loaded with its run's settings (chat template, quantization, remote code) and reads its run's prompts.
 """
 
 import itertools
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
 
 def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """The records of an evaluation's folder, by model and query; a line at which it was killed is left out."""
+    """The records of an evaluation's folder, by model and query, without a line cut short by a kill."""
     found = {}
     for line in (folder / RESPONSES).read_text(encoding="utf-8").splitlines():
         with suppress(json.JSONDecodeError):
@@ -60,7 +60,7 @@ def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 class Evaluator:
-    """Answers every query with every model, a chunk of queries at a time, and keeps what is finished.
+    """Answers every query with every model, in chunks of queries, and stores what is finished.
 
     `kind` is the runs' configuration class, which knows the task's built-in models.
     """
@@ -78,7 +78,7 @@ class Evaluator:
         name, revision = (settings.base, None) if settings.base else (model.name, model.revision)
         base = changed(replace(model, name=first.resolve(name), revision=revision), settings.model)
         self.candidates = {"base": Candidate(base, None, base, self._as_read_by(next(iter(runs)))[0] if runs else task)}
-        self.chains: dict[str, tuple[str, str, int]] = {}  # who is read, maybe a chain; who answers; in which role
+        self.chains: dict[str, tuple[str, str, int]] = {}  # read (a model or a chain), who answers, role
         if runs:
             self.chains["base after itself"] = ("base", "base", 1)
         for name in settings.models:
@@ -94,18 +94,18 @@ class Evaluator:
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
 
     def _as_read_by(self, run: Path) -> tuple[Task, dict[str, Any]]:
-        """The task with a run's prompts, as its record has them, and the record: the run's fingerprint."""
+        """The task with the prompts that a run recorded, and the run's fingerprint."""
         made_of = read_settings(run).get("fingerprint") or {}
         return (replace(self.task, prompts=RolePrompts(**made_of["prompts"])) if made_of else self.task), made_of
 
     def _add_run(self, run: Path, config: Config) -> None:
-        """A run's agents as candidates, and their chains. They read what its record says; another reward is named."""
+        """Adds a run's agents and their chains, with the run's prompts; warns if it was trained on another reward."""
         task, made_of = self._as_read_by(run)
         mine, trained = self.task.fingerprint_of_reward(), made_of.get("reward")
         if made_of and trained != mine["reward"]:
-            print(f"Mind: {run} was trained on the reward {trained}, not {mine['reward']}.", file=sys.stderr)
+            print(f"Warning: {run} was trained on the reward {trained}, not {mine['reward']}.", file=sys.stderr)
         elif made_of and made_of.get("reward_sha256") != mine["reward_sha256"]:
-            print(f"Mind: {run} was trained on the reward {trained} when its source was another.", file=sys.stderr)
+            print(f"Warning: the source of the reward {trained} has changed since {run} was trained.", file=sys.stderr)
         agents, first = agent_models(run, config, self.settings.model), self.candidates["base"].model
         for agent, (model, adapter, base) in agents.items():
             # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
@@ -141,7 +141,7 @@ class Evaluator:
         return {name: [self.done[name, i] for i in range(count)] for name in [*self.candidates, *self.chains]}
 
     def _answer(self, name: str, model: str, pioneer: str | None, role: int, file: TextIO) -> None:
-        """Answers what is missing of a row, `name`: by `model` alone, or in a `role` after `pioneer`."""
+        """Adds the missing responses of the row `name`: by `model` alone, or in a `role` after `pioneer`."""
         n = self.settings.samples
         chunk = max(1, self.settings.batch_size // n)
         missing = [i for i in range(len(self.columns["prompt"])) if (name, i) not in self.done]
@@ -188,13 +188,13 @@ class Evaluator:
             read = [t for r in records for t in ([r["greedy"]] if sampling is self.greedy else r["completions"])]
         return answer(
             loaded, candidate.task, columns, sampling, read, role, batch_size=self.settings.batch_size,
-            seed=self.settings.seed * 1_000_003 + index[0],  # the same samples, however often it was stopped
+            seed=self.settings.seed * 1_000_003 + index[0],  # the same samples, however often it is interrupted
             chat_template=candidate.model.chat_template,
         )  # fmt: skip
 
 
 def best_of_2(rewards: Sequence[float]) -> float:
-    """Mean over all pairs of rewards of the larger one: the reward of two responses of which the better counts.
+    """Mean of the larger reward over all pairs: the expected reward of the better of two responses.
 
     >>> best_of_2([1.0, 2.0, 0.0])
     1.6666666666666667
@@ -263,9 +263,9 @@ def evaluate(
 
     Args:
         models: Hub ids, local folders, or folders of runs (all their agents). task: on held-out queries.
-        settings: default, those of `EvaluationConfig`; its `models` are ignored.
-        kind: the configuration class of the runs, where they are of a task with one.
-        name: of the folder where `settings.output` is null.
+        settings: default `EvaluationConfig()`; its `models` are ignored.
+        kind: the configuration class of the runs, if their task has one.
+        name: of the folder if `settings.output` is null.
 
     Raises a UserError: a model or a run cannot be loaded, or the folder holds an evaluation of other settings.
     """

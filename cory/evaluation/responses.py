@@ -101,7 +101,7 @@ def answer(
 
     Args:
         loaded: model, base and tokenizer, as `ModelPool.loaded` has them. columns: of the rows, `prompt` among them.
-        read: the responses that an observer reads; None: the prompts are the pioneer's. role: as the reward is told.
+        read: the responses that an observer reads; None: the prompts are the pioneer's. role: passed to the reward.
         batch_size, seed, chat_template, kl: as in `respond`.
     """
     model, base, tokenizer = loaded

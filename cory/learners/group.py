@@ -1,7 +1,7 @@
 """REINFORCE, RLOO and GRPO: an agent learns from how its response compares with others, without a value head.
 
-Each query is answered by `group_size` chains. A role's baseline comes from the other chains' rewards in that role, so a
-chain of any length has a baseline of its own in each of its roles. One agent is the ordinary algorithm.
+Each query is answered by `group_size` chains. A role's baseline comes from the other chains' rewards in that role, so
+each role of a chain of any length has its own baseline. With one agent, this is the ordinary algorithm.
 """
 
 from contextlib import nullcontext
@@ -38,11 +38,11 @@ class GroupLearner(Learner):
     """One agent's REINFORCE, RLOO or GRPO.
 
     Args:
-        config: as PPO has it, from `trl_config`; what belongs to values and to GAE is not read.
+        config: TRL's PPOConfig, from `trl_config`; its keys for values and GAE are ignored.
         model: the policy.
         ref_model, tokenizer, options: see `Learner`.
         algorithm: `grpo`, `dr_grpo`, `rloo` or `reinforce`; their formulas: `losses.group_advantages`, `group_losses`.
-        group_size: chains of a query. longest: tokens of a response, for `dr_grpo`.
+        group_size: chains per query. longest: most tokens of a response, for `dr_grpo`.
         kl_in: `reward`: each response's reward loses `eta * sum_t log(pi / pi_0)` (k1, sampled); `loss`: the loss gets
             eta times the k3 estimate.
         optimizer: name and options of one of torch's.

@@ -1,7 +1,7 @@
-"""What every algorithm's learner shares: one update of one agent in the response window.
+"""The base class of all learners: one update of one agent in the response window.
 
 * Logits, KL and entropy exist only at response positions (`cory/policies/window.py`): the others are masked.
-* Where one mini-batch is the batch, the first epoch's pass also gives the old log-probabilities.
+* If the batch is one mini-batch, the first epoch's pass also gives the old log-probabilities.
 * The reference is read in batches of its own, statistics leave the device once, micro-batches fit the memory.
 * No dropout in sampling or any pass, so the first epoch's probability ratio is 1.
 """
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Rows(NamedTuple):
-    """What a pass gives: logprobs and values (rows, R), all_logprobs (rows, R, vocabulary); values of PPO alone."""
+    """A forward pass's outputs: logprobs and values (rows, R), all_logprobs (rows, R, vocabulary); values: PPO only."""
 
     logprobs: Tensor
     all_logprobs: Tensor
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 
 @dataclass
 class OldPolicy:
-    """The batch under the policy that sampled it, all (batch, R); `graphs`: its passes, where training reuses them."""
+    """The batch under the policy that sampled it, all (batch, R); `graphs`: its passes, if training reuses them."""
 
     logprobs: Tensor
     ref_logprobs: Tensor
@@ -60,13 +60,13 @@ class OldPolicy:
     graphs: list[Rows] = field(default_factory=list, kw_only=True)
 
     def rows(self, index: Sequence[int], width: int) -> "OldPolicy":
-        """Some of its rows, in their order, as wide as they need."""
+        """The rows `index`, in that order, cut to `width` tokens."""
         names = ("logprobs", "ref_logprobs", "values", "kl", "advantages", "returns")
         return OldPolicy(*(getattr(self, name)[index, :width] for name in names))
 
 
 class Learner:
-    """One agent's learner. A subclass says what the advantages and the losses are, and makes these before `__init__`:
+    """One agent's learner. A subclass defines advantages and losses, and sets these before `__init__`:
 
     `model` (wrapped for the processes), `optimizer`, `accelerator`, `kl_ctl` (TRL's controller of the KL coefficient)
     and `optional_peft_ctx` (switches the adapters off).
@@ -77,8 +77,8 @@ class Learner:
         tokenizer: of the policy.
         micro_batch: rows of a mini-batch in one forward and backward pass; `auto`: all that fit into memory.
         precision: `bf16` for autocast, else `fp32`.
-        on_nonfinite: `stop` raises NotFinite where a loss or gradient is not finite, `skip` leaves that optimizer step
-            out. The weights are not touched by either.
+        on_nonfinite: `stop` raises NotFinite if a loss or gradient is not finite, `skip` leaves out that optimizer
+            step. Neither changes the weights.
     """
 
     STATS: tuple[str, ...]  # statistics of a mini-batch, under TRL's names
@@ -151,8 +151,8 @@ class Learner:
             queries, responses: token ids, one 1-d tensor per row, none empty. scores: (rows,) training rewards.
             parts: how many batches of `batch_size` rows these are, one for each role of the agent.
 
-        Returns TRL's statistics, by its names, of those that are one number; `self.parts` has those of each batch.
-        Raises a ValueError where there are not `parts * batch_size` rows, and NotFinite: see `on_nonfinite`.
+        Returns TRL's scalar statistics under its names; `self.parts` has KL and length of each batch.
+        Raises a ValueError if there are not `parts * batch_size` rows, and NotFinite: see `on_nonfinite`.
         """
         size = parts * self.config.batch_size
         if not len(queries) == len(responses) == len(scores) == size:
@@ -227,7 +227,7 @@ class Learner:
         return max(1, min(self.micro_batch, elements.get(batch.input_ids.device.type, elements["cpu"]) // width))
 
     def _micro_batches(self, batch: Window, index: Sequence[int]) -> list[tuple[list[int], Window]]:
-        """The rows `index` as parts that fit into memory; of several processes, as few as can be."""
+        """Splits the rows `index` into parts that fit into memory; with several processes, into as few as possible."""
         alone = processes.world_size() == 1 or len(index) > self.micro_batch
         return batch.parts(index, self.micro_batch, self.pass_cost if alone else math.inf)
 
@@ -335,7 +335,7 @@ class Learner:
         return sorted(bad)
 
     def _retrying(self, compute: Callable[[], T]) -> T:
-        """`compute()`, in smaller and smaller micro-batches as long as memory runs out."""
+        """Runs `compute()`; halves the micro-batch and repeats if memory runs out."""
         while True:
             try:
                 return compute()
@@ -345,10 +345,8 @@ class Learner:
                     raise
             self.micro_batch = (self.micro_batch + 1) // 2
             clear_device_cache(garbage_collection=True)
-            what = f"Out of memory: {self.micro_batch} rows at a time from now on. The update is that of the whole "
-            warnings.warn(
-                f"{what}mini-batch still. ppo.micro_batch {self.micro_batch} starts a run this way.", stacklevel=2
-            )
+            what = f"Out of memory: continuing with {self.micro_batch} rows at a time. Updates still use the whole "
+            warnings.warn(f"{what}mini-batch. To start this way: ppo.micro_batch {self.micro_batch}", stacklevel=2)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Makes the learning rate `factor` times that of the settings."""
@@ -356,7 +354,7 @@ class Learner:
             group["lr"] = self.config.learning_rate * factor
 
     def restart(self) -> None:
-        """Forgets Adam's moments, the KL coefficient and the reward moments, as a new trainer would."""
+        """Resets Adam's moments, the KL coefficient and the reward moments, as a new trainer would."""
         self.optimizer.state.clear()
         self.kl_ctl.value = self.config.init_kl_coef
         self.running = RunningMoments(self.accelerator)
@@ -368,7 +366,7 @@ class Learner:
         return tensors_of(self._trained(), self.optimizer), numbers
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Loads what `save_state` returned; a ValueError, and no change, where a tensor is missing or misfits."""
+        """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_ctl.value = float(numbers["kl_coef"])
         self.micro_batch = int(numbers["micro_batch"])

@@ -59,7 +59,7 @@ def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def token_rewards(scores: Tensor, kls: Tensor, mask: Tensor, kl_coef: float) -> tuple[Tensor, Tensor]:
     """Eq. 2: `-eta * KL` at every response token, plus the score at the last one.
 
-    From (batch,) training rewards `scores` and (batch, R) KLs: the rewards, and the KL's part of them, both (batch, R).
+    Takes (batch,) training rewards `scores` and (batch, R) KLs; returns (batch, R) rewards and the KL's part of them.
     """
     penalties = -kl_coef * kls
     last = mask.sum(1, keepdim=True) - 1
@@ -163,7 +163,7 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, parts: in
     groups = rewards.view(-1, group_size)
     centred = groups - groups.mean(1, keepdim=True)
     if algorithm == "rloo":
-        centred = centred * group_size / (group_size - 1)  # the same as the mean of the others taken off
+        centred = centred * group_size / (group_size - 1)  # equals subtracting the mean of the others
     if algorithm == "grpo":
         centred = centred / (groups.std(1, keepdim=True) + 1e-4)
     return centred.flatten()

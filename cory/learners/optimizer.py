@@ -13,16 +13,16 @@ from cory.config import UserError, expect
 
 
 def check_optimizer(name: str) -> None:
-    """Raises a UserError where torch has no optimizer of that name that steps on dense gradients without a closure."""
+    """Raises a UserError if torch has no optimizer of that name that steps on dense gradients without a closure."""
     kinds = {key for key, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
     known = sorted(key for key in kinds if key not in ("LBFGS", "SparseAdam"))
     expect(name in known, "ppo.optimizer", f"one of torch.optim's {', '.join(known)}", name)
 
 
 def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, options: dict[str, Any]) -> Any:
-    """One of torch's optimizers, by name, on the trained parameters; in one kernel where it can.
+    """One of torch's optimizers, by name, on the trained parameters; fused if supported.
 
-    Raises a UserError where it does not take these options.
+    Raises a UserError if it does not take these options.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = getattr(torch.optim, name)
@@ -38,7 +38,7 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, opti
 
 
 def learning_rate_factor(schedule: str, warmup: int, iterations: int, k: int) -> float:
-    """What the learning rate is multiplied by in iteration `k` (from 0): transformers' schedules, which see k alone.
+    """The factor of the learning rate in iteration `k` (from 0), by transformers' schedules, which depend on k only.
 
     `warmup` iterations rise linearly to 1; then `constant`, or `linear` or `cosine` down to 0 after the last.
     """
@@ -63,7 +63,7 @@ def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Te
 
 
 def load_tensors(tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter], optimizer: Any) -> None:
-    """Loads what `tensors_of` gave; a ValueError, and no change, where a tensor is missing or misfits."""
+    """Loads what `tensors_of` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
     for name in tensors:
         if name.split("/")[1] not in trained:
             raise ValueError(f"unknown tensor {name}")

@@ -1,6 +1,6 @@
-"""One agent's PPO: TRL's PPOTrainer (0.11.4) in the response window. Only it and trl_parts.py touch TRL's internals.
+"""One agent's PPO: TRL's PPOTrainer (0.11.4) in the response window. Only this file and trl_parts.py use TRL internals.
 
-`step()` is TRL's arithmetic (the tests compare the two). What it does otherwise is in `cory/learners/learner.py`, and:
+`step()` computes what TRL's does (tests compare the two). Differences are listed in `cory/learners/learner.py`, and:
 
 * constructing a trainer leaves the random streams alone (TRL reseeds everything);
 * agents share one frozen reference; gradient clipping works after the first step, and reward scaling works at all.
@@ -51,7 +51,7 @@ class PPOTrainer(Learner, trl.PPOTrainer):
             warnings.catch_warnings(),
             # TRL reseeds everything here, so that making an agent would restart every random stream of the run.
             patch.object(trl_ppo, "set_seed", lambda seed: None),
-            # It would also wrap the reference to exchange gradients that it has not.
+            # It would also wrap the reference to exchange gradients that it does not have.
             patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
         ):
             for message in ("`PPOTrainer` is deprecated", "No dataset is provided", "`is_gradient_checkpointing`"):

@@ -38,7 +38,7 @@ OURS = (
     "optimizer",
     "optimizer_options",
 )  # settings that TRL does not have
-# Those that it names otherwise.
+# Settings that TRL names differently.
 TRL_NAMES = {"adaptive_kl": "adap_kl_ctrl", "kl_target": "target", "kl_horizon": "horizon", "reward_clip": "score_clip"}
 TRL_NAMES |= {"reward_scaling": "use_score_scaling", "reward_normalization": "use_score_norm"}
 

@@ -1,7 +1,7 @@
 """How an LLM is loaded, shared and sampled.
 
-PEFT imports bitsandbytes wherever it is installed: seconds, and a line on stderr, which only 4 and 8 bit models need.
-So PEFT is imported here as if it were not there; `load.quantization` takes that back.
+PEFT imports bitsandbytes if it is installed, which takes seconds and prints to stderr; only 4 and 8 bit models need it.
+So PEFT is imported here with bitsandbytes hidden; `load.quantization` reverts that.
 """
 
 import sys

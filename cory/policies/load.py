@@ -24,7 +24,7 @@ from cory.policies import AVAILABLE
 from cory.run import processes
 from cory.run.checks import is_local
 
-# What libraries raise over a model folder that is none, is damaged, or holds a pickle in place of weights.
+# What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
 LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
 LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
 HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
@@ -38,7 +38,7 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
     gpus = torch.cuda.device_count()
     if wanted and wanted.type == "cuda" and (wanted.index or 0) >= gpus:
-        raise UserError(f"device: expected one that this machine has, got {name!r}, and it has {gpus} GPUs")
+        raise UserError(f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}")
     state = processes.start(cpu=wanted.type == "cpu" if wanted else not torch.accelerator.is_available())
     agreed = not wanted or wanted.type == state.device.type
     expect(agreed, "device", f"{state.device}, which this process uses already", name)
@@ -53,7 +53,7 @@ def choose_device(name: str) -> torch.device:
 def find(
     name: str, what: str, revision: str | None = None, kind: str = "model", cached: bool = False
 ) -> dict[str, Any]:
-    """Where to load `name` from, as arguments of from_pretrained: tells a missing folder from an unreachable Hub.
+    """Where to load `name` from, as from_pretrained arguments; distinguishes a missing folder from an unreachable Hub.
 
     Args:
         what: the key that named it, for the message. kind: `model` or `dataset`. cached: whether it is known to be in
@@ -95,11 +95,11 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
     A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any reference made of it.
 
     Args:
-        merge: off, the adapter is left beside its base: exact where the base is quantized, as merging rounds.
+        merge: False leaves the adapter unmerged, which is exact for a quantized base, where merging rounds.
 
     Raises:
-        UserError: the model is missing, is no causal language model, or has fewer embeddings than its tokenizer ids;
-            the base of an adapter is missing or does not fit it; quantization is asked for and cannot be had.
+        UserError: the model is missing, is not a causal language model, or has fewer embeddings than its tokenizer ids;
+            an adapter's base is missing or does not fit it; quantization is not available.
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
@@ -129,7 +129,7 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
 
 @contextmanager
 def quiet(library: Any = logging) -> Iterator[None]:
-    """No progress bars of a library, by its logging module; by default of transformers."""
+    """Disables a library's progress bars, by its logging module; by default transformers'."""
     shown = library.is_progress_bar_enabled()
     library.disable_progress_bar()
     try:
@@ -140,7 +140,7 @@ def quiet(library: Any = logging) -> Iterator[None]:
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
-    """`base` with a saved adapter on it. Raises a UserError where the adapter is damaged or does not fit."""
+    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged or does not fit."""
     try:
         return PeftModel.from_pretrained(base, str(folder))
     except LOADING as error:
@@ -149,14 +149,14 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies beside an adapter, or its base's."""
+    """The tokenizer saved with an adapter, else its base's."""
     return load_tokenizer(str(folder), {}) if (folder / "tokenizer_config.json").exists() else default
 
 
 class ModelPool:
     """The models of an evaluation: adapters share their base, and of full models only one is in memory at a time.
 
-    A base, which KL is measured to, stays in memory until one of another is asked for.
+    The base to which KL is measured stays in memory until a model with another base is requested.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -194,7 +194,7 @@ class ModelPool:
 
 
 def quantization(model: ModelConfig) -> dict[str, Any]:
-    """from_pretrained's arguments for 4 or 8 bit weights. Raises a UserError where bitsandbytes cannot run."""
+    """from_pretrained's arguments for 4 or 8 bit weights. Raises a UserError if bitsandbytes cannot run."""
     bits = model.quantization
     if bits == "none":
         return {}
@@ -213,7 +213,7 @@ def quantization(model: ModelConfig) -> dict[str, Any]:
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str) -> None:
-    """Raises a UserError where the tokenizer has ids that the model has no embedding for."""
+    """Raises a UserError if the tokenizer has ids that the model has no embedding for."""
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:

@@ -18,7 +18,7 @@ from cory.policies.load import quiet
 def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
     """`base` with a new trainable adapter, made the active one; everything else is frozen.
 
-    Raises a UserError where no module has a name in `lora.target_modules`; it lists those that exist.
+    Raises a UserError if no module has a name in `lora.target_modules`; it lists those that exist.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
     targets = lora.target_modules
@@ -43,15 +43,15 @@ def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) 
 
 
 def activate(policy: PreTrainedModel | PeftModel, name: str) -> None:
-    """Makes an adapter the active one, where the policy has adapters."""
+    """Activates an adapter, if the policy has adapters."""
     if isinstance(policy, PeftModel):
         policy.set_adapter(name)
 
 
 def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> None:
-    """Writes a model as it is; the adapter `name` as a PEFT folder, or with `merge` as a full model.
+    """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 
-    The policy in memory is left as it was.
+    The policy in memory is unchanged.
     """
     if merge and isinstance(policy, PeftModel):
         # A copy: merging and unmerging in place would leave rounding errors in the base.

@@ -25,10 +25,10 @@ def seed_everything(*key: int) -> None:
 def encode(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False
 ) -> list[list[int]]:
-    """Token ids of prompts: text as it is, or with `chat_template` as a user's turn; chat messages always as turns.
+    """Token ids of prompts: text unchanged, or with `chat_template` as a user turn; chat messages always as turns.
 
-    A mapping holds options of the template. The opening of the assistant's turn follows the turns. Raises a UserError
-    where the tokenizer has no chat template, or the template does not take a prompt's messages.
+    A mapping sets options of the template. The generation prompt follows the turns. Raises a UserError if the tokenizer
+    has no chat template, or the template rejects a prompt's messages.
     """
     if chat_template in (False, None) and all(isinstance(prompt, str) for prompt in prompts):
         return tokenizer(list(prompts))["input_ids"]
@@ -65,7 +65,7 @@ def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequ
 
 
 def warpers(settings: SamplingConfig) -> LogitsProcessorList:
-    """What changes the distribution before a token is drawn, in transformers' order; nothing by default.
+    """The processors applied to logits before a token is drawn, in transformers' order; none by default.
 
     A model's own generation_config.json is ignored: Llama-2-chat's temperature of 0.6 would make samples off-policy.
     """
@@ -145,7 +145,7 @@ def sample(
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id to pad with. Padding is masked everywhere, so any will do that the embedding has a row for."""
+    """The id to pad with. Padding is masked everywhere, so any id with an embedding will do."""
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
 
@@ -166,5 +166,5 @@ def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, 
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """Tokens that the model can attend to, where its configuration says."""
+    """Tokens that the model can attend to; None if its configuration does not say."""
     return getattr(model.config, "max_position_embeddings", None)

@@ -18,7 +18,7 @@ class Window(NamedTuple):
     """A ragged batch as tensors. `input_ids` leaves out the last response position, which predicts nothing.
 
     Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask (batch, R).
-    The lengths of prompts and responses are there as numbers, so that no device has to be asked for them.
+    The lengths of prompts and responses are Python ints, so that reading them does not wait for the device.
     """
 
     input_ids: Tensor
@@ -30,7 +30,7 @@ class Window(NamedTuple):
     response_lengths: list[int]
 
     def rows(self, index: Sequence[int]) -> "Window":
-        """The rows `index`, without the padding that none of them needs."""
+        """The rows `index`, without padding that all of them share."""
         prompts, responses = [self.prompt_lengths[i] for i in index], [self.response_lengths[i] for i in index]
         left, right = max(self.prompt_lengths) - max(prompts), max(self.response_lengths) - max(responses)
         chosen = torch.tensor(index, device=self.input_ids.device)
@@ -46,7 +46,7 @@ class Window(NamedTuple):
     def parts(self, index: Sequence[int], most: int, pass_cost: float) -> list[tuple[list[int], "Window"]]:
         """The rows `index` in parts of similar length, each of at most `most`.
 
-        As many as save more padding than they cost, `pass_cost` padded tokens each.
+        More parts save padding, but each costs as much as `pass_cost` padded tokens; the cheapest split is taken.
         """
         sizes = {-(-len(index) // count) for count in (-(-len(index) // most), 1, 2, 4, 8)}
         splits = [list(self.by_length(size, index)) for size in sorted(sizes, reverse=True) if size <= most]

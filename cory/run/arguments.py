@@ -1,4 +1,4 @@
-"""The command line of a command: `--help` shows its module's text as it is written, mistakes are a UserError."""
+"""Command lines: `--help` shows the module's docstring verbatim, mistakes raise a UserError."""
 
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
 
 
 class Arguments(ArgumentParser):
-    """The parser of a command: `--help` shows its module's text, `description`, as it is written."""
+    """The parser of a command: `--help` shows `description`, its module's docstring, verbatim."""
 
     def __init__(self, description: str | None) -> None:
         super().__init__(exit_on_error=False, allow_abbrev=False, description=description, formatter_class=_Help)
 
     def of(self, argv: Sequence[str] | None = None) -> Any:
-        """The values on a command line; None: that of the process. Raises a UserError over mistakes."""
+        """Parses a command line; None: that of the process. Raises a UserError on mistakes."""
         try:
             return self.instantiate(self.parse_args(argv))
         except ArgumentError as error:

@@ -5,8 +5,8 @@
         agent_1.safetensors, ...     trained weights, value head, Adam's moments
         manifest.json                size and SHA-256 of every file
 
-Random streams need no file, as each iteration's derive from (seed, iteration, process). A checkpoint is written beside
-its final place, flushed to the disk and renamed, so it is there completely or not at all; nothing in it is executed.
+Random streams need no file, as each iteration's derive from (seed, iteration, process). A checkpoint is written to a
+temporary folder, flushed to the disk and renamed, so it is complete or absent; nothing in it is executed.
 """
 
 import hashlib
@@ -38,11 +38,11 @@ class Damaged(Exception):
 
 @dataclass
 class RunState:
-    """What a run must remember between two iterations, besides its agents' tensors.
+    """The state of a run between two iterations, besides its agents' tensors.
 
     Args:
         iteration: the next one, from 0.
-        config: what config.yaml holds: settings, the task's fingerprint, versions.
+        config: the contents of config.yaml: settings, the task's fingerprint, versions.
         lengths: bytes of the run's files, by name. before: sample texts before training, by agent.
         best: `value` and `iteration` of the best checkpoint, if any. agents: by name, the numbers of its learner.
     """
@@ -56,7 +56,7 @@ class RunState:
 
 
 class CheckpointManager:
-    """Saves a run's state, which the trainer keeps up to date, when it is due; keeps the newest and the best."""
+    """Saves a run's state, which the trainer updates, when it is due; keeps the newest and the best checkpoints."""
 
     def __init__(self, run: Run, agents: Sequence[SavedAgent], settings: CheckpointConfig, state: RunState) -> None:
         self.run, self.agents, self.settings, self.state = run, agents, settings, state
@@ -75,9 +75,9 @@ class CheckpointManager:
             self.save()
 
     def save(self) -> None:
-        """Writes the state, in the main process alone, as the agents are the same in all; then removes older ones.
+        """Writes a checkpoint, in the main process only, as the agents are the same in all; then removes older ones.
 
-        Where it cannot be written (disk full), a warning says so, and the earlier ones are all kept.
+        If it cannot be written (disk full), warns and keeps all earlier ones.
         """
         if not self.run.writes:
             return
@@ -87,7 +87,7 @@ class CheckpointManager:
             target = _write(folder, self.state, self.agents)
         except (OSError, SafetensorError) as error:
             failure = f"The checkpoint before iteration {iteration} could not be written to {folder} ({error})."
-            warnings.warn(f"{failure} The run goes on; earlier checkpoints are as they were.", stacklevel=2)
+            warnings.warn(f"{failure} The run continues; earlier checkpoints are unchanged.", stacklevel=2)
             return
         spare = _place(folder, self.state.best["iteration"]) if self.state.best else None
         for old in _folders(folder)[self.settings.keep :]:
@@ -95,12 +95,12 @@ class CheckpointManager:
                 shutil.rmtree(old, ignore_errors=True)
 
     def newest(self) -> Path | None:
-        """The newest checkpoint there is, read or not."""
+        """The newest checkpoint, valid or not."""
         return next(iter(_folders(self.run.folder / "checkpoints")), None)
 
 
 def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
-    """Writes a checkpoint so that it is there completely or not at all. Raises OSError or SafetensorError."""
+    """Writes a checkpoint atomically. Raises OSError or SafetensorError."""
     folder.mkdir(parents=True, exist_ok=True)
     target, partial = _place(folder, state.iteration), Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
     try:
@@ -152,7 +152,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def read(path: Path, agents: Sequence[str]) -> RunState:
-    """The `state.json` of a checkpoint; Damaged is raised where a file is not as it was written for these agents."""
+    """The `state.json` of a checkpoint. Raises Damaged if a file is not what was written for these agents."""
     manifest = _json(path / "manifest.json")
     expected = sorted(["state.json", *(f"{agent}.safetensors" for agent in agents)])
     files: Any = manifest.get("files")
@@ -189,13 +189,13 @@ def _json(file: Path) -> dict[str, Any]:
     except OSError:
         raise Damaged(f"{file.name} is missing") from None
     except ValueError:
-        raise Damaged(f"{file.name} is no json") from None
-    _require(isinstance(content, dict), f"{file.name} is no json object")
+        raise Damaged(f"{file.name} is not JSON") from None
+    _require(isinstance(content, dict), f"{file.name} is not a JSON object")
     return content
 
 
 def newest(run: Path, agents: Sequence[str]) -> tuple[Path, RunState] | None:
-    """The newest checkpoint of a run that is whole, and its state; says which others are skipped and why."""
+    """The newest valid checkpoint of a run, and its state; prints which ones are skipped and why."""
     for path in _folders(run / "checkpoints"):
         try:
             return path, read(path, agents)
@@ -214,7 +214,7 @@ def load(path: Path, state: RunState, agents: Sequence[SavedAgent]) -> None:
 
 
 class Resumed(NamedTuple):
-    """A run to continue: its folder, and its newest whole checkpoint with that state; None: from the beginning."""
+    """A run to continue: its folder, and its newest valid checkpoint with that state; None: from the beginning."""
 
     run: Path
     checkpoint: Path | None
@@ -224,7 +224,7 @@ class Resumed(NamedTuple):
 def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str]) -> Resumed | None:
     """Finds and announces what `config.resume` asks for; None for a new run.
 
-    `wanted` is what config.yaml would hold. Raises a UserError where there is no such run or checkpoint, it is damaged,
+    `wanted` is what config.yaml would hold. Raises a UserError if there is no such run or checkpoint, it is damaged,
     or its settings differ in what matters.
     """
     if config.resume is None:
@@ -245,7 +245,7 @@ def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: S
         try:
             run, found = path.parent.parent, (path, read(path, agents))
         except Damaged as error:
-            raise UserError(f"resume: expected a whole checkpoint, got {str(path)!r}: {error}") from None
+            raise UserError(f"resume: expected a valid checkpoint, got {str(path)!r}: {error}") from None
     else:
         one = (path / "config.yaml").exists()
         expect(one, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
@@ -277,7 +277,7 @@ def _resumed(run: Path, found: tuple[Path, RunState] | None, iterations: int) ->
     path, state = found or (None, RunState())
     following = f"next is iteration {state.iteration + 1}"
     if state.iteration >= iterations:
-        following = f"all {iterations} iterations are done; --iterations makes the run longer"
-    where = f"checkpoint {path}" if path else f"the beginning, as {run} has no whole checkpoint"
+        following = f"all {iterations} iterations are done; --iterations extends the run"
+    where = f"checkpoint {path}" if path else f"the beginning, as {run} has no valid checkpoint"
     print(f"Resuming {run} from {where}: {following}.", flush=True)
     return Resumed(run, path, state)

@@ -1,4 +1,4 @@
-"""Checked settings: dataclasses that refuse unknown names and values of another type, and the errors that say so."""
+"""Checked settings: dataclasses that refuse unknown names and values of another type, and their errors."""
 
 import difflib
 import math
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 
 class UserError(Exception):
-    """Something the user can mend: the message says what was expected, what came and where. Shown without traceback."""
+    """An error that the user can fix: the message says what was expected, given and where. Shown without traceback."""
 
 
 def expect(ok: bool, where: str, expected: str, came: Any) -> None:
@@ -59,7 +59,7 @@ class Settings:
 
 
 def changed(block: S, changes: Mapping[str, Any]) -> S:
-    """A block of settings with some of them changed. Raises a UserError over what it does not have."""
+    """A block of settings with some of them changed. Raises a UserError on unknown keys."""
     block = copy(block)
     for key, value in changes.items():
         setattr(block, key, value)

@@ -1,4 +1,4 @@
-"""Waits for coroutines from ordinary code, in a notebook, too."""
+"""Waits for coroutines from synchronous code, also in a notebook."""
 
 import asyncio
 import functools
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def wait(values: Sequence[Any]) -> list[Any]:
-    """The values; in place of a coroutine what it returns, or the exception that it raises. All run together."""
+    """The values, each coroutine replaced by what it returns or the exception that it raises. All run concurrently."""
 
     async def finished(value: Any) -> Any:
         return await value if inspect.isawaitable(value) else value

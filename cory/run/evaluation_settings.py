@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from cory.config import Config, ModelConfig, Settings, UserError, changed, expect
 from cory.run.settings import as_config, new_folder, read_settings
 
-FREE = ("device", "output", "ks", "shown")  # may differ where an evaluation is continued
+FREE = ("device", "output", "ks", "shown")  # may differ when an evaluation is continued
 C = TypeVar("C", bound=Config)
 
 
@@ -64,7 +64,7 @@ class EvaluationConfig(Settings):
 
 
 def run_agents(folder: Path) -> dict[str, Path]:
-    """A run's saved agents, named RUN/agent_1, ...; empty where it is no run, a UserError where it has saved none."""
+    """A run's saved agents, named RUN/agent_1, ...; empty if it is no run. Raises a UserError if none is saved."""
     if not (folder / "config.yaml").exists():
         return {}
     found = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
@@ -98,7 +98,7 @@ def run_config(kind: type[Config], run: Path) -> Config:
 
 
 def trained(models: Sequence[str]) -> dict[str, str]:
-    """For each run among the models, what tells its end from that of an earlier or a longer training."""
+    """For each run among the models, a hash of its results, which differs if it was trained again or longer."""
     ends = {}
     for name in models:
         with suppress(OSError, ValueError):
@@ -111,7 +111,7 @@ def trained(models: Sequence[str]) -> dict[str, str]:
 def output_folder(settings: EvaluationConfig, name: str, reward: str = "") -> Path:
     """The folder of the results: a new one, or one that was begun with the same settings; else a UserError.
 
-    `reward`: the hash of its source. The runs must be as they were, too.
+    `reward`: the hash of its source. The runs must be unchanged, too.
     """
     known = asdict(settings) | {"reward_sha256": reward, "trained": trained(settings.models)}
     folder = Path(settings.output) if settings.output else None

@@ -39,9 +39,9 @@ class SavedAgent(Protocol):
 
 
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.yaml and checkpoints hold of a run: its settings, and its task's fingerprint.
+    """The contents of config.yaml, also kept in checkpoints: a run's settings, its task's fingerprint, versions.
 
-    Where it was written and what it was resumed from are left out, so that the file is the configuration of a new run.
+    `output` and `resume` are null, so that the file can configure a new run.
     """
     return {**asdict(config), "output": None, "resume": None, "fingerprint": dict(fingerprint), "versions": versions()}
 
@@ -53,9 +53,9 @@ class Run:
 
     Args:
         config: the run's settings. name: of the run. agents: their names.
-        record: what config.yaml gets: see `run_record`.
+        record: the contents of config.yaml: see `run_record`.
         folder: of a run to continue; None makes a new one.
-        lengths: of its files at the checkpoint, in bytes, by name; they are cut back to it.
+        lengths: of its files at the checkpoint, in bytes, by name; files are truncated to them.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Run:
             for file in FILES:
                 self.files[file] = JsonlWriter(self.folder / f"{file}.jsonl", (lengths or {}).get(file, 0))
             replace_text(self.folder / "config.yaml", settings)  # a resumed run may have more iterations
-            (self.folder / "summary.json").unlink(missing_ok=True)  # it has not ended any more
+            (self.folder / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
             if lengths is not None:
                 self.history = self.files["metrics"].rows()
                 self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
@@ -103,17 +103,17 @@ class Run:
             self.tracker.finish()
 
     def say(self, text: str) -> None:
-        """A line for the user, once whatever the number of processes."""
+        """Prints a line for the user, in the main process only."""
         if self.writes:
             self.bar.clear()
             print(f"\n{text}", file=sys.stderr, flush=True)
 
     def lengths(self) -> dict[str, int]:
-        """Bytes of the run's files, all of them flushed to the disk. Raises an OSError where they cannot be."""
+        """Flushes the run's files to the disk and returns their bytes. Raises an OSError if that fails."""
         return {name: file.flushed() for name, file in self.files.items()}
 
     def log(self, k: int, records: list[dict[str, Any]]) -> None:
-        """Takes the records of iteration `k`, one per role, to metrics.jsonl and the tracker."""
+        """Writes the records of iteration `k`, one per role, to metrics.jsonl and the tracker."""
         self.history += records
         if not self.writes:
             return
@@ -132,14 +132,14 @@ class Run:
             self.tracker.log(values, step=k)
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
-        """Takes sample texts of iteration `k` to samples.jsonl."""
+        """Writes sample texts of iteration `k` to samples.jsonl."""
         if self.writes:
             self.files["samples"].add(samples)
 
     def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
-        """Takes the seconds by phase to timings.jsonl and the tracker, and shows progress.
+        """Writes the seconds by phase to timings.jsonl and the tracker, and shows progress.
 
-        They are kept out of metrics.jsonl, which is thus the same, bit for bit, whenever the run is repeated.
+        They are kept out of metrics.jsonl, so that repeating a run reproduces that file bit for bit.
         """
         tokens = sum(record["response_tokens"] for record in records) * self.config.ppo.batch_size
         row = {
@@ -161,11 +161,11 @@ class Run:
             print(f"iteration {k + 1}/{iterations} | {text} | {seconds['total']:.2f} s/it", flush=True)
 
     def interrupted(self) -> None:
-        """Tells how to continue the run."""
+        """Prints how to continue the run."""
         self.say(f"Continue with: {resume_command(self.folder)}")
 
     def finish(self, before: Samples, after: Samples, agents: Sequence[SavedAgent]) -> None:
-        """Saves agents, curves and summary, and prints what the run came to."""
+        """Saves agents, curves and summary, and prints the results."""
         from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
         self.bar.close()
@@ -205,7 +205,7 @@ class Run:
 
 
 def peak_memory_mb() -> float:
-    """The most memory held so far, in MiB: of the GPU where one is used, else of the process."""
+    """Peak memory so far, in MiB: of the GPU if one is used, else of the process."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -213,7 +213,7 @@ def peak_memory_mb() -> float:
 
 
 def progress(records: Sequence[Mapping[str, Any]]) -> str:
-    """An iteration in a few words: each agent's name, role, task reward and KL; of more than two roles, their means."""
+    """One line on an iteration: each agent's name, role, task reward and KL; for more than two roles, their means."""
     if len(records) > 2:
         reward, kl = (statistics.fmean(r[key] for r in records) for key in ("task_reward", "kl"))
         return f"{len(records)} roles: reward {reward:+.2f} KL {kl:.2f}"

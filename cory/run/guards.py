@@ -12,11 +12,11 @@ import torch
 
 from cory.metrics import collapsed
 
-# What a flag of metrics.jsonl means, said once per run.
+# What the flags in metrics.jsonl mean; each is printed once per run.
 MEANING = {
     "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or "
     "kl_penalty: kl (docs/paper.md, 'KL penalty').",
-    "equal_rewards": "every response of the batch earned the same, so there is nothing to learn from. Try a larger "
+    "equal_rewards": "every response of the batch earned the same reward, so there is nothing to learn. Try a larger "
     "ppo.batch_size, or a task that is neither too hard nor too easy for the model.",
     "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",
     "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
@@ -30,9 +30,9 @@ EMPTY_SHARE = 0.1
 
 
 class NotFinite(Exception):
-    """A number, `what`, is not finite in an update; the weights are as before that optimizer step.
+    """`what` is not finite in an update; the weights are as before that optimizer step.
 
-    `rows`: of the batch in which it was seen, empty where only their sum shows it; `text`: theirs.
+    `rows`: the rows of the batch that cause it, empty if only their sum is not finite; `text`: of these rows.
     """
 
     def __init__(self, what: str, rows: Sequence[int] = (), text: str = "") -> None:
@@ -59,11 +59,11 @@ def flags(
 
 
 class Interrupted(SystemExit):
-    """The run ends after a signal, its state saved; the exit status is 128 + the signal's number."""
+    """Ends the run after a signal, once its state is saved; the exit status is 128 + the signal's number."""
 
 
 class Signals:
-    """While it is entered, the first SIGTERM or SIGINT is only noted in `received`; a second one ends the process."""
+    """In this context, the first SIGTERM or SIGINT is only recorded in `received`; a second one ends the process."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -83,4 +83,4 @@ class Signals:
             os._exit(128 + number)
         self.received = number
         name = signal.Signals(number).name
-        print(f"\n{name}: finishing this iteration, then saving. Once more ends it now.", file=sys.stderr, flush=True)
+        print(f"\n{name}: finishing this iteration, then saving. Repeat to stop now.", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Files that are whole at any moment: replaced at once, or grown line by line."""
+"""Files that are never partly written: replaced atomically, or appended to by whole lines."""
 
 import json
 import os
@@ -17,16 +17,16 @@ except ImportError:  # Windows
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file so that at any moment it is there whole, old or new."""
+    """Replaces a file atomically."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
 class JsonlWriter:
-    """A json-lines file that grows and never holds part of a line; `length` bytes of it stay.
+    """Appends whole lines to a JSON Lines file, of which the first `length` bytes are kept.
 
-    Raises a UserError where another process has it open as a JsonlWriter.
+    Raises a UserError if another process has it open as a JsonlWriter.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:
@@ -46,7 +46,7 @@ class JsonlWriter:
         self.path, self.length, self.waiting = path, length, b""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Its lines. Raises a UserError where one is no json object."""
+        """The file's lines. Raises a UserError if one is not a JSON object."""
         try:
             rows = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
         except ValueError as error:
@@ -56,7 +56,7 @@ class JsonlWriter:
         return rows
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Appends lines. Where the disk is full they wait, after a warning, for the next call."""
+        """Appends lines. If the disk is full, warns and keeps them for the next call."""
         self.waiting += "".join(json.dumps(row) + "\n" for row in rows).encode()
         try:
             self._write()
@@ -74,13 +74,13 @@ class JsonlWriter:
         self.length, self.waiting = self.length + len(self.waiting), b""
 
     def flushed(self) -> int:
-        """Its length, flushed to the disk. Raises OSError where it cannot be."""
+        """Flushes the file to the disk and returns its length. Raises OSError if that fails."""
         self._write()
         os.fsync(self.file.fileno())
         return self.length
 
     def close(self) -> None:
-        """Writes what waits, where that is possible, and closes the file."""
+        """Writes pending lines, if possible, and closes the file."""
         with suppress(OSError):
             self._write()
         self.file.close()

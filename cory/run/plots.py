@@ -58,5 +58,5 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
 
 
 def colours(count: int) -> list[Any]:
-    """That many colours, no two alike up to 20."""
+    """`count` colours, distinct up to 20."""
     return list(COLOURS[:count]) if count <= len(COLOURS) else [plt.get_cmap("tab20")(i % 20) for i in range(count)]

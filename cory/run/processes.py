@@ -15,7 +15,7 @@ TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others before
 def start(cpu: bool) -> PartialState:
     """The processes' common state. The first call decides on `cpu`.
 
-    Another use of accelerate before it would make each process take itself for the only one.
+    Call this before any other use of accelerate, or each process takes itself for the only one.
     """
     return PartialState(cpu=cpu, timeout=TIME_LIMIT)
 
@@ -34,7 +34,7 @@ def configure_cpu() -> None:
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """The number of processes that train together."""
     return PartialState().num_processes
 
 
@@ -59,6 +59,6 @@ def broadcast(value: Any) -> Any:
 
 
 def shard(rows: int) -> slice:
-    """This process's part of `rows`, which their number divides."""
+    """This process's slice of `rows`, a multiple of the number of processes."""
     part, index = rows // world_size(), PartialState().process_index
     return slice(index * part, (index + 1) * part)

@@ -1,4 +1,4 @@
-"""What a run was made of: versions and commit, and a fingerprint of the task, which no setting tells."""
+"""Provenance of a run: versions, commit, and a fingerprint of the task, which settings do not capture."""
 
 import functools
 import hashlib
@@ -37,7 +37,7 @@ def function_name(function: Callable[..., Any]) -> str:
 def source_hash(function: Callable[..., Any]) -> str:
     """The start of the SHA-256 of a function's source, and of the plain values that it closes over or that are bound.
 
-    What the function calls is not part of it. Of a callable object: the source of its class, and its plain attributes.
+    What the function calls is not covered. For a callable object: the source of its class and its plain attributes.
     """
     values: list[Any] = []
     while isinstance(function, functools.partial):

@@ -1,4 +1,4 @@
-"""Settings from files and flags, and what a script does around its work: the command line, YAML files, a run's record.
+"""Settings from command lines, YAML files and a run's record, and the frame of a script.
 
 Nothing here imports torch, so `--help` and mistakes are answered at once.
 """
@@ -26,11 +26,11 @@ RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the sett
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
 FREE |= {"versions"}
 C = TypeVar("C", bound=Config)
-read_command_line = False  # whether this process has its settings from its command line
+read_command_line = False  # whether this process got its settings from its command line
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """What a run's config.yaml holds: settings and what is RECORDED. Nothing is executed; a UserError where none is."""
+    """A run's config.yaml: settings and RECORDED. Nothing in it is executed. Raises a UserError if there is none."""
     try:
         settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
@@ -42,7 +42,7 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """A run's settings with the keys that came after it was made, at their defaults, which is what it was made with."""
+    """Adds keys introduced after the run was made, at their defaults, which is how it was made."""
     if isinstance(method := settings.get("cory"), dict) and method.get("other_coef") is not None:
         method["weight"], method["other_coef"] = method["other_coef"], None  # as CoryConfig does
     for key, value in asdict(Config()).items():
@@ -54,7 +54,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
-    """The settings of a file, checked as a command line is; a UserError where they are not those of `kind`."""
+    """The settings of a file, checked like a command line. Raises a UserError if they are not those of `kind`."""
     parser = _parser(kind)
     try:
         return kind(**_values(parser, parser.parse_object(dict(settings))))
@@ -63,7 +63,7 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Where two runs differ, of what matters: "key: saved -> wanted". A fingerprint counts if both have one."""
+    """Differences of two runs, in what matters: "key: saved -> wanted". A fingerprint counts if both have one."""
     free = FREE if saved.get("ppo", {}).get("schedule", "constant") == "constant" else FREE - {"iterations"}
     for key in [*saved, *(key for key in wanted if key not in saved)]:
         if not prefix and (key in free or (key == "fingerprint" and not (saved.get(key) and wanted.get(key)))):
@@ -81,10 +81,10 @@ def load(
     """Reads the command line: `--config FILE` (or `default`, if any), then flags such as `--ppo.batch_size 64` on top.
 
     `--resume RUN` without `--config` takes the run's own settings in place of `default`.
-    Returns the settings, and a name for the run: `task` and the configuration file's, or that of the run whose it is.
+    Returns the settings, and a name for the run: `task` and the configuration file's, or that of the file's run.
 
     Raises:
-        UserError: a file is missing or no YAML, a key is unknown (the nearest is named), a value has the wrong type or
+        UserError: a file is missing or not YAML, a key is unknown (the nearest is named), a value has the wrong type or
             is out of range.
     """
     global read_command_line
@@ -117,7 +117,7 @@ def load(
 
 
 def _renamed(argv: Sequence[str]) -> list[str]:
-    """The command line, with an old name that a file has given to its new one, so that flags of either name win."""
+    """The command line, with a key that a file sets by its old name moved to the new one; flags of either win."""
     result: list[str] = []
     for before, word in zip(["", *argv], argv, strict=False):
         result.append(word)
@@ -137,7 +137,7 @@ def _parser(kind: type[Config]) -> ArgumentParser:
 
 
 def _run_of(resume: str | None) -> Path | None:
-    """The run's folder that `--resume` names: itself, or the one above a checkpoint; None: no such folder."""
+    """The run folder named by `--resume`: itself, or that of a checkpoint; None: no such folder."""
     path = Path(resume or "auto")
     return next((run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None)
 
@@ -157,7 +157,7 @@ def _values(parser: ArgumentParser, parsed: Any) -> dict[str, Any]:
 
 
 def keys_that_take_no_null(parser: ArgumentParser, parsed: Any) -> Iterator[str]:
-    """The keys that are null though their type has no null; the parser lets those pass."""
+    """The keys set to null although their type does not allow it; the parser lets those pass."""
     for action in parser._actions:
         hint = getattr(action, "_typehint", None)
         if hint is not None and type(None) not in get_args(hint) and parsed.get(action.dest, 0) is None:
@@ -165,7 +165,7 @@ def keys_that_take_no_null(parser: ArgumentParser, parsed: Any) -> Iterator[str]
 
 
 def _blame(parser: ArgumentParser, file: str, error: ArgumentError) -> str:
-    """The file's name, where the file alone, without flags, is refused too."""
+    """The file's name, if the file alone, without flags, is refused too."""
     try:
         _parse(parser, ["--config", file])
     except ArgumentError:
@@ -176,7 +176,7 @@ def _blame(parser: ArgumentParser, file: str, error: ArgumentError) -> str:
 
 
 def _with_nearest(message: str, config_class: type) -> str:
-    """The parser's message, with the nearest key that exists where it complains of one that does not."""
+    """The parser's message; on an unknown key, with the nearest existing one."""
     message = " ".join(message.split())
     if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
         return message
@@ -236,7 +236,7 @@ def announce(config: Config, name: str) -> None:
 
 
 def resume_command(run: Path) -> str:
-    """How the run of this process is continued: the command, or the setting where a script reads no command line."""
+    """How to continue the run of this process: the command, or the setting if the script reads no command line."""
     if not read_command_line:
         return f"config.resume = {str(run)!r} (as a flag: --resume {shlex.quote(str(run))})"
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -11,7 +11,7 @@ from cory.run.jsonl import replace_text
 
 
 def start_tracker(config: Config, folder: Path) -> Any:
-    """accelerate's tracker of the kind that is asked for, or None. Raises a UserError if its package is missing."""
+    """The requested tracker of accelerate, or None. Raises a UserError if its package is missing."""
     if config.tracker == "none":
         return None
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -33,7 +33,7 @@ def start_tracker(config: Config, folder: Path) -> Any:
 
 
 def _wandb_run(folder: Path) -> dict[str, str]:
-    """The wandb run to continue where this one is resumed: its id lies in the run's folder."""
+    """The wandb run to continue if this one is resumed; its id is stored in the run's folder."""
     file = folder / "wandb_id"
     known = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     if known.isalnum():

@@ -1,1 +1,1 @@
-"""Tasks that are made of settings alone: own prompts and own reward files, with `cory.train` and `cory.evaluate`."""
+"""Tasks defined by settings alone: your own prompts and reward files, with `cory.train` and `cory.evaluate`."""

@@ -1,4 +1,4 @@
-"""Settings of a run on prompts and rewards of one's own. Importing them does not import torch."""
+"""Settings of a run on your own prompts and rewards. Importing them does not import torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ class OwnTaskConfig(Settings):
     Args:
         dataset: File (parquet, jsonl, json, csv), folder with files named after their splits, or Hub id.
         subset: Configuration of a Hub dataset; null for its only one.
-        split: Which split of it; a single file is all of it.
+        split: Split of the dataset; a single file is used whole.
         eval_dataset: Held-out prompts, for `cory.evaluate` and `eval_every`. null: another split of `dataset`.
-        eval_split: Which split of the held-out prompts `eval_every` takes; for `cory.evaluate` it is --split.
+        eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluate` has --split.
         prompt_column: Column with the prompts: text, or chat messages of which the last is the user's.
         reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward.
         reward_weights: A weight for each reward function. null: 1 each.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
-        observer_prompt: Template over {prompt}, {response}, the response of the role before, and the other columns.
+        observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
     """
 
     dataset: str = ""
@@ -50,7 +50,7 @@ class OwnTaskConfig(Settings):
 
 @dataclass
 class OwnConfig(Config):
-    """A run on prompts and rewards of one's own. See cory/config.py for the keys that every task shares.
+    """A run on your own prompts and rewards. See cory/config.py for the keys that every task shares.
 
     Args:
         task: Prompts, reward and templates.

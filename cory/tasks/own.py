@@ -1,4 +1,4 @@
-"""A task on prompts and rewards of one's own, made of the `task` block. Importing this does not import torch."""
+"""A task on your own prompts and rewards, from the `task` block. Importing this does not import torch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,11 +61,11 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
 def held_out(settings: OwnTaskConfig, split: str, flag: str = "--split") -> OwnTaskConfig:
     """The settings with held-out prompts in place of those of training: `eval_dataset`, or another split.
 
-    Raises a UserError where the dataset is a single file, all of which is trained on, and not asked for by its split.
+    Raises a UserError if the dataset is a single file, which is trained on as a whole, unless its split is named.
     """
     if settings.eval_dataset is not None:
         return replace(settings, dataset=settings.eval_dataset, subset=None, split=split)
     whole = Path(settings.dataset).is_file() and split != settings.split
-    none = f"a file of held-out prompts, as all of {settings.dataset!r} is trained on ({flag} {settings.split}: use it)"
+    none = f"a file of held-out prompts, as all of {settings.dataset!r} is trained on ({flag} {settings.split} uses it)"
     expect(not whole, "task.eval_dataset", none, settings.eval_dataset)
     return replace(settings, split=split)

@@ -35,7 +35,7 @@ def load_rewards(names: list[str]) -> list[Loaded]:
         file, _, function = name.rpartition(":")
         expect(file.endswith(".py") and bool(function), KEY, "path/to/FILE.py:FUNCTION", name)
         path = Path(file)
-        expect(path.is_file(), KEY, "a file that is there", file)
+        expect(path.is_file(), KEY, "an existing file", file)
         if path not in files:
             files[path] = _run(path.resolve()), _hash(path.resolve())
         there, sha256 = files[path]
@@ -47,7 +47,7 @@ def load_rewards(names: list[str]) -> list[Loaded]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """What a file defines; files beside it can be imported while it runs. Not the cache of its code but the file."""
+    """What a file defines; files beside it can be imported while it runs. No bytecode cache is used."""
     name = f"reward_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # which nothing else is called
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

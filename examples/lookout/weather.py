@@ -1,4 +1,4 @@
-"""The lookout's world in changing weather: how much an observer has to gain from what it reads can be set.
+"""The lookout's world in changing weather, which sets how much an observer can gain from what it reads.
 
     python examples/lookout/weather.py            # half a minute on one core, into examples/lookout/out/weather
     python examples/lookout/weather.py FOLDER     # into another folder

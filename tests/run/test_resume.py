@@ -134,7 +134,7 @@ def test_a_run_that_is_done_says_so(one, capsys):
     before = (folder / "metrics.jsonl").read_bytes()
     capsys.readouterr()
     make_trainer(replace(done, output=None, resume=str(folder))).train()
-    assert "all 2 iterations are done; --iterations makes the run longer" in capsys.readouterr().out
+    assert "all 2 iterations are done; --iterations extends the run" in capsys.readouterr().out
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -178,7 +178,7 @@ DAMAGE = {
     "bit flipped": (lambda path: flip(path / "agent_1.safetensors"), "SHA-256"),
     "missing": (lambda path: (path / "agent_1.safetensors").unlink(), "agent_1.safetensors is missing"),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
-    "manifest no json": (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is no json"),
+    "manifest no json": (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is not JSON"),
     "foreign manifest": (lambda path: (path / "manifest.json").write_text('{"files": {"../x": {}}}'), r"\.\./x"),
     "link": (lambda path: link(path / "agent_1.safetensors"), "agent_1.safetensors is missing"),
 }
@@ -216,7 +216,7 @@ def test_damaged_checkpoint_that_is_named_is_an_error(one):
     folder = make_trainer(replace(one, iterations=1)).train().folder
     path = folder / "checkpoints/iter-000001"
     flip(path / "agent_1.safetensors")
-    with pytest.raises(UserError, match=r"resume: expected a whole checkpoint.*SHA-256"):
+    with pytest.raises(UserError, match=r"resume: expected a valid checkpoint.*SHA-256"):
         make_trainer(replace(one, resume=str(path))).train()
 
 
@@ -240,7 +240,7 @@ def test_named_checkpoint_whose_files_do_not_fit_is_an_error(one, change):
         manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (path / "manifest.json").write_text(json.dumps(manifest))
     before = (folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match="resume: expected a whole checkpoint"):
+    with pytest.raises(UserError, match="resume: expected a valid checkpoint"):
         make_trainer(replace(one, resume=str(path))).train()
     assert (folder / "metrics.jsonl").read_bytes() == before
 
@@ -437,7 +437,7 @@ def test_flags_are_raised_and_said_once(one, capsys):
     assert all("equal_rewards" in record["flags"] for record in run.history)
     assert any("kl" in record["flags"] for record in run.history[2:])
     said = capsys.readouterr().err
-    assert said.count("nothing to learn from") == 1
+    assert said.count("nothing to learn") == 1
 
 
 def test_early_stop_on_kl(one):

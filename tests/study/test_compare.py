@@ -85,7 +85,7 @@ def test_one_seed_and_identical_runs(tmp_path):
     make_run(tmp_path / "b", 0)
     (g,) = compared(tmp_path).groups
     assert len(g.runs) == 2
-    assert any("seed 0 is there more than once" in line for line in compared(tmp_path).problems())
+    assert any("seed 0 occurs more than once" in line for line in compared(tmp_path).problems())
 
 
 def test_wrong_input_is_an_error_that_says_what(tmp_path, capsys):

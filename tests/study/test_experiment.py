@@ -230,6 +230,6 @@ def test_runs_are_evaluated_once_and_the_results_are_beside_the_comparison(tmp_p
     assert (tmp_path / "out/figure.png").read_text() == "a figure"
     (tmp_path / "judge.py").unlink()
     experiment.evaluate(*arguments)
-    assert "Evaluated already" in capsys.readouterr().out
+    assert "Already evaluated" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"judge.py --samples 2: failed with status 2"):
         experiment.evaluate(arguments[0], planned, tmp_path / "other", tmp_path / "out")

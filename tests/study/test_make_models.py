@@ -33,7 +33,7 @@ def test_small_models_of_reviews(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert f"Made: {folder / 'policy'}" in shown and f"loss: {quality['loss']:.3f}" in shown
 
-    assert ("Mind: the reward model has not learnt" in shown) == (quality["accuracy on 96 words"] < 0.6)
+    assert ("Warning: the reward model has not learned" in shown) == (quality["accuracy on 96 words"] < 0.6)
 
     made = (folder / "policy/model.safetensors").stat().st_mtime_ns
     make_imdb_models.command_line([str(folder), "--dataset", str(data), "--only", "reward_model"])

@@ -106,7 +106,7 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
         ({"reward": ""}, r"task.reward: expected path/to/FILE.py:FUNCTION, got ''"),
         ({"reward": []}, r"task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got \[\]"),
         ({"reward": "rewards.py"}, r"task.reward: expected path/to/FILE.py:FUNCTION, got 'rewards.py'"),
-        ({"reward": "none.py:good"}, r"task.reward: expected a file that is there, got 'none.py'"),
+        ({"reward": "none.py:good"}, r"task.reward: expected an existing file, got 'none.py'"),
         (
             {"reward": "rewards.py:god"},
             r"task.reward: expected a function of rewards.py, which has fails, few, good, nan, needs, short, text, got",
@@ -185,9 +185,9 @@ def test_a_column_that_a_reward_would_get_twice(here, column):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("text", r"expected 4 rewards, one a completion, got 1|expected a finite number, got 'g'"),
+        ("text", r"expected 4 rewards, one per completion, got 1|expected a finite number, got 'g'"),
         ("nan", r"expected a finite number, got nan in row 0, prompt 'first', completion 'first'"),
-        ("few", r"expected 4 rewards, one a completion, got 1"),
+        ("few", r"expected 4 rewards, one per completion, got 1"),
         (
             "fails",
             r"expected rewards, got ZeroDivisionError \(division by zero\) at rewards.py, line 19, in row 3, "
@@ -208,7 +208,7 @@ def test_a_reward_that_raises_for_the_whole_batch_only():
             raise TimeoutError("too many")
         return [0.0]
 
-    with pytest.raises(UserError, match=r"judge: .*TimeoutError \(too many\).*for none of its rows by itself"):
+    with pytest.raises(UserError, match=r"judge: .*TimeoutError \(too many\).*for none of its rows alone"):
         score(judge, ["a", "b"], ["a", "b"], {})
 
 
@@ -233,7 +233,7 @@ def test_several_rewards_are_a_weighted_sum_and_none_does_not_count():
         return [10.0, 20.0, None, None]
 
     texts = ["a", "b", "c", "d"]
-    with pytest.warns(UserWarning, match="reward function one and reward function other gave None for a row"):
+    with pytest.warns(UserWarning, match="reward function one and reward function other returned None for a row"):
         values = score([Reward(one), Reward(other, 0.5)], texts, texts, {})
     assert values.tolist() == [6.0, 10.0, 3.0, 0.0] and values.dtype == torch.float32
 
@@ -412,7 +412,7 @@ print("torch" in sys.modules)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
-    assert done.stdout.splitlines()[1:] == ["task.reward: expected a file that is there, got 'no.py'", "False"]
+    assert done.stdout.splitlines()[1:] == ["task.reward: expected an existing file, got 'no.py'", "False"]
 
 
 def test_help_names_every_key_of_the_task():
