@@ -38,11 +38,14 @@ from study.report import write_report
 
 @dataclass(frozen=True)
 class Engine:
-    """Where runs run: `jobs` at a time on this machine, or as Ray tasks, each with so many CPUs and GPUs."""
+    """Where runs run: `jobs` at a time on this machine, or as Ray tasks, each with so many CPUs and GPUs.
+
+    `cpus` is a run's number of threads, too; None: those of this process, shared between the jobs.
+    """
 
     name: str = "local"
     jobs: int = 1
-    cpus: int = 1
+    cpus: int | None = None
     gpus: float = 0.0
     address: str | None = None
 
@@ -58,6 +61,7 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
         subprocess.run([sys.executable, "imdb_train/make_weights.py", "tiny_large"], cwd=ROOT, check=True)
     failed = []
     count = [0]
+    threads = engine.cpus or max(1, (os.cpu_count() or 1) // engine.jobs)
 
     def ended(item: Planned, status: int | str, seconds: float) -> None:
         count[0] += 1
@@ -69,7 +73,7 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
     def run(item: Planned) -> None:
         started = time.perf_counter()
         item.folder.parent.mkdir(parents=True, exist_ok=True)
-        env = os.environ | ({"OMP_NUM_THREADS": str(engine.cpus)} if engine.jobs > 1 else {})
+        env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if engine.cpus or engine.jobs > 1 else {})
         with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
             status = subprocess.run(
                 item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env
@@ -77,7 +81,7 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
         ended(item, status, time.perf_counter() - started)
 
     if engine.name == "ray" and planned:
-        ray_engine.run_all(planned, engine.jobs, engine.cpus, engine.gpus, engine.address, ended)
+        ray_engine.run_all(planned, engine.jobs, threads, engine.gpus, engine.address, ended)
         return failed
     with ThreadPoolExecutor(engine.jobs) as pool:
         try:
@@ -136,8 +140,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=str | None, help="Folder of the comparison. null: beside the runs")
     args = parser.of(argv)
     expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
-    cpus = max(1, (os.cpu_count() or 1) // args.jobs) if args.cpus is None else args.cpus
-    expect(cpus >= 1, "--cpus", "at least 1", cpus)
+    expect(args.cpus is None or args.cpus >= 1, "--cpus", "at least 1", args.cpus)
     expect(args.gpus >= 0, "--gpus", "at least 0", args.gpus)
     expect(args.engine == "ray" or not (args.address or args.gpus), "--engine", "ray with --address or --gpus", "local")
     changes = {}
@@ -165,7 +168,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             print(shlex.join(["python", *(_relative(part) if item.cwd else part for part in item.command[1:])]))
         return
     print(summary, flush=True)
-    failed = run_all(missing, Engine(args.engine, args.jobs, cpus, args.gpus, args.address))
+    failed = run_all(missing, Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address))
     begun = [item for item in planned if (item.folder / "metrics.jsonl").exists()]
     if not begun:
         raise UserError(f"no run was started; the output of the first one is in {planned[0].folder}.log")

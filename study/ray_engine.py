@@ -29,12 +29,13 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def train(command: Sequence[str], cwd: str, log: str, threads: int) -> int:
+def train(command: Sequence[str], cwd: str, log: str, threads: int) -> tuple[int, float]:
     """The task: runs one command with its output in `log`. A cancelled one finishes its iteration and saves first.
 
     Returns:
-        the command's exit status.
+        the command's exit status and its seconds.
     """
+    started = time.perf_counter()
     env = os.environ | {"OMP_NUM_THREADS": str(threads)}
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8") as output:
@@ -42,7 +43,7 @@ def train(command: Sequence[str], cwd: str, log: str, threads: int) -> int:
             command, cwd=cwd, stdout=output, stderr=subprocess.STDOUT, env=env, preexec_fn=die_with_parent
         )
         try:
-            return process.wait()
+            return process.wait(), time.perf_counter() - started
         except BaseException:  # Ray cancels a task by a KeyboardInterrupt
             process.terminate()
             process.wait()
@@ -69,6 +70,7 @@ def run_all(
         UserError: Ray is not installed, no cluster is at `address`, or no node has what a run needs.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else a run is starved by whatever else the machine does
     try:
         import ray
     except ImportError:
@@ -92,7 +94,6 @@ def run_all(
                 f"--cpus, --gpus: expected a node with {needs}, got {[n['Resources'] for n in ray.nodes()]}"
             )
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(train)
-        started = time.perf_counter()
         tasks = {
             task.options(name=item.folder.name).remote(
                 item.command, str(item.cwd or Path.cwd()), f"{item.folder}.log", threads
@@ -104,10 +105,10 @@ def run_all(
             while left:
                 (done, *_), left = ray.wait(left, num_returns=1)
                 try:
-                    status = ray.get(done)
+                    status, seconds = ray.get(done)
                 except ray.exceptions.RayError as error:
-                    status = type(error).__name__
-                ended(tasks[done], status, time.perf_counter() - started)
+                    status, seconds = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}", math.nan
+                ended(tasks[done], status, seconds)
         except KeyboardInterrupt:
             print("Stopping: each run finishes its iteration and is saved.", flush=True)
             for each in left:
