@@ -43,7 +43,9 @@ def train(command: Sequence[str], cwd: str, log: str, threads: int) -> tuple[int
             command, cwd=cwd, stdout=output, stderr=subprocess.STDOUT, env=env, preexec_fn=die_with_parent
         )
         try:
-            return process.wait(), time.perf_counter() - started
+            while process.poll() is None:
+                time.sleep(0.1)  # not process.wait(), which Ray cannot interrupt
+            return process.returncode, time.perf_counter() - started
         except BaseException:  # Ray cancels a task by a KeyboardInterrupt
             process.terminate()
             process.wait()

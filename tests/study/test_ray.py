@@ -1,9 +1,11 @@
 """Experiments on Ray: the files of `local`, workers and drivers that are killed."""
 
+import _thread
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from cory.config import UserError
-from study import experiment
+from study import experiment, ray_engine
 
 ray = pytest.importorskip("ray")
 
@@ -108,6 +110,22 @@ def test_a_killed_driver_loses_nothing_that_is_finished(local, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 runs, 1 finished" in done.stdout
     assert files_of(tmp_path) == local
+
+
+def test_a_cancelled_run_saves_before_its_task_ends(tmp_path):
+    run = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('begun', flush=True)"
+    log = tmp_path / "logs/run.log"
+
+    def cancel():
+        wait_for(lambda: log.exists() and "begun" in log.read_text())
+        _thread.interrupt_main()  # as Ray does: it interrupts no system call
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(KeyboardInterrupt):
+        ray_engine.train([sys.executable, "-c", f"{run}; time.sleep(60)"], str(tmp_path), str(log), threads=1)
+    canceller.join()
+    assert log.read_text() == "begun\nsaved\n"
 
 
 @pytest.mark.parametrize(
