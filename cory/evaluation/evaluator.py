@@ -156,7 +156,8 @@ class Evaluator:
                 records: list[dict[str, Any]] = [
                     {"model": name, "query": i, "rewards": rewards[at], "kl": sampled.kl[at],
                      "base_nll": sampled.base_nll[at], "tokens": sampled.tokens[at],
-                     "completions": sampled.completions[at]}
+                     "completions": sampled.completions[at], "read": pioneer, "prompt": sampled.prompts[at.start],
+                     "token_texts": sampled.token_texts[at.start], "log_ratios": sampled.log_ratios[at.start]}
                     for i, at in zip(index, rows, strict=True)
                 ]  # fmt: skip
                 if self.settings.greedy:

@@ -132,9 +132,9 @@ class Run:
             self.tracker.log(values, step=k)
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
-        """Writes sample texts of iteration `k` to samples.jsonl."""
+        """Writes samples of iteration `k` to samples.jsonl."""
         if self.writes:
-            self.files["samples"].add(samples)
+            self.files["samples"].add([{"iteration": k, **sample} for sample in samples])
 
     def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
         """Writes the seconds by phase to timings.jsonl and the tracker, and shows progress.

@@ -26,7 +26,7 @@ def sample_table(before: dict[str, list[dict[str, Any]]], after: dict[str, list[
     lines = []
     for row, sample in enumerate(next(iter(before.values()))):
         lines.append(f"\n{one_line(sample['query'])}")
-        answers = [("before", sample)] + [(agent, rows[row]) for agent, rows in after.items()]
+        answers = [("before", sample)] + [(who, rows[row]) for who, rows in after.items() if who != "chain"]
         lines += [f"  {who:10}{s['task_reward']:+7.2f}  {one_line(s['completion'])}" for who, s in answers]
     return "\n".join(lines)
 
