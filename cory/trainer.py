@@ -22,6 +22,7 @@ from cory.learners.optimizer import learning_rate_factor
 from cory.metrics import combined_reward, distinct
 from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses, text_of
+from cory.report import write_run_report
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
 from cory.run import checkpoint, processes
@@ -156,6 +157,7 @@ class CoryTrainer:
             after = self._fixed_samples()
             if main:
                 run.finish(state.before, after, self.agents)
+                write_run_report(run.folder, self.config.method())
             PartialState().wait_for_everyone()
             for callback in self.callbacks:
                 callback.on_train_end(self, run)

@@ -25,6 +25,7 @@ from cory.evaluation.responses import Responses, answer
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.policies.load import ModelPool, choose_device
 from cory.prompts import RolePrompts, text_of
+from cory.report import write_evaluation_report
 from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.run.jsonl import replace_text
 from cory.run.report import text_table
@@ -284,4 +285,5 @@ def evaluate(
     shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
     result = {"settings": shown, "said": said, "titles": titles, "queries": queries, "rows": rows}
     replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
+    write_evaluation_report(folder)
     return Evaluation(folder, rows)
