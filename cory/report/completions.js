@@ -9,6 +9,7 @@ const ORDERS = {
   "": "as recorded", best: "reward, highest first", worst: "reward, lowest first", kl: "KL, highest first",
   apart: "difference in reward, largest first",
 };
+const LONG = 1200, LONG_LINES = 24; // characters and lines of a text that is shown at once
 const STEPS = [0.1, 0.5, 1.5]; // nats of a log-ratio from which a token has the next shade
 
 /** Shows the completions in `place`. */
@@ -20,8 +21,11 @@ function showCompletions(data, place) {
     methods: new Set(methods.keys()), stage: "", seed: seeds.length > 1 ? String(seeds[0]) : "", order: "",
     words: [], tokens: false, prompts: false, count: AT_ONCE,
   };
-  const results = element("div", {});
+  const results = element("div", { className: "queries" });
   const status = element("p", { className: "note", role: "status" });
+  const key = element("p", { className: "note key", hidden: true }, "Log-ratio to the base, per token:",
+    ["less", "more"].flatMap((side) => STEPS.map((step, i) => element("span", { className: `token ${side}${i + 1}` },
+      `${side === "less" ? `−${step} or less` : `+${step} or more`}`))), "nats. Hover over a token for its value.");
   const more = element("button", { type: "button" }, "Show more");
 
   function draw() {
@@ -31,6 +35,7 @@ function showCompletions(data, place) {
       (data.left_out ? ` ${data.left_out} more are left out to keep this file small.` : "");
     results.replaceChildren(...queries.slice(0, state.count).map((query) => queryView(data, state, query)));
     more.hidden = queries.length <= state.count;
+    key.hidden = !state.tokens;
   }
   const set = (key) => (value) => { state[key] = value; state.count = AT_ONCE; draw(); };
 
@@ -40,7 +45,7 @@ function showCompletions(data, place) {
     draw();
     results.children[next].querySelector("h3").focus();
   });
-  const search = element("input", { type: "search", placeholder: "words in queries, prompts and responses" });
+  const search = element("input", { type: "search", placeholder: "words of queries and responses" });
   let waiting;
   search.addEventListener("input", () => {
     clearTimeout(waiting);
@@ -53,7 +58,7 @@ function showCompletions(data, place) {
     : methods.length > 1 ? chosen : [];
   place.append(
     element("div", { className: "controls" },
-      element("label", { className: "field wide" }, element("span", {}, "Search"), search),
+      field("Search", search, "wide"),
       select("Order", Object.entries(ORDERS), "", set("order")),
       stages.length > 2 ? select("Stage", stages, "", set("stage")) : [],
       seeds.length > 1
@@ -62,7 +67,7 @@ function showCompletions(data, place) {
       checkbox("Prompts", state.prompts, set("prompts")),
       methodControl,
     ),
-    status, results, more,
+    status, key, results, more,
   );
   draw();
 }
@@ -113,7 +118,7 @@ function order(state, queries) {
 }
 
 function queryView(data, state, query) {
-  return element("article", { className: "query" },
+  return element("article", { className: query.chains.length > 1 ? "query several" : "query" },
     element("h3", { className: "text-of", dir: "auto", tabIndex: -1 }, readable(data.queries[query.query])),
     element("div", { className: "chains" }, query.chains.map((chain) => chainView(state, chain))));
 }
@@ -122,26 +127,32 @@ function chainView(state, chain) {
   const stage = typeof chain.stage === "number" ? `iteration ${chain.stage}`
     : { before: "before training", after: "after training" }[chain.stage] ?? "";
   const title = [chain.method, chain.seed === null ? "" : `seed ${chain.seed}`, stage].filter(Boolean).join(" · ");
-  return element("section", { className: "chain", "aria-label": title },
+  return element("div", { className: "chain" },
     element("h4", {}, readable(title)), chain.steps.map((step) => stepView(state, step)));
 }
 
 function stepView(state, step) {
   const who = [step.role, step.agent].filter(Boolean).join(" · ");
-  const numbers = `reward ${number(step.reward, 2, true)}` + (step.kl === null ? "" : `   KL ${number(step.kl)}`);
+  const numbers = [element("span", {}, `reward ${number(step.reward, 2, true)}`)];
+  if (step.kl !== null) numbers.push(element("span", {}, `KL ${number(step.kl)}`));
   const made = element("div", { className: "step" },
     element("p", { className: "who" }, element("span", {}, readable(who)), element("span", { className: "numbers" }, numbers)));
   if (step.prompt !== null) {
     made.append(element("details", { className: "prompt", open: state.prompts },
-      element("summary", {}, "Prompt"), element("div", { className: "text-of", dir: "auto" }, readable(step.prompt))));
+      element("summary", {}, "Prompt"), textBox("Prompt", step.prompt, readable(step.prompt))));
   }
-  const text = element("div", { className: "text-of", dir: "auto" });
-  if (state.tokens && step.tokens.length) text.append(...step.tokens.map((token, i) => tokenView(token, step.ratios[i])));
-  else if (step.text) text.append(...readable(step.text));
-  else text.append(element("span", { className: "none" }, "no text"));
-  made.append(text);
+  const nodes = state.tokens && step.tokens.length ? step.tokens.map((token, i) => tokenView(token, step.ratios[i]))
+    : step.text ? readable(step.text) : [element("span", { className: "none" }, "no text")];
+  made.append(textBox("Response", step.text, nodes));
   if (state.tokens) made.append(element("p", { className: "largest" }, largest(step)));
   return made;
+}
+
+/** A text as it is, with its own direction; a long one scrolls. */
+function textBox(name, text, nodes) {
+  const long = text.length > LONG || text.split("\n").length > LONG_LINES;
+  const scrolls = long ? { tabIndex: 0, role: "group", "aria-label": name } : {};
+  return element("div", { className: long ? "text-of long" : "text-of", dir: "auto", ...scrolls }, nodes);
 }
 
 /** A token, shaded by how much likelier (more) or less likely (less) it is than under the base. */

@@ -22,6 +22,11 @@ class Texts:
         self.chains: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
 
+    def in_order(self) -> list[dict[str, Any]]:
+        """The chains by stage: before training, after it, evaluations, iterations."""
+        ranks = {"before": -3, "after": -2, "evaluation": -1}
+        return sorted(self.chains, key=lambda chain: ranks.get(chain["stage"], chain["stage"]))
+
     @property
     def queries(self) -> list[str]:
         """The queries, each as far as it is shown."""
@@ -36,20 +41,28 @@ class Texts:
     def add_run(
         self, method: str, seed: Any, samples: Iterable[Mapping[str, Any]], fixed: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        """Adds a run's samples.jsonl, and its summary's samples before and after training."""
-        for stage in ("before", "after"):
-            for name, records in fixed.get(stage, {}).items():
-                label = method if name == "chain" else f"{method}, {name} solo"
-                self._add_chains(label, seed, stage, records)
-        for iteration, records in groupby(samples, key=lambda record: record["iteration"]):
-            self._add_chains(method, seed, iteration, records)
+        """Adds a run's samples.jsonl, and its summary's samples before and after training.
 
-    def _add_chains(self, method: str, seed: Any, stage: Any, records: Iterable[Mapping[str, Any]]) -> None:
-        by_role: dict[str, list[Mapping[str, Any]]] = {}
-        for record in records:
-            by_role.setdefault(record.get("role", "pioneer"), []).append(record)
-        for steps in zip(*by_role.values(), strict=False):  # a file may end early
-            self.add(steps[0]["query"], method, seed, stage, [_step(record) for record in steps])
+        A solo response with which a chain of that stage begins is not repeated, nor one that two agents share.
+        """
+        for stage in ("before", "after"):
+            chains = [
+                (name, steps)
+                for name, records in sorted(fixed.get(stage, {}).items(), key=lambda item: item[0] != "chain")
+                for steps in _by_role(records)
+            ]
+            first: set[tuple[str, str]] = set()
+            for name, steps in chains:
+                start = steps[0]["query"], steps[0]["completion"]
+                if start not in first:
+                    solo = len(steps) == 1 and len(fixed[stage]) > 1
+                    self.add(
+                        steps[0]["query"], f"{method}, {name} solo" if solo else method, seed, stage, _steps(steps)
+                    )
+                first.add(start)
+        for iteration, records in groupby(samples, key=lambda record: record["iteration"]):
+            for steps in _by_role(records):
+                self.add(steps[0]["query"], method, seed, iteration, _steps(steps))
 
     def add_evaluation(self, queries: Sequence[str], records: Mapping[tuple[str, int], Mapping[str, Any]]) -> None:
         """Adds the first response of each model to each query of an evaluation, with the responses that it read."""
@@ -61,6 +74,18 @@ class Texts:
             steps = [_evaluated(query, *pair) for pair in zip(chain, roles, strict=True)]
             seed = SEED.search(name)
             self.add(query, SEED.sub("", name), seed and int(seed[1]), "evaluation", steps)
+
+
+def _by_role(records: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], ...]]:
+    """Samples of one iteration as chains, the records of all roles to a query together."""
+    roles: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        roles.setdefault(record.get("role", "pioneer"), []).append(record)
+    return list(zip(*roles.values(), strict=False))  # a file may end within an iteration
+
+
+def _steps(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [_step(record) for record in records]
 
 
 def _step(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ function showCurves(data, place) {
   };
   const last = Math.max(0, ...data.points.map((points) => points.iteration.at(-1) ?? 0));
   const charts = element("div", { className: "charts" });
-  const slider = element("input", { type: "range", min: 0, max: last, step: data.every, value: last });
-  const output = element("output", {});
+  const slider = element("input", { type: "range", id: "iteration", min: 0, max: last, step: data.every, value: last });
+  const output = element("span", { className: "iteration" });
   const flagsHere = element("span", { className: "flagged" });
   let drawn = [];
 
@@ -63,7 +63,7 @@ function showCurves(data, place) {
   ];
   place.append(
     controls, charts,
-    element("div", { className: "at" }, element("label", {}, "Iteration ", slider), output, flagsHere),
+    element("div", { className: "at" }, element("label", { htmlFor: "iteration" }, "Iteration"), slider, output, flagsHere),
     element("p", { className: "note" }, notes.filter(Boolean).join(" ")),
     data.flags.length ? flagTable(data) : [],
   );

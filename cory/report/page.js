@@ -56,11 +56,17 @@ function choices(title, names, shown, change) {
   return element("fieldset", {}, element("legend", {}, title), element("div", { className: "choices" }, boxes));
 }
 
+/** A control below its label. */
+function field(title, control, wide = "") {
+  control.id = `control-${title.toLowerCase().replaceAll(" ", "-")}`;
+  return element("div", { className: `field ${wide}` }, element("label", { htmlFor: control.id }, title), control);
+}
+
 /** A labelled select; options are [value, text], and `change` gets the value. */
 function select(title, options, value, change) {
   const made = element("select", {}, options.map(([key, text]) => new Option(text, key, false, key === value)));
   made.addEventListener("change", () => change(made.value));
-  return element("label", { className: "field" }, element("span", {}, title), made);
+  return field(title, made);
 }
 
 /** The button that switches between light and dark; the system's choice holds until then. */
@@ -68,7 +74,7 @@ function themeButton(button, redraw) {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
   const show = () => {
-    button.textContent = dark() ? "Light" : "Dark";
+    button.textContent = dark() ? "Light theme" : "Dark theme";
     redraw();
   };
   button.addEventListener("click", () => {

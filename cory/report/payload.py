@@ -133,7 +133,7 @@ def payload(
         "tables": list(tables),
         "settings": settings,
         "queries": texts.queries,
-        "chains": texts.chains,
+        "chains": texts.in_order(),
         "left_out": 0,
     }
 
@@ -159,7 +159,7 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         for row in run.rows:
             key = (row["iteration"] // every * every, agents.index(row["agent"]), roles.index(row["role"]))
             bins.setdefault(key, []).append(row)
-        columns = list(zip(*bins, strict=True)) or [(), (), ()]
+        columns = [list(column) for column in zip(*bins, strict=True)] or [[], [], []]
         values = {metric: [_mean(part, metric) for part in bins.values()] for metric in metrics}
         points.append({**dict(zip(("iteration", "agent", "role"), columns, strict=True)), "values": values})
     return {"agents": agents, "roles": roles, "metrics": metrics, "every": every, "points": points}
