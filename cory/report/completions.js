@@ -167,6 +167,7 @@ function largest(step) {
   if (!step.tokens.length) return "No tokens are stored with this response.";
   const moved = step.tokens.map((token, i) => [token.trim(), step.ratios[i]]).filter(([, ratio]) => ratio !== null);
   moved.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
+  if (!moved.length || Math.abs(moved[0][1]) < 0.005) return "Each token is as likely as under the base.";
   const parts = moved.slice(0, 3).map(([token, ratio]) => ["“", readable(token), `” ${number(ratio, 2, true)}`]);
   return ["log-ratio: ", ...parts.flatMap((part, i) => (i ? [", ", ...part.flat()] : part.flat()))];
 }

@@ -175,6 +175,7 @@ function drawChart(data, state, metric, charts, showAt, redraw) {
     again.querySelector("input").focus();
   });
   logarithmic.firstChild.disabled = !(least >= 0);
+  logarithmic.title = least >= 0 ? "" : "Some values are negative";
   logarithmic.firstChild.setAttribute("aria-label", `Logarithmic scale, ${title}`);
   const figure = element("figure", {}, element("figcaption", {}, element("span", {}, readable(title)), logarithmic),
     plot, legend, valueTable(x, lines, title));

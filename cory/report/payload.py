@@ -12,6 +12,7 @@ from cory.report.completions import Texts, short
 from cory.run.report import summarise
 from cory.run.settings import read_settings
 
+ENDS = ("start", "end", "change")
 NUMBERS = 150_000  # of all curves; longer ones are averaged over neighbouring iterations
 TITLES = {
     "task_reward": "Task reward", "kl": "KL to the reference (nats)", "combined_reward": "Combined reward",
@@ -145,7 +146,7 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     the mean over `every` neighbouring iterations.
     """
     rows = [row for run in runs for row in run.rows]
-    agents = sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))
+    agents = _agents(rows)
     roles = list(dict.fromkeys(row["role"] for row in rows))
     found = dict.fromkeys(key for row in rows for key, value in row.items() if is_number(value) and key != "iteration")
     metrics = {
@@ -163,6 +164,10 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         values = {metric: [_mean(part, metric) for part in bins.values()] for metric in metrics}
         points.append({**dict(zip(("iteration", "agent", "role"), columns, strict=True)), "values": values})
     return {"agents": agents, "roles": roles, "metrics": metrics, "every": every, "points": points}
+
+
+def _agents(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))  # agent_2 before agent_10
 
 
 def is_number(value: Any) -> bool:
@@ -196,21 +201,13 @@ def flags(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
 
 def _ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The table of a run's start and end."""
-    agents = dict.fromkeys(row["agent"] for row in rows)
     table = [
-        [agent, TITLES[metric], *(f"{values[key]:.3f}" for key in ("start", "end", "change"))]
-        for agent, metrics in summarise(rows, sorted(agents)).items()
+        [f"{agent}: {TITLES[metric]}", *(f"{values[key]:.3f}" for key in ENDS)]
+        for agent, metrics in summarise(rows, _agents(rows)).items()
         for metric, values in metrics.items()
     ]
-    note = (
-        "Means over the first and the last 10 iterations (half of a run shorter than 20). A single run has no interval."
-    )
-    return {
-        "title": "Start and end",
-        "note": note,
-        "columns": ["agent", "metric", "start", "end", "change"],
-        "rows": table,
-    }
+    note = "Means over the first and the last 10 iterations (half of a shorter run). A single run has no interval."
+    return {"title": "Start and end", "note": note, "columns": ["agent and metric", *ENDS], "rows": table}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

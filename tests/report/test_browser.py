@@ -97,7 +97,7 @@ def test_curves(show, compared):
     log.check()
     assert log.is_checked() and log.evaluate("box => box === document.activeElement")
     opened.locator("figure").first.get_by_text("Values").click()
-    assert opened.locator("figure").first.locator("tbody tr").count() == 10
+    sync_api.expect(opened.locator("figure").first.locator("tbody tr")).to_have_count(10)
     assert "Task reward over 10 iterations: cory0 from" in opened.locator(".plot").first.get_attribute("aria-label")
     opened.locator(".u-over").first.hover(position={"x": 3, "y": 50})
     assert opened.locator(".at .iteration").inner_text() == "0"
@@ -237,7 +237,7 @@ def test_accessible(show, compared, width):
         assert bad == []
 
     opened.get_by_role("searchbox").fill("1")  # fewer texts: axe looks at each
-    sync_api.expect(opened.get_by_role("status")).to_contain_text("12 queries")
+    sync_api.expect(opened.get_by_role("status")).to_contain_text("13 queries")
     for summary in opened.locator("summary").all():
         summary.click()
     opened.get_by_label("Tokens against the base").check()
