@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.policies.load import choose_device, load_policy
 from cory.policies.lora import activate, add_adapter, save_policy
 from cory.policies.sampling import check_lengths, context_length, encode, plain_text, seed_everything
+from cory.policies.tokens import token_record
 from cory.run import processes
 
 # The reported statistics of an update: names of docs/metrics.md to TRL's names.
@@ -44,6 +45,10 @@ class Rollout:
     completions: list[str]
     queries: list[torch.Tensor]
     responses: list[torch.Tensor]
+
+    def rows(self, index: slice) -> "Rollout":
+        """Some of its rows."""
+        return Rollout(*(getattr(self, one.name)[index] for one in fields(self)))
 
 
 class Agent:
@@ -107,12 +112,17 @@ class Agent:
         """
         self.activate()
         self.learner.scale_learning_rate(rate)
-        queries, responses = (
-            [x for each in rollouts for x in getattr(each, name)] for name in ("queries", "responses")
-        )
+        queries = [query for rollout in rollouts for query in rollout.queries]
+        responses = [response for rollout in rollouts for response in rollout.responses]
         stats = self.learner.step(queries, responses, rewards.flatten(), len(rollouts))
         shared = {name: float(stats[key]) for name, key in STATS.items() if key in stats}
         return [shared | own for own in self.learner.parts]
+
+    def explain(self, rollout: Rollout) -> list[dict[str, Any]]:
+        """Of each response its `kl` to the reference, and its `token_texts` with `log_ratios` (docs/metrics.md)."""
+        self.activate()
+        each = zip(rollout.responses, *self.learner.log_ratios(rollout.queries, rollout.responses), strict=True)
+        return [token_record(self.tokenizer, ids, kl, ratios) for ids, kl, ratios in each]
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The trained state for a checkpoint: weights and Adam's moments as tensors, other numbers as JSON."""
@@ -166,9 +176,8 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     world, size = processes.world_size(), config.ppo.mini_batch_size
     expect(size % world == 0, "ppo.mini_batch_size", f"a multiple of the number of processes, {world}", size)
     share, group = config.ppo.batch_size // world, config.group_size
-    expect(
-        share % group == 0, "ppo.batch_size", f"a multiple of group_size = {group} in each of {world} processes", share
-    )
+    multiple = f"a multiple of group_size = {group} in each of {world} processes"
+    expect(share % group == 0, "ppo.batch_size", multiple, share)
     kind = PartialState().distributed_type.value
     if kind in ("DEEPSPEED", "FSDP"):
         raise UserError(

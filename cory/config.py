@@ -335,23 +335,13 @@ class Config(Settings):
             every = self.checkpoint.save_every
             expect(every % self.eval_every == 0, "checkpoint.save_every", due, every)
         least = 2 if self.algorithm in ("grpo", "dr_grpo", "rloo") else 1
-        expect(
-            self.group_size >= least,
-            "group_size",
-            f"at least {least} with algorithm: {self.algorithm}",
-            self.group_size,
-        )
-        size = self.ppo.batch_size
-        expect(size % self.group_size == 0, "ppo.batch_size", f"a multiple of group_size = {self.group_size}", size)
+        size, group = self.ppo.batch_size, self.group_size
+        expect(group >= least, "group_size", f"at least {least} with algorithm: {self.algorithm}", group)
+        expect(size % group == 0, "ppo.batch_size", f"a multiple of group_size = {group}", size)
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
-        count = self.cory.num_agents
-        expect(
-            len(self.agents) in (0, count),
-            "agents",
-            f"an empty list, or an entry for each of {count} agents",
-            self.agents,
-        )
+        count, each = self.cory.num_agents, self.agents
+        expect(len(each) in (0, count), "agents", f"an empty list, or an entry for each of {count} agents", each)
         for index in range(len(self.agents)):
             self.of_agent(index)
 

@@ -17,7 +17,9 @@ from cory.tasks.config import OwnConfig
 
 def run() -> None:
     folder = evaluating.run(__doc__, EvaluationConfig, OwnConfig, "cory.tasks.own", "evaluation").folder
-    print(f"\nRows and responses are in {folder}; python -m study.report {folder} makes tables and a figure of them")
+    print(
+        f"\nRows, responses and report.html are in {folder}; python -m study.report {folder} adds Markdown and a figure"
+    )
 
 
 if __name__ == "__main__":

@@ -16,12 +16,8 @@ def check_prompt(prompt: Any, where: str) -> None:
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         ok = all(m.get("role") in CHAT_ROLES and isinstance(m.get("content"), str) for m in prompt)
         messages = f"messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last one user, with text"
-        expect(
-            ok and bool(prompt) and prompt[-1]["role"] == "user" and bool(prompt[-1]["content"]),
-            where,
-            messages,
-            prompt,
-        )
+        ok = ok and bool(prompt) and prompt[-1]["role"] == "user" and bool(prompt[-1]["content"])
+        expect(ok, where, messages, prompt)
     else:
         expect(isinstance(prompt, str) and bool(prompt), where, "text or chat messages", prompt)
 

@@ -40,9 +40,8 @@ class Reward:
     def arguments(self, columns: Columns) -> dict[str, Sequence[Any]]:
         """The columns that the function takes. Raises a UserError if one that it needs is missing."""
         taken = inspect.signature(self.function).parameters
-        must = [
-            n for n, p in taken.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
+        named = {n: p for n, p in taken.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        must = [name for name, parameter in named.items() if parameter.default is parameter.empty]
         missing = [name for name in must if name not in columns]
         expect(not missing, str(self), f"parameters among {sorted(columns)}", missing)
         every = any(p.kind is p.VAR_KEYWORD for p in taken.values())

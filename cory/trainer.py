@@ -22,6 +22,7 @@ from cory.learners.optimizer import learning_rate_factor
 from cory.metrics import combined_reward, distinct
 from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses, text_of
+from cory.report import write_run_report
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
 from cory.run import checkpoint, processes
@@ -33,7 +34,7 @@ from cory.task import Task
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
 NUM_SAMPLES = 4  # queries whose responses are shown before and after training, and in samples.jsonl
 HELD_OUT = 2**32 - 2  # in place of an iteration, the key of the random stream of held-out responses
-SOLO_SAMPLES = 2**32 - 1  # in place of an iteration, the key of the random stream of those responses
+FIXED_SAMPLES = 2**32 - 1  # in place of an iteration, the key of the random stream of the responses before and after
 Records = list[dict[str, Any]]
 
 
@@ -111,7 +112,7 @@ class CoryTrainer:
         state.config = made_of
         place = (resumed.run, state.lengths) if resumed else ()
         with Run(self.config, self.name, names, made_of, *place) as run, Signals() as signals:
-            state.before = state.before or self._solo_samples()
+            state.before = state.before or self._fixed_samples()
             checkpoints = CheckpointManager(run, self.agents, self.config.checkpoint, state)
             for callback in self.callbacks:
                 callback.on_train_begin(self, run)
@@ -134,8 +135,7 @@ class CoryTrainer:
                     print(f"\nIteration {k + 1} failed. {where}.", file=sys.stderr)
                     raise
                 with self._timed("log"):
-                    if self.config.sample_every and k % self.config.sample_every == 0:
-                        run.add_samples(k, samples)
+                    run.add_samples(k, samples)
                     run.log(k, records)
                 run.log_timings(k, records, {**self.seconds, "total": time.perf_counter() - started})
                 bound = self.config.guards.stop_at_kl
@@ -154,18 +154,19 @@ class CoryTrainer:
                     raise Interrupted(128 + received)
                 if too_far:
                     break
-            after = self._solo_samples()
+            after = self._fixed_samples()
             if main:
                 run.finish(state.before, after, self.agents)
+                write_run_report(run.folder, self.config.method())
             PartialState().wait_for_everyone()
             for callback in self.callbacks:
                 callback.on_train_end(self, run)
         return run
 
     def iteration(self, k: int, history: Sequence[dict[str, Any]] = ()) -> tuple[Records, Records]:
-        """Algorithm 1, lines 3 to 17, for iteration `k`: a record per agent (docs/metrics.md), a few texts per role.
+        """Algorithm 1, lines 3 to 17, for iteration `k`: a record per agent, and, where they are due, samples.
 
-        `history`: the records so far; collapse is judged against those of the first iteration.
+        Both: docs/metrics.md. `history`: the records so far; collapse is judged against those of the first iteration.
         """
         self.seconds = {}
         chain, batch = self._begin(k)
@@ -174,11 +175,15 @@ class CoryTrainer:
         with self._timed("reward"):
             task_rewards = self.score(batch, rollouts)
             rewards = self.assign_credit(chain, batch, task_rewards)
+        with self._timed("record"):  # before the update, after which log-ratios are others
+            every, group, samples = self.config.sample_every, self.config.group_size, []
+            if every and k % every == 0:
+                samples = self._sampled(chain, batch, rollouts, task_rewards, slice(0, NUM_SAMPLES * group, group))
         with self._timed("learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
             stats = self.update(chain, rollouts, rewards, rate)
         with self._timed("record"):
-            return self.record(k, chain, batch, rollouts, task_rewards, stats, history)
+            return self.record(k, chain, rollouts, task_rewards, stats, history), samples
 
     def roll_out(self, chain: Sequence[Agent], batch: Batch) -> list[Rollout]:
         """Each role's responses; from the second role on, an agent reads the response of the role before (Eq. 3)."""
@@ -224,11 +229,8 @@ class CoryTrainer:
                 size, who, where = rewards.shape[1], " and ".join(map(role_name, roles)), ""
                 if error.rows:
                     role, row = roles[error.rows[0] // size], error.rows[0] % size
-                    first = rollouts[role]
-                    who, where = (
-                        role_name(role),
-                        f", the first of them {first.prompts[row]!r} -> {first.completions[row]!r}",
-                    )
+                    first, who = rollouts[role], role_name(role)
+                    where = f", the first of them {first.prompts[row]!r} -> {first.completions[row]!r}"
                     error.rows = [row % size for row in error.rows if roles[row // size] == role]
                 raise NotFinite(f"{agent.name} as {who}: {error.what}", error.rows, where) from None
             for role, numbers in zip(roles, learned, strict=True):
@@ -239,22 +241,22 @@ class CoryTrainer:
         self,
         k: int,
         chain: Sequence[Agent],
-        batch: Batch,
         rollouts: Sequence[Rollout],
         task_rewards: torch.Tensor,
         stats: Sequence[dict[str, float]],
         history: Sequence[dict[str, Any]],
-    ) -> tuple[Records, Records]:
-        """The results of the iteration, over all processes: a record per agent, in their order, and sample texts."""
+    ) -> Records:
+        """The results of the iteration, over all processes: a record per agent, in their order."""
         eta, kl_bound = self.config.ppo.init_kl_coef, self.config.guards.kl_bound
-        records, samples = [], []
+        records = []
         for role, agent in enumerate(chain):
             completions = processes.gather(rollouts[role].completions)
             role_rewards = torch.tensor(processes.gather(task_rewards[role].tolist()))
             task_reward, kl, name = role_rewards.mean().item(), stats[role]["kl"], role_name(role)
-            who = {"iteration": k, "agent": agent.name, "role": name}
             measured: dict[str, Any] = {
-                **who,
+                "iteration": k,
+                "agent": agent.name,
+                "role": name,
                 "task_reward": task_reward,
                 "kl": kl,
                 "combined_reward": combined_reward(task_reward, kl, eta),
@@ -265,13 +267,7 @@ class CoryTrainer:
             start = next((r for r in history[: len(chain)] if r["role"] == name), measured)
             measured["flags"] = flags(measured, start, role_rewards, completions, kl_bound)
             records.append(measured)
-            queries = map(text_of, batch.columns["prompt"])
-            shown = zip(queries, rollouts[role].completions, task_rewards[role].tolist(), strict=True)
-            samples += [
-                {**who, "query": query, "completion": completion, "task_reward": reward}
-                for query, completion, reward in list(shown)[:: self.config.group_size][:NUM_SAMPLES]
-            ]
-        return sorted(records, key=lambda one: [a.name for a in self.agents].index(one["agent"])), samples
+        return sorted(records, key=lambda one: [a.name for a in self.agents].index(one["agent"]))
 
     def held_out(self, k: int, records: Records) -> None:
         """Adds `eval_task_reward` to the records: the mean task reward of each role's responses to held-out queries.
@@ -318,19 +314,31 @@ class CoryTrainer:
             lambda texts: self.task.render(role, columns, texts), responses, agent.encode, agent.context_length, length
         )
 
-    def _solo_samples(self) -> dict[str, Records]:
-        """Each agent's solo responses to a few fixed queries, with rewards, from a separate random stream."""
+    def _fixed_samples(self) -> dict[str, Records]:
+        """Responses to a few fixed queries: each agent's, solo, and as `chain` those of the run's first chain."""
         longest = self.config.sampling.max_new_tokens
         batch = Batch(self.task.dataset[: min(NUM_SAMPLES, len(self.task.dataset))], longest)
+        chains = {agent.name: [agent] for agent in self.agents}
+        if self.config.cory.roles > 1:
+            chains["chain"] = [self.agents[index] for index in self.schedule.order(0)]
         samples = {}
-        for agent in self.agents:
-            seed_everything(self.config.seed, SOLO_SAMPLES)
-            rollout = agent.respond(self.task.render(0, batch.columns), longest)
-            rewards = self.score(batch, [rollout])[0].tolist()
-            queries = map(text_of, batch.columns["prompt"])
-            samples[agent.name] = [
-                {"query": query, "completion": completion, "task_reward": reward}
-                for query, completion, reward in zip(queries, rollout.completions, rewards, strict=True)
+        for name, chain in chains.items():
+            seed_everything(self.config.seed, FIXED_SAMPLES)
+            rollouts = self.roll_out(chain, batch)
+            samples[name] = self._sampled(chain, batch, rollouts, self.score(batch, rollouts), slice(None))
+        return samples
+
+    def _sampled(
+        self, chain: Sequence[Agent], batch: Batch, rollouts: Sequence[Rollout], task_rewards: torch.Tensor, rows: slice
+    ) -> Records:
+        """By role, a record (docs/metrics.md, "Samples") of each response in `rows`."""
+        queries, samples = list(map(text_of, batch.columns["prompt"][rows])), []
+        for role, agent in enumerate(chain):
+            part, who = rollouts[role].rows(rows), {"agent": agent.name, "role": role_name(role)}
+            each = zip(queries, part.prompts, part.completions, task_rewards[role, rows].tolist(), strict=True)
+            samples += [
+                {**who, "query": query, "prompt": prompt, "completion": completion, "task_reward": reward, **more}
+                for (query, prompt, completion, reward), more in zip(each, agent.explain(part), strict=True)
             ]
         return samples
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
-SOURCES = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/figures/*.svg", "examples/*/README.md",
+SOURCES = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/figures/*.svg", "docs/figures/*.png", "examples/*/README.md",
            "results/**/*.md", "results/**/*.png", "results/**/*.svg"]  # fmt: skip
 NAV = {
     "Home": "README.md",
@@ -33,6 +33,7 @@ NAV = {
         "Your own task": "docs/own_task.md",
         "Configuration": "docs/configuration.md",
         "Experiments": "docs/experiments.md",
+        "Reports": "docs/report.md",
         "Reliability": "docs/reliability.md",
         "Scaling": "docs/scaling.md",
         "Coming from other code": "docs/coming_from.md",

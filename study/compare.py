@@ -7,24 +7,22 @@ Runs whose settings differ in their seed alone form a group. Definitions: docs/m
 """
 
 import html
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cory.run.arguments import Arguments
 from cory.run.jsonl import replace_text
 from cory.run.settings import main
 from study.comparison import FINAL, ROLE_WINDOW, Comparison
 from study.groups import find, group
-from study.measures import LAST, spread
+from study.measures import LAST
+from study.page import write_comparison_page
 from study.records import read
-from study.statistics import Interval, with_interval
-from study.tables import markdown_table
+from study.tables import eta_shown, final_table, group_table, markdown_table, method_note
 
 
 def write(comparison: Comparison, out: Path, title: str = "Comparison", question: str = "", command: str = "") -> Path:
-    """Writes comparison.md with its figures (PNG and SVG) and csv files into `out`; replaces files of the same names.
+    """Writes comparison.md with its figures (PNG and SVG), csv files and report.html into `out`; replaces older ones.
 
     Returns:
         comparison.md.
@@ -50,10 +48,9 @@ def write(comparison: Comparison, out: Path, title: str = "Comparison", question
         "![curves](curves.png)\n",
         "Running means over 10 iterations; bands are one standard deviation over seeds.\n",
     ]
-    rows = comparison.final_rows()
-    parts += [f"## Last {LAST} iterations of training, by agent\n", markdown_table(_final_table(rows))]
-    parts.append(f"Combined reward: task reward - {_eta(comparison)} * KL.\n")
-    parts += ["## By group\n", markdown_table(_group_table(comparison)), _method_note(comparison)]
+    parts += [f"## Last {LAST} iterations of training, by agent\n", markdown_table(final_table(comparison))]
+    parts.append(f"Combined reward: task reward - {eta_shown(comparison)} * KL.\n")
+    parts += ["## By group\n", markdown_table(group_table(comparison)), method_note(comparison)]
     roles = comparison.role_rows()
     if len({row["role"] for row in roles}) > 1:
         parts += [f"## By role, last {ROLE_WINDOW} iterations\n", markdown_table(roles)]
@@ -72,49 +69,8 @@ def write(comparison: Comparison, out: Path, title: str = "Comparison", question
         parts.append(markdown_table(texts))
     write_csv(comparison, out)
     replace_text(out / "comparison.md", "\n".join(parts))
+    write_comparison_page(comparison, out / "report.html", title, question)
     return out / "comparison.md"
-
-
-def _eta(comparison: Comparison) -> str:
-    return "each run's own eta" if comparison.over == "ppo.init_kl_coef" else f"{comparison.eta:g}"
-
-
-def _final_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    return [
-        {"agent": row["name"], "n": str(row["n"]), **{title: spread(row[metric]) for metric, title in FINAL.items()}}
-        for row in rows
-    ]
-
-
-def _group_table(comparison: Comparison) -> list[dict[str, str]]:
-    table = []
-    for row in comparison.group_rows():
-        changes = [row.get(f"{key}_change") for key in ("optimality", "variance")]
-        table.append(
-            {
-                "group": row["name"],
-                "n": str(row["n"]),
-                "policy optimality": spread(row["policy_optimality"]),
-                "difference to baseline": _percent(changes[0]),
-                "collapse rate": f"{row['collapse_rate']:.0%}",
-                "training variance": f"{row['training_variance']:.3g}" if row["n"] > 1 else "",
-                "difference": _percent(changes[1]) if row["n"] > 1 else "",
-            }
-        )
-    return table
-
-
-def _percent(change: Interval | None) -> str:
-    return "" if change is None or math.isnan(change[0]) else with_interval(change, "+.0%")
-
-
-def _method_note(comparison: Comparison) -> str:
-    return (
-        f"Baseline: {comparison.baseline}. Policy optimality: mean combined reward over the last {LAST} "
-        "iterations and over agents. Training variance: of the task reward across seeds, mean over iterations. "
-        "Differences are relative to the size of the baseline's value, with the 95 % interval of 10,000 bootstrap "
-        "resamples of the seeds: rough at few seeds, and none where there is a single one.\n"
-    )
 
 
 def write_csv(comparison: Comparison, out: Path) -> None:

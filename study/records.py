@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cory.config import UserError
+from cory.report.payload import flat as flat
+from cory.report.payload import shown as shown
 from cory.run.report import CURVES
 from cory.run.settings import read_settings
 
@@ -114,17 +116,3 @@ def num_roles(settings: Mapping[str, Any]) -> int:
     block = settings.get("cory")
     length = block.get("chain_length") if isinstance(block, dict) else None
     return num_agents(settings) if length is None else length
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in settings.items():
-        result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return result
-
-
-def shown(value: Any) -> str:
-    """A setting as tables show it: the last two parts of an absolute path, as the rest depends on the machine."""
-    path = Path(value) if isinstance(value, str) else None
-    return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)

@@ -1,19 +1,27 @@
-"""Writes the report of an evaluation: tables of metrics and of texts as Markdown, and a figure.
+"""Writes reports: of runs and evaluations one HTML file, of an evaluation also tables as Markdown and a figure.
 
-    python -m study.report runs/evaluation      # the folder that an evaluation has written
+    python -m study.report runs/imdb_cory_tiny                            # one run: report.html in its folder
+    python -m study.report 'runs/imdb_*' --out report.html                # several runs and evaluations in one file
+    python -m study.report runs/evaluation                                # evaluation.md, its figure and report.html
 
-The tasks' `evaluate.py` calls this; after `cory.evaluate` on a task of your own, it is the command above.
+Runs whose settings differ in their seed alone form a group. A run need not have ended. docs/report.md shows the page.
 """
 
+import glob
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cory.config import UserError
+from cory.report import NAME
+from cory.report.page import write_page
+from cory.run.arguments import Arguments
 from cory.run.jsonl import replace_text
 from cory.run.settings import main
+from study.groups import find
+from study.page import make_payload
+from study.records import read
 from study.tables import markdown_table, over_seeds
 
 DIFFERENCES = 5  # queries shown for each model that differs from the base
@@ -22,7 +30,7 @@ OVER_QUERIES = "Mean ± half-width of the 95 % interval over queries.\n\n"
 
 
 def write_report(folder: Path) -> None:
-    """Writes evaluation.md, and evaluation.png or pass_at_k.png, into the folder of an evaluation.
+    """Writes evaluation.md, report.html, and evaluation.png or pass_at_k.png, into the folder of an evaluation.
 
     Raises:
         UserError: the folder holds no evaluation that has ended.
@@ -45,7 +53,8 @@ def write_report(folder: Path) -> None:
         plot_pass_at_k(over_seeds(rows) or rows, ks, folder / "pass_at_k.png")
     else:
         plot_bars(over_seeds(rows) or rows, titles, folder / "evaluation.png")
-    print(f"\nTables, texts and figure are in {folder}")
+    write_page(folder / NAME, make_payload([], [folder], folder.name))
+    print(f"\nTables, texts and figure are in {folder}; {NAME} shows them")
 
 
 def evaluation_markdown(
@@ -98,13 +107,42 @@ def differences(records: Mapping[str, Sequence[Mapping[str, Any]]], queries: Seq
     return rows
 
 
-def command_line() -> None:
+def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.report`: see the module."""
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        raise UserError(
-            f"expected the folder of an evaluation, as in: python -m study.report runs/evaluation\n{__doc__}"
-        )
-    write_report(Path(sys.argv[1]))
+    parser = Arguments(__doc__)
+    parser.add_argument("folders", nargs="+", help="Folders of runs and evaluations, or globs that match some")
+    parser.add_argument("--out", type=str | None, help="The file. null: in a single folder, else runs/report.html")
+    parser.add_argument("--title", type=str, default="Report", help="Of a report on several folders")
+    parser.add_argument("--baseline", type=str | None, help="As in study.compare")
+    parser.add_argument("--over", type=str | None, help="As in study.compare")
+    args = parser.of(argv)
+    evaluations, patterns = split(args.folders)
+    runs = [read(path) for path in find(patterns)] if patterns else []
+    if len(evaluations) == 1 and not runs and args.out is None:
+        write_report(evaluations[0])
+        return
+    alone = runs[0].folder if len(runs) == 1 and not evaluations else Path("runs")
+    out = Path(args.out) if args.out else alone / NAME
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        payload = make_payload(runs, evaluations, args.title, args.baseline, args.over)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"expected runs and evaluations that can be read, got {args.folders} ({error!r})") from None
+    write_page(out, payload)
+    print(f"Written to {out}")
+
+
+def split(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The folders of evaluations among paths and globs, and the patterns that match anything else or nothing."""
+    evaluations: dict[Path, None] = {}
+    others = []
+    for pattern in patterns:
+        paths = [Path(pattern)] if Path(pattern).is_dir() else [Path(name) for name in sorted(glob.glob(pattern))]
+        found = [path for path in paths if (path / "evaluation.json").is_file() or (path / "responses.jsonl").is_file()]
+        evaluations |= dict.fromkeys(found)
+        if not found or any((path / "config.yaml").is_file() for path in paths):
+            others.append(pattern)
+    return list(evaluations), others
 
 
 if __name__ == "__main__":

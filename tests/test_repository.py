@@ -151,7 +151,7 @@ def lines(paths) -> int:
 def test_files_and_packages_stay_small():
     for path in SOURCES:
         assert len(path.read_text().splitlines()) <= 400, path
-    assert lines(ROOT.glob("cory/**/*.py")) <= 5400
+    assert lines(ROOT.glob("cory/**/*.py")) <= 5910
     commands = [ROOT / "cory/train.py", ROOT / "cory/evaluate.py"]
     method = [*ROOT.glob("cory/*.py"), *ROOT.glob("cory/learners/*.py")]
     assert lines(path for path in method if path not in commands) <= 2500
@@ -176,14 +176,15 @@ GRAPH = {module(path): imports(path) for path in SOURCES}
 # What a folder may import besides itself; config.py and metrics.py of the top level are for everybody.
 BELOW = {
     "cory.run": set(),
+    "cory.report": {"cory.run"},
     "cory.policies": {"cory.run"},
     "cory.learners": {"cory.run", "cory.policies"},
-    "cory": {"cory.run", "cory.policies", "cory.learners"},
-    "cory.evaluation": {"cory", "cory.run", "cory.policies"},
+    "cory": {"cory.run", "cory.report", "cory.policies", "cory.learners"},
+    "cory.evaluation": {"cory", "cory.run", "cory.report", "cory.policies"},
     "cory.tasks": {"cory", "cory.run", "cory.policies", "cory.evaluation"},
     "cory.train": {"cory", "cory.run", "cory.tasks"},  # commands
     "cory.evaluate": {"cory.run", "cory.tasks"},
-    "study": {"cory", "cory.run", "cory.policies", "cory.evaluation", "cory.tasks"},
+    "study": {"cory", "cory.run", "cory.report", "cory.policies", "cory.evaluation", "cory.tasks"},
     "imdb_train": {"cory", "cory.run", "cory.policies", "cory.evaluation", "study"},
     "gsm8k_train": {"cory", "cory.run", "cory.policies", "cory.evaluation", "study"},
 }

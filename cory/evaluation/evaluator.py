@@ -25,6 +25,7 @@ from cory.evaluation.responses import Responses, answer
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.policies.load import ModelPool, choose_device
 from cory.prompts import RolePrompts, text_of
+from cory.report import write_evaluation_report
 from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.run.jsonl import replace_text
 from cory.run.report import text_table
@@ -156,7 +157,8 @@ class Evaluator:
                 records: list[dict[str, Any]] = [
                     {"model": name, "query": i, "rewards": rewards[at], "kl": sampled.kl[at],
                      "base_nll": sampled.base_nll[at], "tokens": sampled.tokens[at],
-                     "completions": sampled.completions[at]}
+                     "completions": sampled.completions[at], "read": pioneer, "prompt": sampled.prompts[at.start],
+                     "token_texts": sampled.token_texts[at.start], "log_ratios": sampled.log_ratios[at.start]}
                     for i, at in zip(index, rows, strict=True)
                 ]  # fmt: skip
                 if self.settings.greedy:
@@ -283,4 +285,5 @@ def evaluate(
     shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
     result = {"settings": shown, "said": said, "titles": titles, "queries": queries, "rows": rows}
     replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
+    write_evaluation_report(folder)
     return Evaluation(folder, rows)

@@ -13,6 +13,7 @@ from cory.config import SamplingConfig, UserError
 from cory.metrics import full_kl
 from cory.policies import window
 from cory.policies.sampling import check_lengths, context_length, encode, pad_token, plain_text, sample, seed_everything
+from cory.policies.tokens import rounded, token_texts
 from cory.prompts import fit_responses
 from cory.rewards import score
 from cory.roles import role_name
@@ -24,14 +25,18 @@ class Responses:
     """Answers to prompts.
 
     Args:
-        completions: their texts. kl: to the base, in nats per response. base_nll: their negative log-likelihood under
-            the base, in nats per response. tokens: their lengths, with the end token.
+        prompts: what is answered. completions: the answers' texts. kl: to the base, in nats per response.
+        base_nll: their negative log-likelihood under the base, in nats per response.
+        tokens: their lengths, with the end token. token_texts, log_ratios: of each token its text, and log(pi / pi_0).
     """
 
+    prompts: list[Any]
     completions: list[str]
     kl: list[float]
     base_nll: list[float]
     tokens: list[int]
+    token_texts: list[list[str]]
+    log_ratios: list[list[float]]
 
 
 @torch.no_grad()
@@ -49,7 +54,7 @@ def respond(
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
     Batches hold prompts of similar length; the random stream depends on `seed` alone. KL is to `base`, or where that is
-    None to the model with its adapters off, under the same prompt; without `kl` it and `base_nll` are 0, not computed.
+    None to the model with its adapters off, under the same prompt; without `kl` it, `base_nll` and `log_ratios` are 0.
 
     Raises a UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
     """
@@ -63,13 +68,16 @@ def respond(
     model.eval()
     seed_everything(seed)
     count = len(queries)
-    result = Responses([""] * count, [0.0] * count, [0.0] * count, [0] * count)
+    result = Responses(
+        list(prompts), [""] * count, [0.0] * count, [0.0] * count, [0] * count, [[]] * count, [[]] * count
+    )
     order = sorted(range(len(queries)), key=lambda i: len(queries[i]))
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
         responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens)
         kls = nlls = [0.0] * len(chosen)
+        ratios = torch.zeros(len(chosen), sampling.max_new_tokens)
         if kl:
             packed = window.pack(chosen, responses, pad_token(tokenizer))
             width = packed.response_ids.shape[1]
@@ -77,11 +85,15 @@ def respond(
             with model.disable_adapter() if base is None else nullcontext():
                 base_logits = window.forward(base or model, *packed[:3], width)[0].float()
             kls = full_kl(logits, base_logits, packed.response_mask).tolist()
-            logprobs = base_logits.log_softmax(-1).gather(-1, packed.response_ids[..., None])[..., 0]
-            nlls = (-(logprobs * packed.response_mask).sum(-1)).tolist()
-        for i, response, nats, nll in zip(index, responses, kls, nlls, strict=True):
+            mine, logprobs = (
+                x.log_softmax(-1).gather(-1, packed.response_ids[..., None])[..., 0] for x in (logits, base_logits)
+            )
+            nlls, ratios = (-(logprobs * packed.response_mask).sum(-1)).tolist(), mine - logprobs
+        for i, response, nats, nll, ratio in zip(index, responses, kls, nlls, ratios, strict=True):
             result.completions[i] = plain_text(tokenizer, response, sampling.stop)
             result.kl[i], result.base_nll[i], result.tokens[i] = nats, nll, len(response)
+            result.token_texts[i] = token_texts(tokenizer, response)
+            result.log_ratios[i] = rounded(ratio[: len(response)])
     return result
 
 

@@ -199,6 +199,13 @@ class Learner:
             self.kl_ctl.update(stats["objective/kl"], rows)
         return stats
 
+    @torch.no_grad()
+    def log_ratios(self, queries: Sequence[Tensor], responses: Sequence[Tensor]) -> tuple[list[float], Tensor]:
+        """Each response's KL to the reference, and log(pi / pi_0) of its tokens, (rows, R), under today's policy."""
+        batch = window.pack(queries, responses, self.pad_id)
+        old = self._retrying(lambda: self._old(batch, train=False))
+        return (old.kl * batch.response_mask).sum(1).tolist(), old.logprobs - old.ref_logprobs
+
     def _scaled(self, scores: Tensor) -> Tensor:
         """Training rewards after the optional scaling, normalization and clipping."""
         if self.config.use_score_scaling:
@@ -231,15 +238,15 @@ class Learner:
         alone = processes.world_size() == 1 or len(index) > self.micro_batch
         return batch.parts(index, self.micro_batch, self.pass_cost if alone else math.inf)
 
-    def _old(self, batch: Window) -> OldPolicy:
+    def _old(self, batch: Window, train: bool = True) -> OldPolicy:
         """The batch under the policy that sampled it, and its KL to the reference.
 
-        Where the batch is one mini-batch that fits, these are also the training passes of the first epoch.
+        Where the batch is one mini-batch that fits, these are also the first epoch's passes, unless `train` is off.
         """
         old = OldPolicy(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(6)))
         all_rows = range(len(batch.input_ids))
         chunk = self._chunk(batch, PASS_CHUNK)
-        whole = self.micro_batch >= len(all_rows)
+        whole = train and self.micro_batch >= len(all_rows)
         parts = self._micro_batches(batch, all_rows) if whole else [(i, batch.rows(i)) for i in batch.by_length(chunk)]
         for index, rows in parts:
             with torch.set_grad_enabled(whole):

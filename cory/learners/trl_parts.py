@@ -29,15 +29,8 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         return logits.float(), self.v_head(hidden).squeeze(-1).float()
 
 
-OURS = (
-    "micro_batch",
-    "value_head_init",
-    "kl_in",
-    "schedule",
-    "warmup",
-    "optimizer",
-    "optimizer_options",
-)  # settings that TRL does not have
+# Settings that TRL does not have.
+OURS = ("micro_batch", "value_head_init", "kl_in", "schedule", "warmup", "optimizer", "optimizer_options")
 # Settings that TRL names differently.
 TRL_NAMES = {"adaptive_kl": "adap_kl_ctrl", "kl_target": "target", "kl_horizon": "horizon", "reward_clip": "score_clip"}
 TRL_NAMES |= {"reward_scaling": "use_score_scaling", "reward_normalization": "use_score_norm"}

@@ -19,12 +19,11 @@ from cory.run import processes
 from cory.run.guards import MEANING
 from cory.run.jsonl import JsonlWriter, replace_text
 from cory.run.provenance import versions
-from cory.run.report import CURVES, model_card, sample_table, table
+from cory.run.report import model_card, sample_table, summarise, table
 from cory.run.settings import new_folder, resume_command
 from cory.run.tracker import start_tracker
 
 FILES = ("metrics", "samples", "timings")
-WINDOW = 10  # iterations averaged into "start" and "end"
 Samples = dict[str, list[dict[str, Any]]]  # by agent
 
 
@@ -132,9 +131,9 @@ class Run:
             self.tracker.log(values, step=k)
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
-        """Writes sample texts of iteration `k` to samples.jsonl."""
+        """Writes samples of iteration `k` to samples.jsonl."""
         if self.writes:
-            self.files["samples"].add(samples)
+            self.files["samples"].add([{"iteration": k, **sample} for sample in samples])
 
     def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
         """Writes the seconds by phase to timings.jsonl and the tracker, and shows progress.
@@ -169,7 +168,7 @@ class Run:
         from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
         self.bar.close()
-        means = self.summary()
+        means = summarise(self.history, self.agents)
         for agent in agents:
             agent.save(self.folder / agent.name)
             card = model_card(agent.name, self.config, means[agent.name])
@@ -187,21 +186,7 @@ class Run:
         print(table(means))
         print(sample_table(before, after))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
-        print(f"\n{speed}. Curves, samples and agents are in {self.folder}")
-
-    def summary(self) -> dict[str, dict[str, dict[str, float]]]:
-        """By agent and metric: the mean over the first and over the last iterations (10, or half of a short run)."""
-        result: dict[str, dict[str, dict[str, float]]] = {}
-        for agent in self.agents:
-            rows = [record for record in self.history if record["agent"] == agent]
-            held = sorted({row["iteration"] for row in rows})  # iterations in which it had a role, or several
-            window = min(WINDOW, max(1, len(held) // 2))
-            result[agent] = {}
-            for metric in CURVES if rows else ():  # a member of a population may not have been drawn yet
-                ends = held[:window], held[-window:]
-                start, end = (statistics.fmean(r[metric] for r in rows if r["iteration"] in part) for part in ends)
-                result[agent][metric] = {"start": start, "end": end, "change": end - start}
-        return result
+        print(f"\n{speed}. Curves, samples and agents are in {self.folder}; report.html shows them")
 
 
 def peak_memory_mb() -> float:

@@ -1,5 +1,6 @@
 """What a run shows at its end: tables for the terminal, and the card of a saved agent."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -8,7 +9,27 @@ import yaml
 
 from cory.config import Config
 
+WINDOW = 10  # iterations averaged into "start" and "end"
 CURVES = ("task_reward", "kl", "combined_reward")  # the metrics that every table and figure of a run has
+
+
+def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """By agent and metric: the mean over the first and over the last iterations (10, or half of a short run).
+
+    Args:
+        history: rows of metrics.jsonl. agents: their names.
+    """
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for agent in agents:
+        rows = [record for record in history if record["agent"] == agent]
+        held = sorted({row["iteration"] for row in rows})  # iterations in which it had a role, or several
+        window = min(WINDOW, max(1, len(held) // 2))
+        result[agent] = {}
+        for metric in CURVES if rows else ():  # a member of a population may not have been drawn yet
+            ends = held[:window], held[-window:]
+            start, end = (statistics.fmean(r[metric] for r in rows if r["iteration"] in part) for part in ends)
+            result[agent][metric] = {"start": start, "end": end, "change": end - start}
+    return result
 
 
 def table(summary: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -26,7 +47,7 @@ def sample_table(before: dict[str, list[dict[str, Any]]], after: dict[str, list[
     lines = []
     for row, sample in enumerate(next(iter(before.values()))):
         lines.append(f"\n{one_line(sample['query'])}")
-        answers = [("before", sample)] + [(agent, rows[row]) for agent, rows in after.items()]
+        answers = [("before", sample)] + [(who, rows[row]) for who, rows in after.items() if who != "chain"]
         lines += [f"  {who:10}{s['task_reward']:+7.2f}  {one_line(s['completion'])}" for who, s in answers]
     return "\n".join(lines)
 

@@ -98,8 +98,8 @@ def test_interrupted_after_every_iteration_it_ends_the_same(settings, tmp_path):
     broken = replace(settings, output=str(tmp_path / "broken"))
     for k in range(ITERATIONS):
         number = (signal.SIGTERM, signal.SIGINT)[k % 2]
-        # The first call of a fresh run scores the samples before training, of one agent each.
-        reward = after(count_good, 3 if k == 0 else 1, lambda number=number: interrupt(number))
+        # A fresh run first scores the samples before training in three calls: each agent alone, and the chain.
+        reward = after(count_good, 4 if k == 0 else 1, lambda number=number: interrupt(number))
         with pytest.raises(Interrupted) as error:
             make_trainer(replace(broken, resume=None if k == 0 else "auto"), reward).train()
         assert error.value.code == 128 + number
@@ -370,7 +370,7 @@ def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
     @functools.wraps(count_good)
     def failing(prompts, completions):
         count[0] += 1
-        if count[0] == 2 + 7:  # two for the samples before training: the seventh iteration
+        if count[0] == 3 + 7:  # three for the samples before training: the seventh iteration
             if kind == "raises":
                 raise ZeroDivisionError("the reward's own fault")
             return [float("nan")] * len(prompts)

@@ -1,0 +1,224 @@
+"""What a report shows, as plain JSON: curves, flags, tables, settings and completions."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cory.report.completions import Texts, short
+from cory.run.report import summarise
+from cory.run.settings import read_settings
+
+ENDS = ("start", "end", "change")
+NUMBERS = 150_000  # of all curves; longer ones are averaged over neighbouring iterations
+TITLES = {
+    "task_reward": "Task reward", "kl": "KL to the reference (nats)", "combined_reward": "Combined reward",
+    "eval_task_reward": "Task reward, held-out queries", "distinct_2": "Distinct-2",
+    "response_tokens": "Response length (tokens)", "entropy": "Entropy (nats per token)", "kl_coef": "KL coefficient",
+    "policy_loss": "Policy loss", "value_loss": "Value loss", "clip_fraction": "Clip fraction",
+    "gradient_norm": "Gradient norm", "skipped_steps": "Skipped steps", "dropped_steps": "Dropped steps",
+}  # fmt: skip
+
+
+@dataclass
+class ReportedRun:
+    """A run as a report shows it.
+
+    Args:
+        name: of its folder. group: name of the runs that differ in their seed alone.
+        rows: of metrics.jsonl. samples: of samples.jsonl. fixed: samples before and after training, by agent.
+    """
+
+    name: str
+    group: str
+    settings: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    samples: Sequence[Mapping[str, Any]]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> Any:
+        return self.settings.get("seed")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file, without a line cut short by a kill; none if there is no file."""
+    rows = []
+    with suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            with suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+    return rows
+
+
+def read_run(folder: Path, group: str) -> ReportedRun:
+    """Reads the folder of a run. Raises a UserError if it is none."""
+    settings, summary = read_settings(folder), {}
+    with suppress(FileNotFoundError):
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    rows, samples = (read_lines(folder / f"{name}.jsonl") for name in ("metrics", "samples"))
+    return ReportedRun(folder.name, group, settings, rows, samples, summary.get("samples", {}))
+
+
+def of_run(folder: Path, method: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The payload of a single run. `notes`: caveats. Raises a UserError if the folder is no run's."""
+    run = read_run(folder, method)
+    done, planned = 1 + max((row["iteration"] for row in run.rows), default=-1), run.settings.get("iterations")
+    values = flat(run.settings)
+    facts = [method, f"model {shown(values.get('model.name'))}", f"{done} of {planned} iterations", f"seed {run.seed}"]
+    tables = [_ends(run.rows)] if run.rows else []
+    every = [[key, shown(value)] for key, value in values.items()]
+    settings = {"title": "All settings", "note": "", "columns": ["setting", "value"], "rows": every}
+    return payload(folder.name, facts, notes, [run], tables, settings)
+
+
+def of_evaluation(folder: Path) -> dict[str, Any]:
+    """The payload of an evaluation that has ended. Raises OSError, ValueError or LookupError if it has not."""
+    table, texts, said = evaluation_parts(folder)
+    return payload(folder.name, [said], [], [], [table], None, texts)
+
+
+def evaluation_parts(folder: Path, texts: Texts | None = None) -> tuple[dict[str, Any], Texts, str]:
+    """An evaluation's table, `texts` (or new ones) with its completions, and how it was made."""
+    evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    texts = texts or Texts()
+    records = {(record["model"], record["query"]): record for record in read_lines(folder / "responses.jsonl")}
+    texts.add_evaluation(evaluation["queries"], records)
+    note = "Mean ± half-width of the 95 % interval over queries."
+    return (
+        interval_table("Held-out evaluation", note, evaluation["rows"], evaluation["titles"]),
+        texts,
+        evaluation["said"],
+    )
+
+
+def interval_table(
+    title: str, note: str, rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]
+) -> dict[str, Any]:
+    """A table of an evaluation's rows: `name`, and each metric with its interval."""
+    cells = [[row["name"], *(f"{row[m]:.3f} ± {row[f'{m}_ci']:.3f}" for m in titles)] for row in rows]
+    return {"title": title, "note": note, "columns": ["model", *titles.values()], "rows": cells}
+
+
+def payload(
+    title: str,
+    facts: Sequence[str],
+    notes: Sequence[str],
+    runs: Sequence[ReportedRun],
+    tables: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any] | None,
+    texts: Texts | None = None,
+) -> dict[str, Any]:
+    """All that a report shows.
+
+    Args:
+        facts: what was run, in a few phrases. notes: caveats. settings: a table of settings.
+        tables: each with `title`, `note`, `columns` and `rows` of text.
+        texts: completions besides those of the runs.
+    """
+    texts = texts or Texts()
+    for run in runs:
+        texts.add_run(run.group, run.seed, run.samples, run.fixed)
+    groups = list(dict.fromkeys(run.group for run in runs))
+    return {
+        "title": title,
+        "facts": list(facts),
+        "notes": list(notes),
+        "groups": groups,
+        "runs": [{"name": run.name, "group": groups.index(run.group), "seed": run.seed} for run in runs],
+        **curves(runs),
+        "flags": flags(runs),
+        "tables": list(tables),
+        "settings": settings,
+        "queries": texts.queries,
+        "chains": texts.in_order(),
+        "left_out": 0,
+    }
+
+
+def curves(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """The metrics of the runs: `agents`, `roles`, `metrics` (title by key), `every`, and `points`, one for each run.
+
+    Points are columns of equal length: `iteration`, `agent` and `role` (indices), and `values` by metric. One point is
+    the mean over `every` neighbouring iterations.
+    """
+    rows = [row for run in runs for row in run.rows]
+    agents = _agents(rows)
+    roles = list(dict.fromkeys(row["role"] for row in rows))
+    found = dict.fromkeys(key for row in rows for key, value in row.items() if is_number(value) and key != "iteration")
+    metrics = {
+        key: TITLES.get(key, key)
+        for key in [*(k for k in TITLES if k in found), *(k for k in found if k not in TITLES)]
+    }
+    every = max(1, math.ceil(len(rows) * len(metrics) / NUMBERS))
+    points = []
+    for run in runs:
+        bins: dict[tuple[int, int, int], list[Mapping[str, Any]]] = {}
+        for row in run.rows:
+            key = (row["iteration"] // every * every, agents.index(row["agent"]), roles.index(row["role"]))
+            bins.setdefault(key, []).append(row)
+        columns = [list(column) for column in zip(*bins, strict=True)] or [[], [], []]
+        values = {metric: [_mean(part, metric) for part in bins.values()] for metric in metrics}
+        points.append({**dict(zip(("iteration", "agent", "role"), columns, strict=True)), "values": values})
+    return {"agents": agents, "roles": roles, "metrics": metrics, "every": every, "points": points}
+
+
+def _agents(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))  # agent_2 before agent_10
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of metrics.jsonl is one of a curve."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    values = [value for row in rows if (value := short(row.get(metric))) is not None]
+    return short(sum(values) / len(values)) if values else None
+
+
+def flags(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
+    """Signs of trouble (docs/metrics.md, `flags`): by run, agent and kind the iterations, and what it means."""
+    found: dict[tuple[int, str, str], list[Mapping[str, Any]]] = {}
+    for number, run in enumerate(runs):
+        for row in run.rows:
+            for flag in row.get("flags") or []:
+                found.setdefault((number, row["agent"], flag), []).append(row)
+    if not found:
+        return []
+    from cory.run.guards import MEANING  # here, as importing torch takes seconds
+
+    result = []
+    for (number, agent, flag), rows in found.items():
+        worst = max(rows, key=lambda row: row["kl"])
+        meaning, iterations = MEANING.get(flag, "{flag}").format(flag=flag, **worst), [row["iteration"] for row in rows]
+        result.append({"run": number, "agent": agent, "flag": flag, "iterations": iterations, "meaning": meaning})
+    return result
+
+
+def _ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The table of a run's start and end."""
+    table = [
+        [f"{agent}: {TITLES[metric]}", *(f"{values[key]:.3f}" for key in ENDS)]
+        for agent, metrics in summarise(rows, _agents(rows)).items()
+        for metric, values in metrics.items()
+    ]
+    note = "Means over the first and the last 10 iterations (half of a shorter run). A single run has no interval."
+    return {"title": "Start and end", "note": note, "columns": ["agent and metric", *ENDS], "rows": table}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return result
+
+
+def shown(value: Any) -> str:
+    """A setting as tables show it: the last two parts of an absolute path, as the rest depends on the machine."""
+    path = Path(value) if isinstance(value, str) else None
+    return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)
