@@ -33,6 +33,7 @@ NAV = {
         "Your own task": "docs/own_task.md",
         "Configuration": "docs/configuration.md",
         "Experiments": "docs/experiments.md",
+        "Talk to the agents, pass them on": "docs/share.md",
         "Reliability": "docs/reliability.md",
         "Scaling": "docs/scaling.md",
         "Coming from other code": "docs/coming_from.md",

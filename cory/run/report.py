@@ -47,6 +47,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable(text: str) -> str:
+    """A model's text with its line breaks; all other control characters are shown as escapes."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
 def model_card(agent: str, config: Config, summary: dict[str, dict[str, float]]) -> str:
     """The README.md of a saved agent."""
     method = config.method()
