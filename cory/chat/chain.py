@@ -28,9 +28,7 @@ from cory.run.checkpoint import RunState
 from cory.run.evaluation_settings import agent_models, run_config
 from cory.run.settings import read_settings
 from cory.task import Task
-from cory.tasks.config import OwnConfig
-
-BUILT_IN = {"imdb_train": "ImdbConfig", "gsm8k_train": "Gsm8kConfig"}  # packages of tasks, and their configuration
+from cory.tasks.kinds import kind_of
 
 
 class Answer(NamedTuple):
@@ -157,38 +155,32 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
     path = Path(settings.run)
     run = path.parent.parent if (path / "manifest.json").exists() else path
     made_of = read_settings(run)
-    package = str((made_of.get("fingerprint") or {}).get("reward")).partition(".")[0]
-    own = isinstance(made_of.get("task"), dict) and "reward" in made_of["task"]
-    kind: type[Config] = OwnConfig if own else Config
-    if package in BUILT_IN:
-        kind = getattr(importlib.import_module(f"{package}.config"), BUILT_IN[package])
+    kind, module = kind_of(made_of)
     config = run_config(kind, run)
     config.device = settings.device
     if settings.task:
-        expect(kind is not Config, "task", "none, as the run has no task block", settings.task)
+        expect(module is not None, "task", "none, as the run has no task block", settings.task)
         config.task = changed(config.task, settings.task)  # type: ignore[attr-defined]
     device = choose_device(settings.device)
     with _saved_agents(path, run, config) as (folder, iterations):
-        task, why_not = _task(made_of, config, package if package in BUILT_IN else "cory.tasks.own", device)
+        task, why_not = _task(made_of, config, module, device)
         chain = Chain(folder, config, settings, task, device)
         if why_not or (why_not := reward_differs(run, made_of.get("fingerprint") or {}, task)):
             chain.note(why_not)
         yield f"{run.name}: {config.method()} after {iterations}", chain
 
 
-def _task(made_of: Mapping[str, Any], config: Config, module: str, device: torch.device) -> tuple[Task, str]:
+def _task(made_of: Mapping[str, Any], config: Config, module: str | None, device: torch.device) -> tuple[Task, str]:
     """The run's prompts and reward. Where the reward cannot be had, without it, and why."""
     templates = (made_of.get("fingerprint") or {}).get("prompts") or {}
     prompts = RolePrompts(**templates)
     columns = {*placeholders(prompts.pioneer, "pioneer"), *placeholders(prompts.observer, "observer"), "prompt"}
     nothing = Task(Dataset.from_dict({name: ["-"] for name in columns - {"response"}}), [], prompts)
-    if type(config) is Config:
+    if module is None:
         return nothing, "No rewards: the run was started from Python, and its folder does not hold the reward."
     try:
-        if module in BUILT_IN:
-            task = importlib.import_module(f"{module}.task").make_task(config, device, dataset=nothing.dataset)
-        else:
-            task = importlib.import_module(module).make_task(config, device)
+        own = {} if module == "cory.tasks.own" else {"dataset": nothing.dataset}  # others need no data for a reward
+        task = importlib.import_module(module).make_task(config, device, **own)
     except UserError as error:
         return nothing, f"No rewards: {error}"
     return (replace(task, prompts=prompts) if templates else task), ""

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,13 @@ import yaml
 from accelerate import PartialState
 from tqdm import tqdm
 
-from cory.config import Config
+from cory.config import Config, UserError
 from cory.run import processes
+from cory.run.card import agent_card
 from cory.run.guards import MEANING
 from cory.run.jsonl import JsonlWriter, replace_text
 from cory.run.provenance import versions
-from cory.run.report import CURVES, model_card, sample_table, table
+from cory.run.report import CURVES, sample_table, table
 from cory.run.settings import new_folder, resume_command
 from cory.run.tracker import start_tracker
 
@@ -67,7 +69,8 @@ class Run:
         folder: Path | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> None:
-        self.config, self.agents = config, list(agents)
+        config.hub.check_token()
+        self.config, self.agents, self.finished = config, list(agents), False
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
@@ -101,6 +104,18 @@ class Run:
             file.close()
         if self.tracker is not None:
             self.tracker.finish()
+        if self.finished and self.config.hub.push:
+            self._push()  # here, as other processes do not wait for it
+
+    def _push(self) -> None:
+        """Uploads the run. A failure is told, with the command that repeats it, and does not fail the run."""
+        from cory.run.upload import push
+
+        try:
+            print(f"Uploaded to {push(self.folder, self.config, self.config.hub)}")
+        except UserError as error:
+            again = f"python -m cory.push {shlex.quote(str(self.folder))} {self.config.hub.push}"
+            print(f"{error}\nThe run is complete. Upload it with: {again}", file=sys.stderr)
 
     def say(self, text: str) -> None:
         """Prints a line for the user, in the main process only."""
@@ -172,7 +187,7 @@ class Run:
         means = self.summary()
         for agent in agents:
             agent.save(self.folder / agent.name)
-            card = model_card(agent.name, self.config, means[agent.name])
+            card = agent_card(agent.name, self.config, means[agent.name])
             (self.folder / agent.name / "README.md").write_text(card, encoding="utf-8")
         plot_curves(self.history, self.folder / "curves.png")
         summary = {
@@ -188,6 +203,7 @@ class Run:
         print(sample_table(before, after))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
         print(f"\n{speed}. Curves, samples and agents are in {self.folder}")
+        self.finished = True
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """By agent and metric: the mean over the first and over the last iterations (10, or half of a short run)."""

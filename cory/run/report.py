@@ -1,12 +1,7 @@
-"""What a run shows at its end: tables for the terminal, and the card of a saved agent."""
+"""What a run shows at its end: tables for the terminal."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
-
-import yaml
-
-from cory.config import Config
 
 CURVES = ("task_reward", "kl", "combined_reward")  # the metrics that every table and figure of a run has
 
@@ -50,45 +45,3 @@ def one_line(text: str) -> str:
 def printable(text: str) -> str:
     """A model's text with its line breaks; all other control characters are shown as escapes."""
     return "\n".join(map(one_line, text.split("\n")))
-
-
-def model_card(agent: str, config: Config, summary: dict[str, dict[str, float]]) -> str:
-    """The README.md of a saved agent."""
-    method = config.method()
-    config = config.of_agent(int(agent.removeprefix("agent_")) - 1)
-    rows = "\n".join(f"| {metric} | {v['start']:.3f} | {v['end']:.3f} |" for metric, v in summary.items())
-    settings = yaml.safe_dump(asdict(config), sort_keys=False)
-    adapter = config.lora.rank > 0 and not config.lora.merge
-    library, auto_class = "transformers", "AutoModelForCausalLM"
-    tags = ["cory", config.algorithm, "reinforcement-learning"]
-    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
-    if adapter:
-        library, auto_class, tags = "peft", "AutoPeftModelForCausalLM", [*tags, "lora"]
-        imports = "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
-    header = {"library_name": library, "base_model": config.model.name, "tags": tags}
-    return f"""---
-{yaml.safe_dump(header, sort_keys=False)}---
-# {agent}
-
-`{config.model.name}` fine-tuned with {method} for {config.iterations} iterations.
-
-```python
-{imports}
-model = {auto_class}.from_pretrained("path/to/{agent}")
-tokenizer = AutoTokenizer.from_pretrained("path/to/{agent}")
-```
-
-Means over the first and the last iterations of training, over the roles it held:
-
-| metric | start | end |
-|---|---|---|
-{rows}
-
-Settings:
-
-```yaml
-{settings}```
-
-Method: Ma et al., "Coevolving with the Other You: Fine-Tuning LLM with Sequential Cooperative Multi-Agent
-Reinforcement Learning", NeurIPS 2024, arXiv 2410.06101.
-"""

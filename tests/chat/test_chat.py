@@ -120,7 +120,7 @@ def test_a_run_that_has_not_ended_answers_with_its_newest_checkpoint(train, rank
     with opened(ChatConfig(str(earlier), device="cpu")) as (what, _):
         assert "after 1 of 2 iterations" in what
     (earlier / "agent_1.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="expected a valid checkpoint, got: agent_1[.]safetensors has 0 bytes"):
+    with pytest.raises(UserError, match=r"expected a valid checkpoint, got: agent_1\.safetensors has 0 bytes"):
         ask(earlier)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match="expected a run that has ended, or has a valid checkpoint"):
