@@ -285,7 +285,7 @@ class Config(Settings):
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.
-        tracker: Where metrics go besides the run's folder. wandb works offline if no account is set up.
+        tracker: Where metrics and sample texts go besides the run's folder. wandb works offline without an account.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.

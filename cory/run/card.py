@@ -1,6 +1,5 @@
 """Model cards: of one saved agent, and of a run that is passed on. Model text acts neither as Markdown nor as HTML."""
 
-import html
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import Any
 import yaml
 
 from cory.config import Config
-from cory.run.report import sample_table
+from cory.run.report import markdown_table, sample_table
 
 PAPER = "https://arxiv.org/abs/2410.06101"
 CITATION = """@inproceedings{ma2024coevolving,
@@ -37,7 +36,7 @@ def agent_card(agent: str, config: Config, summary: Mapping[str, Mapping[str, fl
             f"`{own.model.name}` fine-tuned with {config.method()} for {config.iterations} iterations.",
             _loading(config, {agent: (f'"path/to/{agent}"', own.model.name)}),
             "Means over the first and the last iterations of training, over the roles it held:",
-            _table(
+            markdown_table(
                 ["metric", "start", "end"], [[m, f"{v['start']:.3f}", f"{v['end']:.3f}"] for m, v in summary.items()]
             ),
             f"Settings:\n\n{fenced(yaml.safe_dump(asdict(own), sort_keys=False), 'yaml')}",
@@ -92,7 +91,7 @@ def run_card(
         "What each role reads:\n\n" + fenced(yaml.safe_dump(dict(prompts), sort_keys=False), "yaml") if prompts else "",
         "## Training",
         f"{made_of['rows']} queries{source}; reward: `{made_of['reward']}`." if made_of else "",
-        _table(["agent", "metric", "start", "end"], rows),
+        markdown_table(["agent", "metric", "start", "end"], rows),
         "Means over the first and the last iterations. `combined_reward` is the task reward minus "
         f"{config.ppo.init_kl_coef:g} times the KL to the base.",
         "![Task reward, KL to the base and combined reward by iteration](curves.png)",
@@ -182,14 +181,6 @@ def _held_out(evaluation: Mapping[str, Any]) -> str:
     rows = [
         [row["name"], *(f"{row[key]:.3f} ± {row[f'{key}_ci']:.3f}" for key in titles)] for row in evaluation["rows"]
     ]
-    return f"{evaluation['said']}; mean ± half-width of the 95 % interval.\n\n" + _table(["", *titles.values()], rows)
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the cells are plain text."""
-    lines = [titles, ["---"] * len(titles), *([_cell(text) for text in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"([\\`*\[\]|~])", r"\\\1", html.escape(text, quote=False))
+    return f"{evaluation['said']}; mean ± half-width of the 95 % interval.\n\n" + markdown_table(
+        ["", *titles.values()], rows
+    )

@@ -23,7 +23,7 @@ from cory.run.jsonl import JsonlWriter, replace_text
 from cory.run.provenance import versions
 from cory.run.report import CURVES, sample_table, table
 from cory.run.settings import new_folder, resume_command
-from cory.run.tracker import start_tracker
+from cory.run.tracker import log_samples, start_tracker
 
 FILES = ("metrics", "samples", "timings")
 WINDOW = 10  # iterations averaged into "start" and "end"
@@ -89,7 +89,7 @@ class Run:
             if lengths is not None:
                 self.history = self.files["metrics"].rows()
                 self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
-            self.tracker = start_tracker(config, self.folder)
+            self.tracker = start_tracker(config, self.folder, resumed=lengths is not None)
         self.history, self.seconds = processes.broadcast((self.history, self.seconds))
         layout = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # leaves a line of 80 for two agents
         hidden, done = not (self.writes and sys.stderr.isatty()), len(self.seconds)
@@ -147,9 +147,11 @@ class Run:
             self.tracker.log(values, step=k)
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
-        """Writes sample texts of iteration `k` to samples.jsonl."""
+        """Writes sample texts of iteration `k` to samples.jsonl and the tracker."""
         if self.writes:
             self.files["samples"].add(samples)
+            if self.tracker is not None:
+                log_samples(self.tracker, k, samples)
 
     def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
         """Writes the seconds by phase to timings.jsonl and the tracker, and shows progress.

@@ -1,5 +1,7 @@
 """What a run shows at its end: tables for the terminal."""
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,17 @@ def text_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> 
     for row, line in zip(rows, cells, strict=True):
         lines.append(f"{row['name']:{name}}" + "".join(f"  {c:>{w}}" for c, w in zip(line, widths, strict=True)))
     return "\n".join(lines)
+
+
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table. The rows' cells are shown as they are: nothing in them acts as Markdown or HTML."""
+    lines = [titles, ["---"] * len(titles), *([escaped(text) for text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """A text as one line of Markdown that shows it as it is."""
+    return re.sub(r"([\\`*_\[\]|~#!$])", r"\\\1", html.escape(one_line(text), quote=False))
 
 
 def one_line(text: str) -> str:
