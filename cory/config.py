@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cory.run.checks import Settings, UserError, between, changed, expect, keys, positive
+from cory.run.hub import HubConfig
 
 __all__ = ["Settings", "UserError", "changed", "expect", "keys"]  # checks that other files import from here
 
@@ -284,7 +285,7 @@ class Config(Settings):
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.
-        tracker: Where metrics go besides the run's folder. wandb works offline if no account is set up.
+        tracker: Where metrics and sample texts go besides the run's folder. wandb works offline without an account.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.
@@ -295,6 +296,7 @@ class Config(Settings):
         sampling: How responses are sampled.
         checkpoint: What survives an interruption.
         guards: What is watched.
+        hub: Passing the agents on.
     """
 
     seed: int = 0
@@ -317,6 +319,7 @@ class Config(Settings):
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
 
     def __post_init__(self) -> None:
         expect(0 <= self.seed < 2**32, "seed", "a whole number from 0 to 2**32 - 1", self.seed)

@@ -34,6 +34,7 @@ NAV = {
         "Configuration": "docs/configuration.md",
         "Experiments": "docs/experiments.md",
         "Reports": "docs/report.md",
+        "Talk to the agents, pass them on": "docs/share.md",
         "Reliability": "docs/reliability.md",
         "Scaling": "docs/scaling.md",
         "Coming from other code": "docs/coming_from.md",

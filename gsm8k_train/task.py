@@ -48,10 +48,18 @@ def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:
     return loaded.select_columns(["question", "answer"]).rename_column("question", "prompt")
 
 
-def make_task(config: Gsm8kConfig, device: torch.device | None = None, split: str | None = None) -> Task:
-    """The task of a run; with `split`, of another part of the data. The rule needs no device."""
+def make_task(
+    config: Gsm8kConfig,
+    device: torch.device | None = None,
+    split: str | None = None,
+    dataset: Dataset | None = None,
+) -> Task:
+    """The task of a run; with `split`, of another part of the data; with `dataset`, of other rows.
+
+    The rule needs no device.
+    """
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
-    rows = problems(config.task, split or config.task.split)
+    rows = problems(config.task, split or config.task.split) if dataset is None else dataset
     return Task(rows, rule_reward, prompts, {"unparseable": unparseable})
 
 

@@ -100,14 +100,18 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
     return Dataset.from_dict({"prompt": [prompt for prompt in prompts if prompt]})
 
 
-def make_task(config: ImdbConfig, device: torch.device, split: str | None = None) -> Task:
-    """The task of a run; with `split`, of another part of the data."""
+def make_task(
+    config: ImdbConfig, device: torch.device, split: str | None = None, dataset: Dataset | None = None
+) -> Task:
+    """The task of a run; with `split`, of another part of the data; with `dataset`, of other queries."""
     settings = config.task
     name = toy.REWARD_MODEL if settings.reward_model == "tiny" else settings.reward_model
     separator = " " if config.of_agent(0).model.chat_template else ""
     reward = PositiveLogit(str(name), settings.reward_batch_size, device, separator)
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
-    return Task(queries(settings, split or settings.split, tokenizer_of(config), config.seed), reward, prompts)
+    if dataset is None:
+        dataset = queries(settings, split or settings.split, tokenizer_of(config), config.seed)
+    return Task(dataset, reward, prompts)
 
 
 def held_out(config: ImdbConfig) -> Dataset | None:

@@ -57,8 +57,9 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
         assert all((ROOT / file).exists() for file in files)
         words = ["python", *words[script:]]
     if words[1] == "-m":
-        module = ROOT / (words[2].replace(".", "/") + ".py")
-        assert module.exists() or words[2] == "venv", line
+        module = ROOT / words[2].replace(".", "/")
+        there = module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+        assert there or words[2] == "venv", line
         if words[2] == "study.experiment" and not PLACEHOLDER.search(words[3]):
             monkeypatch.chdir(ROOT)
             experiment([*(w for w in words[3:]), "--dry-run", "--runs", str(tmp_path)])

@@ -151,8 +151,8 @@ def lines(paths) -> int:
 def test_files_and_packages_stay_small():
     for path in SOURCES:
         assert len(path.read_text().splitlines()) <= 400, path
-    assert lines(ROOT.glob("cory/**/*.py")) <= 5910
-    commands = [ROOT / "cory/train.py", ROOT / "cory/evaluate.py"]
+    assert lines(ROOT.glob("cory/**/*.py")) <= 6900
+    commands = [ROOT / "cory/train.py", ROOT / "cory/evaluate.py", ROOT / "cory/push.py"]
     method = [*ROOT.glob("cory/*.py"), *ROOT.glob("cory/learners/*.py")]
     assert lines(path for path in method if path not in commands) <= 2500
 
@@ -184,6 +184,8 @@ BELOW = {
     "cory.tasks": {"cory", "cory.run", "cory.policies", "cory.evaluation"},
     "cory.train": {"cory", "cory.run", "cory.tasks"},  # commands
     "cory.evaluate": {"cory.run", "cory.tasks"},
+    "cory.push": {"cory", "cory.run", "cory.tasks"},
+    "cory.chat": {"cory", "cory.run", "cory.policies", "cory.evaluation", "cory.tasks"},
     "study": {"cory", "cory.run", "cory.report", "cory.policies", "cory.evaluation", "cory.tasks"},
     "imdb_train": {"cory", "cory.run", "cory.policies", "cory.evaluation", "study"},
     "gsm8k_train": {"cory", "cory.run", "cory.policies", "cory.evaluation", "study"},

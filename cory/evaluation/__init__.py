@@ -1,9 +1,9 @@
 """Held-out evaluation of any `Task`: see `evaluator.py`."""
 
 from cory.evaluation.evaluator import RESPONSES, TITLES, Evaluation, Evaluator, evaluate, read_responses
-from cory.evaluation.responses import Responses, answer, respond
+from cory.evaluation.responses import Responses, answer, reply, respond
 
 __all__ = [
     "RESPONSES", "TITLES", "Evaluation", "Evaluator", "Responses", "answer", "evaluate", "read_responses",
-    "respond",
+    "reply", "respond",
 ]  # fmt: skip

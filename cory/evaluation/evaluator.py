@@ -60,6 +60,16 @@ def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return found
 
 
+def reward_differs(run: Path, made_of: Mapping[str, Any], task: Task) -> str:
+    """A warning if the reward of `task` is not that of the run with this fingerprint, else nothing."""
+    mine, trained = task.fingerprint_of_reward(), made_of.get("reward")
+    if made_of and trained != mine["reward"]:
+        return f"Warning: {run} was trained on the reward {trained}, not {mine['reward']}."
+    if made_of and made_of.get("reward_sha256") != mine["reward_sha256"]:
+        return f"Warning: the source of the reward {trained} has changed since {run} was trained."
+    return ""
+
+
 class Evaluator:
     """Answers every query with every model, in chunks of queries, and stores what is finished.
 
@@ -102,11 +112,8 @@ class Evaluator:
     def _add_run(self, run: Path, config: Config) -> None:
         """Adds a run's agents and their chains, with the run's prompts; warns if it was trained on another reward."""
         task, made_of = self._as_read_by(run)
-        mine, trained = self.task.fingerprint_of_reward(), made_of.get("reward")
-        if made_of and trained != mine["reward"]:
-            print(f"Warning: {run} was trained on the reward {trained}, not {mine['reward']}.", file=sys.stderr)
-        elif made_of and made_of.get("reward_sha256") != mine["reward_sha256"]:
-            print(f"Warning: the source of the reward {trained} has changed since {run} was trained.", file=sys.stderr)
+        if differs := reward_differs(run, made_of, self.task):
+            print(differs, file=sys.stderr)
         agents, first = agent_models(run, config, self.settings.model), self.candidates["base"].model
         for agent, (model, adapter, base) in agents.items():
             # Agents of different models may differ in their vocabulary: each one's KL is to its own base.

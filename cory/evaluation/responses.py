@@ -97,6 +97,34 @@ def respond(
     return result
 
 
+def reply(
+    loaded: tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase],
+    task: Task,
+    columns: Mapping[str, Sequence[Any]],
+    sampling: SamplingConfig,
+    read: Sequence[str] | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+    chat_template: bool | Mapping[str, Any] = False,
+    kl: bool = True,
+) -> Responses:
+    """A response to each row of a task.
+
+    Args:
+        loaded: model, base and tokenizer, as `ModelPool.loaded` has them. columns: of the rows, `prompt` among them.
+        read: the responses that an observer reads; None: the prompts are the pioneer's.
+        batch_size, seed, chat_template, kl: as in `respond`.
+    """
+    model, base, tokenizer = loaded
+    if read is None:
+        prompts = task.render(0, columns)
+    else:
+        tokens = partial(encode, tokenizer, chat_template=chat_template)
+        render, length = partial(task.render, 1, columns), sampling.max_new_tokens
+        prompts = fit_responses(render, read, tokens, context_length(model), length)
+    return respond(model, base, tokenizer, prompts, sampling, batch_size, seed, chat_template=chat_template, kl=kl)
+
+
 def answer(
     loaded: tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase],
     task: Task,
@@ -109,21 +137,8 @@ def answer(
     chat_template: bool | Mapping[str, Any] = False,
     kl: bool = True,
 ) -> tuple[Responses, list[float]]:
-    """A response to each row of a task, and their task rewards.
-
-    Args:
-        loaded: model, base and tokenizer, as `ModelPool.loaded` has them. columns: of the rows, `prompt` among them.
-        read: the responses that an observer reads; None: the prompts are the pioneer's. role: passed to the reward.
-        batch_size, seed, chat_template, kl: as in `respond`.
-    """
-    model, base, tokenizer = loaded
-    if read is None:
-        prompts = task.render(0, columns)
-    else:
-        tokens = partial(encode, tokenizer, chat_template=chat_template)
-        render, length = partial(task.render, 1, columns), sampling.max_new_tokens
-        prompts = fit_responses(render, read, tokens, context_length(model), length)
-    responses = respond(model, base, tokenizer, prompts, sampling, batch_size, seed, chat_template=chat_template, kl=kl)
+    """A response to each row of a task, as `reply` gives it, and their task rewards. `role` is passed to the reward."""
+    responses = reply(loaded, task, columns, sampling, read, batch_size, seed, chat_template=chat_template, kl=kl)
     others = {name: values for name, values in columns.items() if name != "prompt"}
-    others["role"] = [role_name(role)] * len(prompts)
+    others["role"] = [role_name(role)] * len(responses.completions)
     return responses, score(task.reward, columns["prompt"], responses.completions, others).tolist()

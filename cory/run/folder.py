@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,15 @@ import yaml
 from accelerate import PartialState
 from tqdm import tqdm
 
-from cory.config import Config
+from cory.config import Config, UserError
 from cory.run import processes
+from cory.run.card import agent_card
 from cory.run.guards import MEANING
 from cory.run.jsonl import JsonlWriter, replace_text
 from cory.run.provenance import versions
-from cory.run.report import model_card, sample_table, summarise, table
+from cory.run.report import sample_table, summarise, table
 from cory.run.settings import new_folder, resume_command
-from cory.run.tracker import start_tracker
+from cory.run.tracker import log_samples, start_tracker
 
 FILES = ("metrics", "samples", "timings")
 Samples = dict[str, list[dict[str, Any]]]  # by agent
@@ -66,7 +68,8 @@ class Run:
         folder: Path | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> None:
-        self.config, self.agents = config, list(agents)
+        config.hub.check_token()
+        self.config, self.agents, self.finished = config, list(agents), False
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
@@ -85,7 +88,7 @@ class Run:
             if lengths is not None:
                 self.history = self.files["metrics"].rows()
                 self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
-            self.tracker = start_tracker(config, self.folder)
+            self.tracker = start_tracker(config, self.folder, resumed=lengths is not None)
         self.history, self.seconds = processes.broadcast((self.history, self.seconds))
         layout = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # leaves a line of 80 for two agents
         hidden, done = not (self.writes and sys.stderr.isatty()), len(self.seconds)
@@ -100,6 +103,18 @@ class Run:
             file.close()
         if self.tracker is not None:
             self.tracker.finish()
+        if self.finished and self.config.hub.push:
+            self._push()  # here, as other processes do not wait for it
+
+    def _push(self) -> None:
+        """Uploads the run. A failure is told, with the command that repeats it, and does not fail the run."""
+        from cory.run.upload import push
+
+        try:
+            print(f"Uploaded to {push(self.folder, self.config, self.config.hub)}")
+        except UserError as error:
+            again = f"python -m cory.push {shlex.quote(str(self.folder))} {self.config.hub.push}"
+            print(f"{error}\nThe run is complete. Upload it with: {again}", file=sys.stderr)
 
     def say(self, text: str) -> None:
         """Prints a line for the user, in the main process only."""
@@ -131,9 +146,12 @@ class Run:
             self.tracker.log(values, step=k)
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
-        """Writes samples of iteration `k` to samples.jsonl."""
+        """Writes samples of iteration `k` to samples.jsonl and the tracker."""
+        rows = [{"iteration": k, **sample} for sample in samples]
         if self.writes:
-            self.files["samples"].add([{"iteration": k, **sample} for sample in samples])
+            self.files["samples"].add(rows)
+            if self.tracker is not None:
+                log_samples(self.tracker, k, rows)
 
     def log_timings(self, k: int, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
         """Writes the seconds by phase to timings.jsonl and the tracker, and shows progress.
@@ -171,7 +189,7 @@ class Run:
         means = summarise(self.history, self.agents)
         for agent in agents:
             agent.save(self.folder / agent.name)
-            card = model_card(agent.name, self.config, means[agent.name])
+            card = agent_card(agent.name, self.config, means[agent.name])
             (self.folder / agent.name / "README.md").write_text(card, encoding="utf-8")
         plot_curves(self.history, self.folder / "curves.png")
         summary = {
@@ -187,6 +205,7 @@ class Run:
         print(sample_table(before, after))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
         print(f"\n{speed}. Curves, samples and agents are in {self.folder}; report.html shows them")
+        self.finished = True
 
 
 def peak_memory_mb() -> float:

@@ -1,13 +1,10 @@
-"""What a run shows at its end: tables for the terminal, and the card of a saved agent."""
+"""What a run shows at its end: tables for the terminal."""
 
+import html
+import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
-
-import yaml
-
-from cory.config import Config
 
 WINDOW = 10  # iterations averaged into "start" and "end"
 CURVES = ("task_reward", "kl", "combined_reward")  # the metrics that every table and figure of a run has
@@ -63,48 +60,22 @@ def text_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> 
     return "\n".join(lines)
 
 
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table. The rows' cells are shown as they are: nothing in them acts as Markdown or HTML."""
+    lines = [titles, ["---"] * len(titles), *([escaped(text) for text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """A text as one line of Markdown that shows it as it is."""
+    return re.sub(r"([\\`*_\[\]|~#!$])", r"\\\1", html.escape(one_line(text), quote=False))
+
+
 def one_line(text: str) -> str:
     """A model's text for a terminal or a table: control characters, line breaks among them, shown as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def model_card(agent: str, config: Config, summary: dict[str, dict[str, float]]) -> str:
-    """The README.md of a saved agent."""
-    method = config.method()
-    config = config.of_agent(int(agent.removeprefix("agent_")) - 1)
-    rows = "\n".join(f"| {metric} | {v['start']:.3f} | {v['end']:.3f} |" for metric, v in summary.items())
-    settings = yaml.safe_dump(asdict(config), sort_keys=False)
-    adapter = config.lora.rank > 0 and not config.lora.merge
-    library, auto_class = "transformers", "AutoModelForCausalLM"
-    tags = ["cory", config.algorithm, "reinforcement-learning"]
-    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
-    if adapter:
-        library, auto_class, tags = "peft", "AutoPeftModelForCausalLM", [*tags, "lora"]
-        imports = "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
-    header = {"library_name": library, "base_model": config.model.name, "tags": tags}
-    return f"""---
-{yaml.safe_dump(header, sort_keys=False)}---
-# {agent}
-
-`{config.model.name}` fine-tuned with {method} for {config.iterations} iterations.
-
-```python
-{imports}
-model = {auto_class}.from_pretrained("path/to/{agent}")
-tokenizer = AutoTokenizer.from_pretrained("path/to/{agent}")
-```
-
-Means over the first and the last iterations of training, over the roles it held:
-
-| metric | start | end |
-|---|---|---|
-{rows}
-
-Settings:
-
-```yaml
-{settings}```
-
-Method: Ma et al., "Coevolving with the Other You: Fine-Tuning LLM with Sequential Cooperative Multi-Agent
-Reinforcement Learning", NeurIPS 2024, arXiv 2410.06101.
-"""
+def printable(text: str) -> str:
+    """A model's text with its line breaks; all other control characters are shown as escapes."""
+    return "\n".join(map(one_line, text.split("\n")))

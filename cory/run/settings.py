@@ -24,7 +24,7 @@ from cory.config import Config, UserError, expect, keys
 RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
 # What may differ on resume; `iterations` only where the learning rate does not depend on it.
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
-FREE |= {"versions"}
+FREE |= {"versions", "hub"}
 C = TypeVar("C", bound=Config)
 read_command_line = False  # whether this process got its settings from its command line
 
@@ -229,7 +229,11 @@ def main(work: Callable[[], None]) -> None:
 
 
 def announce(config: Config, name: str) -> None:
-    """The first line of a run, before the libraries are loaded, which takes seconds."""
+    """The first line of a run, before the libraries are loaded, which takes seconds.
+
+    Raises a UserError if the run is to be uploaded at its end and there is no token.
+    """
+    config.hub.check_token()
     if os.environ.get("RANK", "0") == "0":
         models = " and ".join(dict.fromkeys(config.of_agent(i).model.name for i in range(config.cory.num_agents)))
         print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)

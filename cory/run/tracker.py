@@ -2,15 +2,19 @@
 
 import os
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cory.config import Config, UserError
 from cory.run.jsonl import replace_text
+from cory.run.report import markdown_table
+
+COLUMNS = ("iteration", "agent", "role", "query", "completion", "task_reward")  # of samples.jsonl
 
 
-def start_tracker(config: Config, folder: Path) -> Any:
+def start_tracker(config: Config, folder: Path, resumed: bool = False) -> Any:
     """The requested tracker of accelerate, or None. Raises a UserError if its package is missing."""
     if config.tracker == "none":
         return None
@@ -23,6 +27,8 @@ def start_tracker(config: Config, folder: Path) -> Any:
             options["mode"] = "offline"
             place = folder / "wandb"
             print(f"wandb: no account is set up, so the run is kept in {place}; `wandb sync` uploads it later.")
+    elif config.tracker == "trackio":
+        options = {"name": folder.name, "resume": "allow" if resumed else "never", "embed": False}
     try:
         tracker = LOGGER_TYPE_TO_CLASS[config.tracker]("cory", **options)
     except ImportError as error:
@@ -30,6 +36,20 @@ def start_tracker(config: Config, folder: Path) -> Any:
     tracker.start()
     tracker.store_init_configuration(_flat(asdict(config)))
     return tracker
+
+
+def log_samples(tracker: Any, k: int, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Sends sample texts of iteration `k` as the table `completions`, with the columns of samples.jsonl."""
+    rows = [[row[column] for column in COLUMNS] for row in samples]
+    if tracker.name == "tensorboard":  # shows texts as Markdown
+        cells = [[str(value) for value in row] for row in rows]
+        tracker.log({"completions": markdown_table(COLUMNS, cells)}, step=k)
+    elif tracker.name == "wandb":
+        tracker.log_table("completions", columns=list(COLUMNS), data=rows, step=k)
+    else:
+        import trackio
+
+        tracker.log({"completions": trackio.Table(list(COLUMNS), rows)}, step=k)
 
 
 def _wandb_run(folder: Path) -> dict[str, str]:

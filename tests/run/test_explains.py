@@ -194,7 +194,7 @@ def test_cards_name_library_and_base(config, merge):
     header = yaml.safe_load(card.split("---")[1])
     assert header["base_model"] == config.model.name
     assert header["library_name"] == ("transformers" if merge else "peft")
-    assert ("AutoPeftModelForCausalLM.from_pretrained" in card) != merge
+    assert ("PeftModel.from_pretrained" in card) != merge
 
 
 def test_piped_output_is_lines_of_text_alone(world, tmp_path):

@@ -1,0 +1,79 @@
+"""A chat in the terminal: a query a line, a response of every model below it."""
+
+import shutil
+import sys
+import textwrap
+from contextlib import suppress
+
+from cory.chat.chain import Answer, Chain
+from cory.config import UserError
+from cory.run.report import printable
+
+HELP = """A line is a query, or a JSON object with `prompt` and the other columns of the run's data.
+/exchange exchanges the roles, /seed N sets the seed, /help shows this; end of input or Ctrl-C ends the chat."""
+
+
+def talk(chain: Chain) -> None:
+    """Answers the lines of the standard input until it ends. Ctrl-C stops an answer, or at the prompt the chat."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (lets `input` edit lines)
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if hasattr(stream, "reconfigure"):  # bytes that are no text, characters that the terminal does not have
+            stream.reconfigure(errors=errors)
+    asks = sys.stdin.isatty()
+    if asks:
+        print(HELP)
+    while True:
+        _say_notes(chain)
+        try:
+            line = input("> " if asks else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not line.strip():
+            continue
+        try:
+            if line.startswith("/"):
+                command(chain, line)
+            else:
+                print(shown(chain.ask(line), shutil.get_terminal_size().columns), flush=True)
+        except UserError as error:
+            print(f"error: {error}", flush=True)
+        except KeyboardInterrupt:
+            chain.forget()
+            print("\nstopped")
+
+
+def command(chain: Chain, line: str) -> None:
+    """Runs a line that starts with a slash. Raises a UserError if there is no such command."""
+    name, _, value = line.strip().partition(" ")
+    if name == "/exchange":
+        chain.exchange()
+        print(", ".join(chain.speakers))
+    elif name == "/seed" and value.strip().isdecimal():
+        chain.seed = int(value)
+    elif name == "/help":
+        print(HELP)
+    else:
+        raise UserError(f"expected /exchange, /seed NUMBER or /help, got {line!r}")
+
+
+def shown(answers: list[Answer], width: int) -> str:
+    """Who answered, the reward and the text, wrapped to `width`; control characters are shown as escapes."""
+    margin = max(len(each.who) for each in answers)
+    lines = []
+    for each in answers:
+        reward = "" if each.reward is None else f"{each.reward:+7.2f}"
+        head = f"{each.who:{margin}}{reward}  "
+        for part in printable(each.text).split("\n"):
+            folded = textwrap.wrap(part, max(20, width - len(head))) or [""]
+            for piece in folded:
+                lines.append(head + piece)
+                head = " " * len(head)
+    return "\n".join(lines)
+
+
+def _say_notes(chain: Chain) -> None:
+    for note in chain.notes:
+        print(note, flush=True)
+    chain.notes.clear()

@@ -1,0 +1,80 @@
+"""A chat in a web page on this machine, served by Gradio: `pip install -e '.[web]'`."""
+
+import html
+import importlib.util
+import os
+from typing import Any
+
+from cory.chat.chain import Chain
+from cory.config import UserError, expect
+from cory.run.report import printable
+
+EXTRA = "pip install -c constraints.txt -e '.[web]'"
+
+
+def check_gradio() -> None:
+    """Raises a UserError if Gradio is not installed."""
+    there = importlib.util.find_spec("gradio") is not None
+    expect(there, "web", f"gradio to be installed ({EXTRA})", None)
+
+
+def serve(chain: Chain, title: str, port: int | None = None) -> None:
+    """Serves the page to this machine alone until Ctrl-C. Raises a UserError if the port is taken."""
+    blocks, look = page(chain, title)
+    try:
+        blocks.launch(
+            server_name="127.0.0.1", server_port=port, theme=look, share=False, footer_links=[], run_history=False,
+            ssr_mode=False, quiet=True, prevent_thread_lock=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise UserError(f"port: expected a free port, got {port or 'none from 7860'} ({error})") from None
+    print(f"{title}: {blocks.local_url} (Ctrl-C ends)", flush=True)
+    blocks.block_thread()
+
+
+def page(chain: Chain, title: str) -> tuple[Any, Any]:
+    """The page, a `gradio.Blocks`, and its theme: a query, a box for every response, the order of the agents, the seed.
+
+    All that have it open share the models, one query at a time. Texts stand in text boxes, where nothing acts as HTML.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is sent anywhere
+    import gradio
+
+    look = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # no font is fetched
+    with gradio.Blocks(title=title, analytics_enabled=False) as blocks:
+        gradio.HTML(f"<h2>{html.escape(title)}</h2>")
+        query = gradio.Textbox(label="Query", placeholder="text, or a JSON object with prompt and other columns")
+        with gradio.Row():
+            ask = gradio.Button("Ask", variant="primary")
+            exchange = gradio.Button("Exchange roles", visible=len(chain.order) > 1)
+            seed = gradio.Number(chain.seed, label="Seed", precision=0, minimum=0)
+        with gradio.Row():
+            boxes = [gradio.Textbox(label=who, lines=6, interactive=False, min_width=280) for who in chain.speakers]
+        notes = gradio.Textbox("\n".join(chain.notes), label="Notes", interactive=False, visible=bool(chain.notes))
+        order = gradio.State(chain.order)
+        inputs, outputs = [query, seed, order], [*boxes, notes]
+
+        def answer(text: str, number: float | None, roles: list[int]) -> list[Any]:
+            chain.order, chain.seed = roles, int(number or 0)
+            said, texts = [], [gradio.update(label=who, value="") for who in chain.speakers]
+            try:
+                if text.strip():
+                    answers = chain.ask(text)
+                    labels = [
+                        one.who + ("" if one.reward is None else f": reward {one.reward:+.2f}") for one in answers
+                    ]
+                    texts = [
+                        gradio.update(label=label, value=printable(one.text))
+                        for label, one in zip(labels, answers, strict=True)
+                    ]
+            except UserError as error:
+                said.append(str(error))
+            said = [*chain.notes, *said]
+            chain.notes.clear()
+            return [*texts, gradio.update(value="\n".join(said), visible=bool(said))]
+
+        gradio.on([ask.click, query.submit], answer, inputs, outputs, concurrency_id="models", api_name="ask")
+        exchange.click(lambda roles: [*roles[1:], roles[0]], order, order).then(
+            answer, inputs, outputs, concurrency_id="models"
+        )
+    return blocks, look

@@ -1,0 +1,275 @@
+"""Talking to a run's agents: what they answer, in the terminal and in a web page."""
+
+import json
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from browser import browser
+from conftest import ROOT, sentences
+
+from cory.agent import make_agents
+from cory.chat import terminal, web
+from cory.chat.chain import Answer, opened
+from cory.chat.config import ChatConfig
+from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ModelConfig, SamplingConfig, UserError
+from cory.evaluation import respond
+from cory.policies.load import attach, load_policy
+from cory.prompts import RolePrompts
+from cory.run.report import printable
+from cory.task import Task
+from cory.tasks.config import OwnConfig, OwnTaskConfig
+from cory.tasks.own import make_task
+from cory.trainer import CoryTrainer
+from imdb_train.config import ImdbConfig, ImdbTaskConfig
+from imdb_train.task import PositiveLogit
+from imdb_train.task import make_task as make_imdb_task
+
+REWARD = """
+def letters(prompts, completions):
+    return [len(prompt) + len(text) / 100 for prompt, text in zip(prompts, completions)]
+
+def solves(prompts, completions, answer):
+    return [float(right in text) for text, right in zip(completions, answer)]
+"""
+OBSERVER = "{response} {prompt}"
+QUERY = "the film was"
+
+
+@pytest.fixture
+def train(config, tmp_path):
+    """Trains a run on prompts and a reward of its own, of two iterations with a checkpoint after each."""
+
+    def trained(prompts=None, reward="letters", columns=None, **changes):
+        rows = [{"prompt": text, **(columns or {})} for text in prompts or sentences(8)]
+        (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "rewards.py").write_text(REWARD)
+        task = OwnTaskConfig(str(tmp_path / "prompts.jsonl"), reward=f"{tmp_path}/rewards.py:{reward}")
+        task.observer_prompt = OBSERVER
+        saving = CheckpointConfig(save_every=1, save_final=True)
+        own = OwnConfig(**{**vars(config), "iterations": 2, "checkpoint": saving, "task": task, **changes})
+        return CoryTrainer(own, make_agents(own), make_task(own)).train().folder
+
+    return trained
+
+
+def ask(run, query=QUERY, **settings) -> list[Answer]:
+    with opened(ChatConfig(str(run), device="cpu", **settings)) as (_, chain):
+        return chain.ask(query)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_base_pioneer_and_observer_answer_as_their_folders_do(train, config, rank):
+    run = train(lora=LoraConfig(rank=rank))
+    found = ask(run, seed=3, sampling={"max_new_tokens": 5})
+
+    def answers(agent, prompt, role):
+        model, tokenizer = load_policy(ModelConfig(config.model.name if rank or not agent else str(run / agent)))
+        model = attach(model, run / agent) if rank and agent else model
+        seed = 3 * 1_000_003 + role
+        return respond(model, model, tokenizer, [prompt], SamplingConfig(1, 5), seed=seed).completions[0]
+
+    pioneer = answers("agent_1", QUERY, 0)
+    texts = [answers(None, QUERY, 0), pioneer, answers("agent_2", OBSERVER.format(response=pioneer, prompt=QUERY), 1)]
+    assert [each.who for each in found] == ["base", "agent_1 as pioneer", "agent_2 as observer"]
+    assert [each.text for each in found] == texts
+    assert [each.reward for each in found] == pytest.approx([len(QUERY) + len(text) / 100 for text in texts])
+
+
+def test_the_same_query_gets_the_same_answers_and_roles_can_be_exchanged(train):
+    run = train()
+    with opened(ChatConfig(str(run), device="cpu")) as (what, chain):
+        assert what == "run: CORY with 2 agents after 2 iterations"
+        first = chain.ask(QUERY)
+        chain.ask("another")
+        assert chain.ask(QUERY) == first
+        chain.exchange()
+        exchanged = chain.ask(QUERY)
+        assert [each.who for each in exchanged] == ["base", "agent_2 as pioneer", "agent_1 as observer"]
+        assert exchanged[0] == first[0]
+        chain.seed = 1
+        assert [each.text for each in chain.ask(QUERY)] != [each.text for each in exchanged]
+    assert ask(run, order=[2, 1]) == exchanged
+    with pytest.raises(UserError, match=r"order: expected numbers of the run's agents, 1 to 2, got \[3\]"):
+        ask(run, order=[3])
+
+
+def test_one_agent_answers_alone_or_after_itself(train):
+    run = train(cory=CoryConfig(num_agents=1))
+    assert [each.who for each in ask(run)] == ["base", "agent_1 as pioneer"]
+    assert [each.who for each in ask(run, order=[1, 1])][1:] == ["agent_1 as pioneer", "agent_1 as observer"]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_run_that_has_not_ended_answers_with_its_newest_checkpoint(train, rank):
+    run = train(lora=LoraConfig(rank=rank))
+    ended = ask(run)
+    (run / "summary.json").unlink()
+    for agent in ("agent_1", "agent_2"):
+        shutil.rmtree(run / agent)
+    with opened(ChatConfig(str(run), device="cpu")) as (what, chain):
+        assert what == "run: CORY with 2 agents after 2 of 2 iterations (checkpoint iter-000002)"
+        assert chain.ask(QUERY) == ended
+    earlier = run / "checkpoints/iter-000001"
+    with opened(ChatConfig(str(earlier), device="cpu")) as (what, _):
+        assert "after 1 of 2 iterations" in what
+    (earlier / "agent_1.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"expected a valid checkpoint, got: agent_1\.safetensors has 0 bytes"):
+        ask(earlier)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match="expected a run that has ended, or has a valid checkpoint"):
+        ask(run)
+
+
+def test_a_reward_that_needs_more_than_the_query_is_missed_once(train):
+    run = train(reward="solves", columns={"answer": "good"})
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert {each.reward for each in [*chain.ask(QUERY), *chain.ask("another")]} == {None}
+        (note,) = chain.notes
+        assert "answer" in note and "letters" not in note
+        scored = chain.ask(json.dumps({"prompt": QUERY, "answer": ""}))
+        assert [each.reward for each in scored] == [1.0] * 3
+    (run.parent / "rewards.py").unlink()
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert "an existing file" in chain.notes[0]
+        assert [each.text for each in chain.ask(QUERY)] == [each.text for each in scored]
+
+
+def test_chat_prompts_keep_their_system_message(train, policy_folder, tmp_path, config):
+    folder = tmp_path / "chat_model"
+    shutil.copytree(policy_folder, folder)
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    prompts = [[{"role": "system", "content": "be good"}, {"role": "user", "content": t}] for t in sentences(8)]
+    run = train(prompts, reward="letters", model=ModelConfig(str(folder)))
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert chain.row(QUERY)["prompt"] == [prompts[0][0], {"role": "user", "content": QUERY}]
+        assert len(chain.ask(QUERY)) == 3
+
+
+def test_imdb_has_its_reward_without_its_data(config, classifier_folder, reviews, tmp_path):
+    data = tmp_path / "reviews"
+    shutil.copytree(reviews, data)
+    task = ImdbTaskConfig(dataset=str(data), min_chars=0, reward_model=str(classifier_folder))
+    imdb = ImdbConfig(**{**vars(config), "iterations": 1, "task": task})
+    agents = make_agents(imdb)
+    run = CoryTrainer(imdb, agents, make_imdb_task(imdb, agents[0].device)).train().folder
+    shutil.rmtree(data)
+    answers = ask(run)
+    logits = PositiveLogit(str(classifier_folder), 1, agents[0].device)
+    expected = logits([QUERY] * 3, [each.text for each in answers])
+    assert [each.reward for each in answers] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_run_started_from_python_answers_without_rewards(config):
+    task = Task.from_prompts(sentences(8), lambda completions, **_: [0.0] * len(completions), RolePrompts())
+    run = CoryTrainer(replace(config, iterations=1), make_agents(config), task).train().folder
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert "started from Python" in chain.notes[0]
+        assert {each.reward for each in chain.ask(QUERY)} == {None}
+
+
+def test_queries_that_cannot_be_answered_leave_the_chat_open(train, capsys, monkeypatch):
+    lines = iter(["", "   ", "the film " * 90, '{"prompt": ""}', '{"prompt": 3}', "/seed", "{", QUERY])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines, None) or end(lines))
+
+    def end(left):
+        if (line := next(left, None)) is None:
+            raise EOFError
+        return line
+
+    with opened(ChatConfig(str(train()), device="cpu")) as (_, chain):
+        terminal.talk(chain)
+    said = capsys.readouterr().out
+    errors = [line for line in said.splitlines() if line.startswith("error:")]
+    assert "expected at most 96 tokens, the model's context" in errors[0]
+    assert "query: expected text or chat messages" in errors[1] and "got 3" in errors[2] and "/seed" in errors[3]
+    assert len(errors) == 4 and said.count("agent_2 as observer") == 2
+
+
+def test_control_characters_are_shown_as_escapes():
+    text = terminal.shown([Answer("base", "\x1b[31mred\rback\nnext line \u202e", 1.0), Answer("agent_1", "", None)], 60)
+    assert text == "base     +1.00  \\x1b[31mred\\rback\n                next line \\u202e\nagent_1  "
+
+
+def test_a_chat_in_a_terminal(train):
+    """Lines are typed, edited and answered; Ctrl-C at the prompt ends it."""
+    master, slave = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb"}
+    command = [sys.executable, "-m", "cory.chat", str(train()), "--device", "cpu"]
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    seen = ""
+
+    def until(text, typed=None):
+        nonlocal seen
+        if typed is not None:
+            os.write(master, typed.encode())
+        end, start = time.monotonic() + 120, len(seen)
+        while text not in seen[start:]:
+            assert time.monotonic() < end and process.poll() is None, seen
+            if select.select([master], [], [], 1)[0]:
+                seen += os.read(master, 4096).decode(errors="replace")
+        return seen[start:]
+
+    try:
+        until("> ")
+        first = until("> ", "the fillm\x7f\x7fm was\n")
+        assert "base" in first and "agent_1 as pioneer" in first and "agent_2 as observer" in first
+        assert "base, agent_2 as pioneer, agent_1 as observer" in until("> ", "/exchange\n")
+        until("> ", "\n")
+        os.write(master, b"\x03")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        os.close(master)
+
+
+def test_the_web_page_shows_texts_as_they_are(train, monkeypatch):
+    """Asked in a headless browser on a wide and a narrow screen; a response that is HTML does not act."""
+    pytest.importorskip("gradio", reason="no gradio: pip install -e '.[web]'")
+    hostile = "<img src=x onerror=\"document.title='acted'\"> **bold** \x1b[31m"
+    with browser() as chromium, opened(ChatConfig(str(train()), device="cpu")) as (what, chain):
+        blocks, look = web.page(chain, what)
+        url = blocks.launch(
+            server_name="127.0.0.1", theme=look, quiet=True, prevent_thread_lock=True, ssr_mode=False, footer_links=[]
+        )[1]
+        expected = chain.ask(QUERY)
+        try:
+            for width in (1280, 390):
+                page = chromium.new_context(viewport={"width": width, "height": 900}).new_page()
+                elsewhere, problems = [], []
+                page.on("request", lambda it, to=elsewhere: to.append(it.url) if not it.url.startswith(url) else None)
+                page.on("pageerror", lambda it, to=problems: to.append(str(it)))
+                page.goto(url)
+                page.get_by_label("Query").fill(QUERY)
+                page.get_by_role("button", name="Ask").click()
+                for each in expected:
+                    box = page.get_by_label(f"{each.who}: reward {each.reward:+.2f}")
+                    box.wait_for()
+                    assert box.input_value() == printable(each.text)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                page.get_by_role("button", name="Exchange roles").click()
+                page.get_by_label("agent_1 as observer: reward").wait_for()
+                page.get_by_label("Query").fill("the film " * 90)
+                page.get_by_role("button", name="Ask").click()
+                page.get_by_label("Notes").wait_for()
+                assert "expected at most 96 tokens" in page.get_by_label("Notes").input_value()
+                assert not elsewhere and not problems
+            monkeypatch.setattr(chain, "ask", lambda query: [each._replace(text=hostile) for each in expected])
+            page.get_by_role("button", name="Ask").click()
+            box = page.get_by_label(f"base: reward {expected[0].reward:+.2f}")
+            box.wait_for()
+            assert box.input_value() == hostile.replace("\x1b", "\\x1b")
+            assert page.title() != "acted" and page.locator("img[src=x]").count() == 0
+        finally:
+            blocks.close()

@@ -1,0 +1,237 @@
+"""Passing a run on: what is uploaded to a stand-in for the Hub, and the model card."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, sentences
+from huggingface_hub import ModelCard, constants
+from markdown_it import MarkdownIt
+from peft import PeftModel
+from stand_in import hub
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cory.agent import make_agents
+from cory.config import Config, LoraConfig, UserError
+from cory.evaluation import evaluate
+from cory.prompts import RolePrompts
+from cory.run.evaluation_settings import EvaluationConfig
+from cory.run.hub import HubConfig
+from cory.run.settings import announce
+from cory.run.upload import contents, push
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+REPO = "user/pair"
+HUB = HubConfig(REPO)
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) for completion in completions]
+
+
+TASK = Task.from_prompts(sentences(12), count_good, RolePrompts())
+
+
+def train(config: Config, **changes) -> tuple[Path, Config]:
+    config = replace(config, iterations=2, **changes)
+    return CoryTrainer(config, make_agents(config), TASK).train().folder, config
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """The stand-in, to which huggingface_hub of this process uploads."""
+    with hub() as served:
+        monkeypatch.setattr(constants, "ENDPOINT", served.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        yield served
+
+
+def written(files: dict[str, Path | bytes]) -> dict[str, bytes]:
+    return {name: each if isinstance(each, bytes) else each.read_bytes() for name, each in files.items()}
+
+
+def test_a_run_is_uploaded_private_and_once(config, server):
+    run, config = train(config)
+    assert push(run, config, HUB) == f"{server.url}/{REPO}"
+    repo = server.repos[REPO]
+    assert repo["private"] and server.tokens - {""} == {"Bearer hf_secret"}  # a large file goes to storage, without
+    expected = written(contents(run, config, HUB))
+    assert {name: repo["files"][name] for name in repo["files"] if name != ".gitattributes"} == expected
+    model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    agents = {f"{agent}/{name}" for agent in ("agent_1", "agent_2") for name in model}
+    assert set(expected) == {"README.md", "curves.png"} | agents
+    uploads = server.uploads
+    push(run, config, HUB)
+    assert len(repo["commits"]) == 1 and server.uploads == uploads == 3
+    settings = EvaluationConfig(queries=4, output=str(run.parent / "evaluation"))
+    evaluate([run], TASK, settings)
+    push(run, config, HUB)
+    assert repo["commits"][1:] == [["README.md"]]
+    assert "± " in repo["files"]["README.md"].decode()
+
+
+def test_an_interrupted_upload_is_repeated(config, server):
+    run, config = train(config)
+    server.refused = {2}
+    with pytest.raises(UserError, match=r"hub\.push: the upload to 'user/pair' failed, and can be repeated: .*403"):
+        push(run, config, HUB)
+    assert server.repos[REPO]["commits"] == [] and len(server.stored) == 2
+    server.uploads, server.refused = 0, set()
+    push(run, config, HUB)
+    assert server.uploads == 1 and "agent_2/model.safetensors" in server.repos[REPO]["files"]
+
+
+def test_a_public_repository_has_to_be_asked_for(config, server):
+    run, config = train(config)
+    push(run, config, replace(HUB, public=True))
+    assert not server.repos[REPO]["private"]
+    with pytest.raises(UserError, match="expected a private repository, or --public, got 'user/pair', which is public"):
+        push(run, config, HUB)
+    server.repos[REPO]["private"] = True
+    push(run, config, replace(HUB, public=True))
+    assert not server.repos[REPO]["private"] and len(server.repos[REPO]["commits"]) == 1
+
+
+def test_a_repository_holds_the_agents_of_the_last_push_alone(config, server):
+    run, config = train(config)
+    push(run, config, HUB)
+    server.repos[REPO]["files"] |= {"agent_2/old.json": b"{}", "notes.txt": b"mine"}
+    push(run, config, HUB)
+    assert server.repos[REPO]["commits"][1:] == [["agent_2/old.json"]]
+    assert server.repos[REPO]["files"]["notes.txt"] == b"mine"
+
+
+def test_a_run_is_uploaded_at_its_end(config, server, capsys):
+    run, _ = train(config, hub=HUB)
+    assert f"Uploaded to {server.url}/{REPO}" in capsys.readouterr().out
+    assert "agent_1/model.safetensors" in server.repos[REPO]["files"]
+    server.refused = set(range(100))
+    server.stored.clear()
+    again = str(run.parent / "again")
+    failed, _ = train(config, hub=HUB, output=again, seed=1)
+    said = capsys.readouterr().err
+    assert "failed, and can be repeated" in said and f"python -m cory.push {failed} {REPO}" in said
+    assert (failed / "summary.json").exists()
+
+
+def test_without_a_token_nothing_is_begun(config, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    wanted = replace(config, hub=HUB)
+    for begin in (lambda: announce(wanted, "run"), lambda: train(config, hub=HUB)):
+        with pytest.raises(UserError, match=r"hub\.push: expected a token to upload to 'user/pair', got none: run `hf"):
+            begin()
+    assert not Path(config.output).exists()
+    with pytest.raises(UserError, match=r"hub\.push: expected null or user/name, got '../name'"):
+        HubConfig("../name")
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_nothing_of_the_machine_is_uploaded(config, rank, capsys, policy_folder, tmp_path):
+    run, config = train(config, lora=LoraConfig(rank=rank))
+    (run / "agent_1/optimizer.bin").write_bytes(b"state")
+    (run / "agent_1/tokenizer_config.json").write_text(
+        json.dumps(json.loads((run / "agent_1/tokenizer_config.json").read_text()) | {"vocab_file": str(policy_folder)})
+    )
+    capsys.readouterr()
+    files = written(contents(run, config, HUB))
+    said = capsys.readouterr().err
+    assert f"Not uploaded: {run}/agent_1/optimizer.bin" in said and "is a local folder, so nobody else" in said
+    for name, content in files.items():
+        for place in (str(tmp_path), str(policy_folder), str(Path.home()) + "/"):
+            assert place.encode() not in content, (name, place)
+        text = name.endswith((".json", ".md"))
+        assert not text or not re.search(rf"\b{re.escape(socket.gethostname())}\b", content.decode()), name
+    assert b"Adam" in files["README.md"] and not any("checkpoint" in name for name in files)
+    for name, content in files.items():
+        (tmp_path / "look" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "look" / name).write_bytes(content)
+    if rank:
+        assert json.loads(files["agent_1/adapter_config.json"])["base_model_name_or_path"] == policy_folder.name
+        base = AutoModelForCausalLM.from_pretrained(policy_folder)
+        model = PeftModel.from_pretrained(base, str(tmp_path / "look"), subfolder="agent_1")
+        assert b'PeftModel.from_pretrained(base, "user/pair", subfolder="agent_1")' in files["README.md"]
+    else:
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "look", subfolder="agent_1")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "look", subfolder="agent_1")
+    assert model.generate(**tokenizer("the film", return_tensors="pt"), max_new_tokens=2).shape[1] > 2
+
+
+def test_the_card_says_what_it_is_about(config, policy_folder, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(policy_folder, base)
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Base\n")
+    run, config = train(replace(config, model=replace(config.model, name=str(base))))
+    evaluation = evaluate([run], TASK, EvaluationConfig(queries=4, output=str(run.parent / "evaluation")))
+    card = ModelCard(written(contents(run, config, replace(HUB, base="org/base")))["README.md"].decode())
+    data = card.data.to_dict()
+    assert (
+        data["base_model"] == "org/base" and data["license"] == "apache-2.0" and data["library_name"] == "transformers"
+    )
+    page = MarkdownIt("commonmark").enable("table").render(card.text)
+    for heading in ("Use", "Training", "Evaluation", "Samples", "Limits", "Settings"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "[org/base](https://huggingface.co/org/base)" in card.text and '<img src="curves.png"' in page
+    row = next(row for row in evaluation.rows if row["name"].endswith("agent_2 after agent_1"))
+    assert f"<td>agent_2 after agent_1</td>\n<td>{row['task_reward']:.3f} ± {row['task_reward_ci']:.3f}</td>" in page
+    assert card.text.count("\n| base |") == 1
+    # Trained on: another evaluation's results are not this run's.
+    settings = json.loads((evaluation.folder / "settings.json").read_text())
+    (evaluation.folder / "settings.json").write_text(json.dumps(settings | {"trained": {str(run): "other"}}))
+    assert "not evaluated on held-out" in written(contents(run, config, HUB))["README.md"].decode()
+    with pytest.raises(UserError, match="evaluation: expected the folder of an evaluation of"):
+        contents(run, config, HUB, evaluation.folder)
+
+
+def test_a_response_acts_neither_as_markdown_nor_as_html(config):
+    run, config = train(config)
+    summary = json.loads((run / "summary.json").read_text())
+    hostile = "```\n# Heading\n<script>alert(1)</script> ![](https://example.org/x.png) ````\n---\n"
+    for part in summary["samples"].values():
+        for samples in part.values():
+            samples[0] |= {"query": hostile, "completion": hostile}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = ModelCard(written(contents(run, config, HUB))["README.md"].decode()).text
+    page = MarkdownIt("commonmark").enable("table").render(text)
+    assert "alert(1)" in page and "<script>" not in page
+    assert "Heading" not in re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL)
+    assert re.findall(r'<img src="([^"]+)"', page) == ["curves.png"]
+
+
+def test_the_command(config, tmp_path):
+    """As a process of its own: a folder to look at, a run without a token, an upload, a run that has not ended."""
+    run, config = train(config)
+
+    def command(*words, **variables):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hf"), **variables}
+        environment.pop("HF_TOKEN" if "HF_TOKEN" not in variables else "", None)
+        words = [sys.executable, "-m", "cory.push", str(run), *words]
+        return subprocess.run(words, env=environment, capture_output=True, text=True)
+
+    assert command(REPO, "--look", str(tmp_path / "look")).returncode == 0
+    looked = {
+        str(p.relative_to(tmp_path / "look")): p.read_bytes() for p in (tmp_path / "look").rglob("*") if p.is_file()
+    }
+    assert looked == written(contents(run, config, HUB))
+    done = command(REPO)
+    assert done.returncode == 2 and "expected a token" in done.stderr and "Traceback" not in done.stderr
+    with hub() as served:
+        online = {"HF_ENDPOINT": served.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
+        done = command(REPO, "--public", **online)
+        assert done.stdout.strip().endswith(f"{served.url}/{REPO}") and not served.repos[REPO]["private"], done.stderr
+        assert "hf_x" not in done.stdout + done.stderr
+    done = command(REPO, HF_TOKEN="hf_x")  # offline, as the tests are
+    assert done.returncode == 2 and "failed, and can be repeated" in done.stderr and "Traceback" not in done.stderr
+    (run / "summary.json").unlink()
+    done = command(REPO, HF_TOKEN="hf_x")
+    assert done.returncode == 2 and "expected the folder of a run that has ended" in done.stderr

@@ -1,0 +1,95 @@
+"""What a run sends to each tracker: metrics, and sample texts as a table."""
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from conftest import sentences
+from markdown_it import MarkdownIt
+
+from cory.agent import make_agents
+from cory.prompts import RolePrompts
+from cory.run import tracker
+from cory.run.tracker import COLUMNS
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+HOSTILE = "| `x` **b** <script>alert(1)</script> [l](https://example.org) \n# h $y$ \x1b[31m \\"
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) for completion in completions]
+
+
+def train(config, **changes):
+    """A run of three iterations with samples of the first and the third; returns its folder and those samples."""
+    config = replace(config, **{"iterations": 3, **changes})
+    task = Task.from_prompts(sentences(12), count_good, RolePrompts())
+    folder = CoryTrainer(config, make_agents(config), task).train().folder
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return folder, samples, {(row["iteration"], row["agent"]): row["task_reward"] for row in metrics}
+
+
+def cells(html):
+    rows = re.findall(r"<tr>\n(.*?)</tr>", html, re.DOTALL)
+    return [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_tensorboard_gets_metrics_and_texts(config):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, samples, rewards = train(config, tracker="tensorboard")
+    file = min(folder.glob("**/events.out.tfevents*"), key=lambda path: len(path.parts))  # settings lie deeper
+    events = EventAccumulator(str(file.parent))
+    events.Reload()
+    logged = {event.step: event.value for event in events.Scalars("agent_1/task_reward")}
+    assert logged == pytest.approx({k: value for (k, agent), value in rewards.items() if agent == "agent_1"})
+    texts = {e.step: e.tensor_proto.string_val[0].decode() for e in events.Tensors("completions/text_summary")}
+    assert sorted(texts) == [0, 2]
+    for step, text in texts.items():
+        head, *rows = cells(MarkdownIt("commonmark").enable("table").render(text))
+        assert head == list(COLUMNS)
+        expected = [row for row in samples if row["iteration"] == step]
+        assert [row[1:3] for row in rows] == [[each["agent"], each["role"]] for each in expected]
+
+
+def test_a_text_in_a_markdown_table_is_shown_as_it_is():
+    page = MarkdownIt("commonmark").enable("table").render(tracker.markdown_table(["a", "b"], [[HOSTILE, "end"]]))
+    shown = HOSTILE.replace("\n", "\\n").replace("\x1b", "\\x1b").replace("<", "&lt;").replace(">", "&gt;")
+    assert cells(page)[1] == [shown.strip(), "end"]
+
+
+def test_wandb_gets_metrics_and_texts_offline(config, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder, samples, _ = train(config, tracker="wandb")
+    files, until = [], time.monotonic() + 60  # wandb's own process writes them
+    while len(files) < 2 and time.monotonic() < until:
+        files = sorted(folder.glob("wandb/offline-run-*/files/media/table/completions_*.table.json"))
+        time.sleep(0.1)
+    tables = [json.loads(file.read_text()) for file in files]
+    assert all(table["columns"] == list(COLUMNS) for table in tables)
+    rows = sorted((row for table in tables for row in table["data"]), key=lambda row: row[0])
+    assert rows == [[each[column] for column in COLUMNS] for each in samples]
+
+
+def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(config, monkeypatch, tmp_path):
+    trackio = pytest.importorskip("trackio", reason="no trackio: pip install -e '.[trackio]'")
+    from trackio import utils
+    from trackio.sqlite_storage import SQLiteStorage
+
+    for module in (utils, __import__("trackio.sqlite_storage", fromlist=["x"]), trackio):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    folder, samples, rewards = train(config, tracker="trackio", iterations=2, sample_every=1)
+    assert SQLiteStorage.get_runs("cory") == [folder.name]
+    train(config, tracker="trackio", iterations=3, sample_every=1, resume=str(folder))
+    assert SQLiteStorage.get_runs("cory") == [folder.name]
+    logged = SQLiteStorage.get_logs("cory", folder.name)
+    values = {row["step"]: row["agent_2/task_reward"] for row in logged if "agent_2/task_reward" in row}
+    assert values[0] == pytest.approx(rewards[0, "agent_2"]) and sorted(values) == [0, 1, 2]
+    tables = {row["step"]: row["completions"] for row in logged if "completions" in row}
+    assert tables[0]["_type"] == "trackio.table"
+    assert tables[0]["_value"] == [{c: each[c] for c in COLUMNS} for each in samples if each["iteration"] == 0]
