@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cory.run.checks import Settings, UserError, between, changed, expect, keys, positive
+from cory.run.parallel import ParallelConfig
 
 __all__ = ["Settings", "UserError", "changed", "expect", "keys"]  # checks that other files import from here
 
@@ -295,6 +296,7 @@ class Config(Settings):
         sampling: How responses are sampled.
         checkpoint: What survives an interruption.
         guards: What is watched.
+        parallel: How processes share the agents.
     """
 
     seed: int = 0
@@ -317,6 +319,7 @@ class Config(Settings):
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         expect(0 <= self.seed < 2**32, "seed", "a whole number from 0 to 2**32 - 1", self.seed)

@@ -83,7 +83,10 @@ class CoryTrainer:
             columns = sorted(task.dataset.column_names)
             expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
             assert eval_dataset is not None
-            eval_dataset = eval_dataset.select(range(min(config.eval_queries, len(eval_dataset))))
+            most = min(config.eval_queries, len(eval_dataset))
+            if config.parallel.shard == "full":  # equally many for each process
+                most -= most % processes.world_size()
+            eval_dataset = eval_dataset.select(range(most))
             expect(len(eval_dataset) > 0, "eval_every", "held-out rows", 0)
             replace(task, dataset=eval_dataset)  # checks its prompts
         self.config, self.agents, self.task, self.name = config, list(agents), task, name
@@ -103,8 +106,8 @@ class CoryTrainer:
         """
         names = [agent.name for agent in self.agents]
         made_of = run_record(self.config, self.task.fingerprint())
-        main = PartialState().is_main_process
-        resumed = processes.broadcast(find_resumed(self.config, made_of, self.name, names) if main else None)
+        found = find_resumed(self.config, made_of, self.name, names) if processes.is_main() else None
+        resumed = processes.broadcast(found)
         if resumed and resumed.checkpoint:
             checkpoint.load(resumed.checkpoint, resumed.state, self.agents)
         state: RunState = resumed.state if resumed else RunState()
@@ -125,8 +128,7 @@ class CoryTrainer:
                     if self.config.eval_every and (k + 1) % self.config.eval_every == 0:
                         self.held_out(k, records)
                 except Exception as error:
-                    if steps == [agent.optimizer_steps for agent in self.agents]:
-                        checkpoints.save()  # the agents are as they were before iteration k
+                    checkpoints.save_after(error, steps == [agent.optimizer_steps for agent in self.agents])
                     there = checkpoints.newest()
                     where = f"The last good state is {there}" if there else "No state is saved"
                     if isinstance(error, (NotFinite, UserError)):
@@ -155,9 +157,7 @@ class CoryTrainer:
                 if too_far:
                     break
             after = self._solo_samples()
-            if main:
-                run.finish(state.before, after, self.agents)
-            PartialState().wait_for_everyone()
+            run.finish(state.before, after, self.agents)
             for callback in self.callbacks:
                 callback.on_train_end(self, run)
         return run
@@ -176,7 +176,7 @@ class CoryTrainer:
             rewards = self.assign_credit(chain, batch, task_rewards)
         with self._timed("learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = self.update(chain, rollouts, rewards, rate)
+            stats = processes.merged(processes.agreed(lambda: self.update(chain, rollouts, rewards, rate)))
         with self._timed("record"):
             return self.record(k, chain, batch, rollouts, task_rewards, stats, history)
 
@@ -198,7 +198,8 @@ class CoryTrainer:
         names = [role_name(first + index) for index in range(len(rollouts))]
         columns["role"] = [name for name, rollout in zip(names, rollouts, strict=True) for _ in rollout.completions]
         completions = [completion for rollout in rollouts for completion in rollout.completions]
-        rewards = score(self.task.reward, columns.pop("prompt"), completions, columns)
+        prompts = columns.pop("prompt")
+        rewards = processes.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
         return rewards.view(len(rollouts), -1)
 
     def assign_credit(self, chain: Sequence[Agent], batch: Batch, task_rewards: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from transformers import get_scheduler
 
 from cory.config import UserError, expect
+from cory.policies.sharding import part_like
 
 
 def check_optimizer(name: str) -> None:
@@ -74,7 +75,7 @@ def load_tensors(tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter]
             raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
     optimizer.state.clear()
     for name, parameter in trained.items():
-        parameter.detach().copy_(tensors[f"weights/{name}"])
+        parameter.detach().copy_(part_like(tensors[f"weights/{name}"], parameter))
         state = {key.rsplit("/", 1)[1]: x for key, x in tensors.items() if key.startswith(f"adam/{name}/")}
         if state:
-            optimizer.state[parameter] = {key: x.to(parameter.device) for key, x in state.items()}
+            optimizer.state[parameter] = {key: part_like(x, parameter) for key, x in state.items()}

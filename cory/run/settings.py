@@ -24,7 +24,7 @@ from cory.config import Config, UserError, expect, keys
 RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
 # What may differ on resume; `iterations` only where the learning rate does not depend on it.
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
-FREE |= {"versions"}
+FREE |= {"versions", "parallel"}
 C = TypeVar("C", bound=Config)
 read_command_line = False  # whether this process got its settings from its command line
 
