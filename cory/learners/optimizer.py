@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from transformers import get_scheduler
 
 from cory.config import UserError, expect
-from cory.policies.sharding import part_like
+from cory.policies.sharding import is_shard, part_like
 
 
 def check_optimizer(name: str) -> None:
@@ -28,8 +28,9 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, opti
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = getattr(torch.optim, name)
     if "fused" in inspect.signature(kind).parameters and "foreach" not in options:
-        # One kernel instead of one for each operation.
-        options = {"fused": all(p.is_floating_point() for p in trained), **options}
+        # One kernel instead of one for each operation; of sharded weights, PyTorch has it for these two.
+        known = all(p.is_floating_point() for p in trained) and (name in ("Adam", "AdamW") or not is_shard(trained[0]))
+        options = {"fused": known, **options}
     try:
         return kind(trained, lr=learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -52,6 +52,11 @@ def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
+def is_shard(tensor: Tensor) -> bool:
+    """Whether a tensor is split over processes."""
+    return isinstance(tensor, DTensor)
+
+
 def placed(wrapped: nn.Module, device: torch.device) -> nn.Module:
     """A policy in its wrapper on the device; shards are where they have to be."""
     return wrapped if any(map(is_sharded, wrapped.children())) else wrapped.to(device)
@@ -80,13 +85,22 @@ def gathered(policy: Any) -> Iterator[None]:
             if is_sharded(module):
                 module.reshard()
         return
-    hook = policy.register_forward_pre_hook(lambda *_: any_goes_on(True), prepend=True)
-    yield
-    hook.remove()
+    with _asking_before_each_pass(policy):
+        yield
     token = torch.zeros(1, 1, dtype=torch.long, device=device_of(policy))
     with torch.no_grad():
         while any_goes_on(False):
             policy(input_ids=token, use_cache=False)
+
+
+@contextmanager
+def _asking_before_each_pass(policy: nn.Module) -> Iterator[None]:
+    def ask(*_: Any) -> None:
+        any_goes_on(True)
+
+    hook = policy.register_forward_pre_hook(ask, prepend=True)  # before layers are put together
+    yield
+    hook.remove()
 
 
 def any_goes_on(this: bool) -> bool:

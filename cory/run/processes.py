@@ -24,8 +24,7 @@ from cory.config import Config, UserError, expect
 from cory.run.parallel import ParallelConfig
 
 TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others before it takes them for dead
-# State spread over processes is kept by a torch optimizer element by element, or in these not.
-NOT_ELEMENTWISE = ("Adafactor", "Muon")
+NOT_SHARDED = ("Adafactor", "Muon", "Rprop")  # optimizers of torch that cannot step on sharded weights
 T = TypeVar("T")
 parallel = ParallelConfig()  # of the run of this process
 
@@ -94,8 +93,8 @@ def check(config: Config) -> None:
     expect(world > 1, "parallel.shard", "none in a single process, or a start by torchrun", "full")
     on_gpu = PartialState().device.type != "cpu"
     expect(on_gpu or not config.parallel.offload, "parallel.offload", "false on a CPU", True)
-    elementwise = config.ppo.optimizer not in NOT_ELEMENTWISE
-    expect(elementwise, "ppo.optimizer", "one that is elementwise with parallel.shard: full", config.ppo.optimizer)
+    optimizer, others = config.ppo.optimizer, f"none of {', '.join(NOT_SHARDED)} with parallel.shard: full"
+    expect(optimizer not in NOT_SHARDED, "ppo.optimizer", others, optimizer)
     for own in map(config.of_agent, range(config.cory.num_agents)):
         bits = own.model.quantization
         expect(bits == "none", "model.quantization", "none with parallel.shard: full", bits)

@@ -1,7 +1,7 @@
 """An agent's tensors in safetensors files: one file, or of a sharded agent one by each process with its part.
 
-A sharded tensor is cut into rows, in the order of the processes. A reader that joins them has it whole, so any number of
-processes can read the files, also one that does not shard.
+A sharded tensor is cut into rows, in the order of the processes. A reader that joins them has it whole, so any number
+of processes can read the files, also one that does not shard.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
