@@ -107,6 +107,8 @@ class CheckpointManager:
             unchanged = processes.raised_everywhere(error) and not processes.all_reduce_max(not unchanged)
         if unchanged:
             self.save()
+            if processes.parallel.split:
+                processes.everyone(None)  # waits for the main process to finish it
 
     def newest(self) -> Path | None:
         """The newest checkpoint, valid or not."""

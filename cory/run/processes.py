@@ -185,7 +185,8 @@ def agreed(compute: Callable[[], T]) -> T:
         value = compute()
     except Exception as error:
         failure = error
-    errors = everyone(None if failure is None else f"{type(failure).__name__}: {failure}")
+    kind = "" if isinstance(failure, UserError) else f"{type(failure).__name__}: "
+    errors = everyone(None if failure is None else f"{kind}{failure}")
     if failure is not None:
         failure.everywhere = True  # type: ignore[attr-defined]
         raise failure

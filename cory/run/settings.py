@@ -211,7 +211,8 @@ def new_folder(output: str | None, name: str) -> Path:
 
 def main(work: Callable[[], None]) -> None:
     """Runs a script's work. A UserError ends it with status 2 and its message, Ctrl-C with status 130."""
-    for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing"):  # what PEFT and torch say of their own calls
+    # What PEFT and torch say of their own calls.
+    for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor"):
         warnings.filterwarnings("ignore", message=message)
     try:
         work()
