@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config
@@ -170,16 +169,15 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     settings, wrap = [copy.copy(config.of_agent(index)) for index in range(num_agents)], wrapper(config.algorithm)
     bases: dict[str, tuple[Any, PreTrainedTokenizerBase]] = {}  # by `key`
     keys: list[str] = []
-    adapted: dict[str, PeftModel] = {}  # bases with adapters
+    adapted: dict[str, Any] = {}  # bases with adapters
     policies: dict[int, Any] = {}
     for index, own in enumerate(settings):
         own.model = replace(own.model, name=own.resolve(own.model.name))
         # A base with adapters cannot be the reference of an agent without. If not shared, each agent has its own base.
-        key = f"{own.model} {bool(own.lora.rank)} {index if own.lora.rank and not own.lora.shared_base else ''}"
-        keys.append(key)
+        keys.append(f"{own.model} {bool(own.lora.rank)} {index if own.lora.rank and not own.lora.shared_base else ''}")
         if not is_here(index):
             continue
-        if key not in bases:
+        if (key := keys[index]) not in bases:
             bases[key] = load_policy(own.model)
             if own.model.gradient_checkpointing:
                 bases[key][0].gradient_checkpointing_enable({"use_reentrant": False})

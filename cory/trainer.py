@@ -83,10 +83,7 @@ class CoryTrainer:
             columns = sorted(task.dataset.column_names)
             expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
             assert eval_dataset is not None
-            most = min(config.eval_queries, len(eval_dataset))
-            if config.parallel.shard == "full":  # equally many for each process
-                most -= most % processes.world_size()
-            eval_dataset = eval_dataset.select(range(most))
+            eval_dataset = eval_dataset.select(range(processes.even(min(config.eval_queries, len(eval_dataset)))))
             expect(len(eval_dataset) > 0, "eval_every", "held-out rows", 0)
             replace(task, dataset=eval_dataset)  # checks its prompts
         self.config, self.agents, self.task, self.name = config, list(agents), task, name

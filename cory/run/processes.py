@@ -135,6 +135,11 @@ def shard(rows: int) -> slice:
     return slice(index * part, (index + 1) * part)
 
 
+def even(rows: int) -> int:
+    """At most `rows`, and equally many for each process if their passes must be equally many."""
+    return rows - rows % world_size() if parallel.shard == "full" else rows
+
+
 def run_size() -> int:
     """The number of all processes of the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
