@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config, UserError, expect
+from cory.config import Config
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.optimizer import check_optimizer
 from cory.learners.ppo import PPOTrainer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
+from cory.policies.apart import Apart, is_here
 from cory.policies.load import choose_device, load_policy
 from cory.policies.lora import activate, add_adapter, save_policy
 from cory.policies.sampling import check_lengths, context_length, encode, plain_text, seed_everything
+from cory.policies.sharding import split
 from cory.policies.tokens import token_record
 from cory.run import processes
 
@@ -95,7 +96,7 @@ class Agent:
 
     def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
         """Samples a response of at most `max_new_tokens` tokens per prompt. Raises a UserError if one is too long."""
-        queries = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
+        queries = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
         check_lengths([len(query) for query in queries], max_new_tokens, self.context_length, prompts)
         self.activate()
         responses = self.learner.generate(queries, self.sampling, max_new_tokens)
@@ -139,8 +140,8 @@ class Agent:
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
-        save_policy(self.policy, folder, self.name, self.merge)
-        self.tokenizer.save_pretrained(folder)
+        if save_policy(self.policy, folder, self.name, self.merge):
+            self.tokenizer.save_pretrained(folder)
 
 
 def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
@@ -171,46 +172,46 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     Raises a UserError if a setting is out of range, or the device or a model is not available.
     """
     config.check()
-    choose_device(config.device)
+    choose_device(config.device, config.parallel)
     check_optimizer(config.ppo.optimizer)
-    world, size = processes.world_size(), config.ppo.mini_batch_size
-    expect(size % world == 0, "ppo.mini_batch_size", f"a multiple of the number of processes, {world}", size)
-    share, group = config.ppo.batch_size // world, config.group_size
-    multiple = f"a multiple of group_size = {group} in each of {world} processes"
-    expect(share % group == 0, "ppo.batch_size", multiple, share)
-    kind = PartialState().distributed_type.value
-    if kind in ("DEEPSPEED", "FSDP"):
-        raise UserError(
-            f"accelerate: expected plain data parallelism (configs/accelerate/), got {kind}: two agents in one process "
-            "cannot share its engine. LoRA and gradient checkpointing save memory instead."
-        )
+    processes.check(config)
     num_agents = config.cory.num_agents if num_agents is None else num_agents
     settings, wrap = [copy.copy(config.of_agent(index)) for index in range(num_agents)], wrapper(config.algorithm)
     bases: dict[str, tuple[Any, PreTrainedTokenizerBase]] = {}  # by `key`
-    policies, keys = [], []
+    keys: list[str] = []
+    adapted: dict[str, Any] = {}  # bases with adapters
+    policies: dict[int, Any] = {}
     for index, own in enumerate(settings):
         own.model = replace(own.model, name=own.resolve(own.model.name))
         # A base with adapters cannot be the reference of an agent without. If not shared, each agent has its own base.
-        key = f"{own.model} {bool(own.lora.rank)} {index if own.lora.rank and not own.lora.shared_base else ''}"
-        if key not in bases:
+        keys.append(f"{own.model} {bool(own.lora.rank)} {index if own.lora.rank and not own.lora.shared_base else ''}")
+        if not is_here(index):
+            continue
+        if (key := keys[index]) not in bases:
             bases[key] = load_policy(own.model)
             if own.model.gradient_checkpointing:
                 bases[key][0].gradient_checkpointing_enable({"use_reentrant": False})
-        policies.append(bases[key][0] if own.lora.rank else copy.deepcopy(bases[key][0]))
-        keys.append(key)
-    frozen = {key for key, own in zip(keys, settings, strict=True) if not own.lora.rank}
-    references = {key: wrap(bases[key][0]).requires_grad_(False).eval() for key in frozen}
-    agents: list[Agent] = []
-    for index, (own, key, policy) in enumerate(zip(settings, keys, policies, strict=True)):
-        name = f"agent_{index + 1}"
         seed_everything(config.seed, index)  # draws the value head, and the adapter where there is one
         if own.lora.rank:
-            first = keys.index(key)
-            policy = add_adapter(agents[first].policy if first < index else policy, name, own.lora)
+            name = f"agent_{index + 1}"
+            policy = adapted[key] = add_adapter(adapted.get(key, bases[key][0]), name, own.lora)
             policy.peft_config[name].base_model_name_or_path = own.model.name
-        wrapped = wrap(policy)
-        if isinstance(wrapped, PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
-            for parameter in wrapped.v_head.parameters():
+            policies[index] = wrap(policy)
+        else:
+            policies[index] = wrap(copy.deepcopy(bases[key][0]))
+        if isinstance(policies[index], PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
+            for parameter in policies[index].v_head.parameters():
                 torch.nn.init.zeros_(parameter)
-        agents.append(Agent(name, wrapped, references.get(key), bases[key][1], own))
+        if not own.lora.rank:
+            split(policies[index], config.precision)
+    frozen = dict.fromkeys(keys[index] for index in policies if not settings[index].lora.rank)
+    references = {key: split(wrap(bases[key][0]).requires_grad_(False).eval(), config.precision) for key in frozen}
+    agents: list[Any] = []
+    for index, (own, key) in enumerate(zip(settings, keys, strict=True)):
+        name, agent = f"agent_{index + 1}", None
+        if index in policies:
+            policy = split(policies[index], config.precision)  # with the adapters of all that share it
+            activate(policy.pretrained_model, name)
+            agent = Agent(name, policy, references.get(key), bases[key][1], own)
+        agents.append(Apart(index, agent, config) if config.parallel.agents == "apart" else agent)
     return agents

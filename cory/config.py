@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from cory.run.checks import Settings, UserError, between, changed, expect, keys, positive
 from cory.run.hub import HubConfig
+from cory.run.parallel import ParallelConfig
 
 __all__ = ["Settings", "UserError", "changed", "expect", "keys"]  # checks that other files import from here
 
@@ -297,6 +298,7 @@ class Config(Settings):
         checkpoint: What survives an interruption.
         guards: What is watched.
         hub: Passing the agents on.
+        parallel: How processes share the agents.
     """
 
     seed: int = 0
@@ -320,6 +322,7 @@ class Config(Settings):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
     hub: HubConfig = field(default_factory=HubConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         expect(0 <= self.seed < 2**32, "seed", "a whole number from 0 to 2**32 - 1", self.seed)

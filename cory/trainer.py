@@ -4,8 +4,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
 from cory.run import checkpoint, processes
 from cory.run.checkpoint import CheckpointManager, RunState, find_resumed
+from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.task import Task
@@ -84,7 +84,7 @@ class CoryTrainer:
             columns = sorted(task.dataset.column_names)
             expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
             assert eval_dataset is not None
-            eval_dataset = eval_dataset.select(range(min(config.eval_queries, len(eval_dataset))))
+            eval_dataset = eval_dataset.select(range(processes.even(min(config.eval_queries, len(eval_dataset)))))
             expect(len(eval_dataset) > 0, "eval_every", "held-out rows", 0)
             replace(task, dataset=eval_dataset)  # checks its prompts
         self.config, self.agents, self.task, self.name = config, list(agents), task, name
@@ -104,8 +104,8 @@ class CoryTrainer:
         """
         names = [agent.name for agent in self.agents]
         made_of = run_record(self.config, self.task.fingerprint())
-        main = PartialState().is_main_process
-        resumed = processes.broadcast(find_resumed(self.config, made_of, self.name, names) if main else None)
+        found = find_resumed(self.config, made_of, self.name, names) if processes.is_main() else None
+        resumed = processes.broadcast(found)
         if resumed and resumed.checkpoint:
             checkpoint.load(resumed.checkpoint, resumed.state, self.agents)
         state: RunState = resumed.state if resumed else RunState()
@@ -126,15 +126,14 @@ class CoryTrainer:
                     if self.config.eval_every and (k + 1) % self.config.eval_every == 0:
                         self.held_out(k, records)
                 except Exception as error:
-                    if steps == [agent.optimizer_steps for agent in self.agents]:
-                        checkpoints.save()  # the agents are as they were before iteration k
+                    checkpoints.save_after(error, steps == [agent.optimizer_steps for agent in self.agents])
                     there = checkpoints.newest()
                     where = f"The last good state is {there}" if there else "No state is saved"
                     if isinstance(error, (NotFinite, UserError)):
                         raise UserError(f"iteration {k + 1}: {error}\n{where}.") from None
                     print(f"\nIteration {k + 1} failed. {where}.", file=sys.stderr)
                     raise
-                with self._timed("log"):
+                with timed(self.seconds, "log"):
                     run.add_samples(k, samples)
                     run.log(k, records)
                 run.log_timings(k, records, {**self.seconds, "total": time.perf_counter() - started})
@@ -154,11 +153,9 @@ class CoryTrainer:
                     raise Interrupted(128 + received)
                 if too_far:
                     break
-            after = self._fixed_samples()
-            if main:
-                run.finish(state.before, after, self.agents)
+            run.finish(state.before, self._fixed_samples(), self.agents)
+            if processes.is_main():
                 write_run_report(run.folder, self.config.method())
-            PartialState().wait_for_everyone()
             for callback in self.callbacks:
                 callback.on_train_end(self, run)
         return run
@@ -170,19 +167,19 @@ class CoryTrainer:
         """
         self.seconds = {}
         chain, batch = self._begin(k)
-        with self._timed("generate"):
+        with timed(self.seconds, "generate"):
             rollouts = self.roll_out(chain, batch)
-        with self._timed("reward"):
+        with timed(self.seconds, "reward"):
             task_rewards = self.score(batch, rollouts)
             rewards = self.assign_credit(chain, batch, task_rewards)
-        with self._timed("record"):  # before the update, after which log-ratios are others
+        with timed(self.seconds, "record"):  # before the update, after which log-ratios are others
             every, group, samples = self.config.sample_every, self.config.group_size, []
             if every and k % every == 0:
                 samples = self._sampled(chain, batch, rollouts, task_rewards, slice(0, NUM_SAMPLES * group, group))
-        with self._timed("learn"):
+        with timed(self.seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = self.update(chain, rollouts, rewards, rate)
-        with self._timed("record"):
+            stats = processes.merged(processes.agreed(lambda: self.update(chain, rollouts, rewards, rate)))
+        with timed(self.seconds, "record"):
             return self.record(k, chain, rollouts, task_rewards, stats, history), samples
 
     def roll_out(self, chain: Sequence[Agent], batch: Batch) -> list[Rollout]:
@@ -203,7 +200,8 @@ class CoryTrainer:
         names = [role_name(first + index) for index in range(len(rollouts))]
         columns["role"] = [name for name, rollout in zip(names, rollouts, strict=True) for _ in rollout.completions]
         completions = [completion for rollout in rollouts for completion in rollout.completions]
-        rewards = score(self.task.reward, columns.pop("prompt"), completions, columns)
+        prompts = columns.pop("prompt")
+        rewards = processes.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
         return rewards.view(len(rollouts), -1)
 
     def assign_credit(self, chain: Sequence[Agent], batch: Batch, task_rewards: torch.Tensor) -> torch.Tensor:
@@ -274,7 +272,7 @@ class CoryTrainer:
 
         The chain of iteration `k` answers the first `config.eval_queries` rows, from the same random stream each time.
         """
-        with self._timed("evaluate"):
+        with timed(self.seconds, "evaluate"):
             assert self.eval_dataset is not None
             chain = [self.agents[index] for index in self.schedule.order(k)]
             rank, world = PartialState().process_index, processes.world_size()
@@ -357,11 +355,3 @@ class CoryTrainer:
             except UserError as error:
                 reads = f", which also reads a response of up to {longest // 2} tokens" if observes else ""
                 raise UserError(f"{agent.name} as {role_name(role)}{reads}: {error}") from None
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # else the time of queued work would count for the next phase
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started

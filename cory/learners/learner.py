@@ -25,7 +25,7 @@ from cory.config import SamplingConfig
 from cory.learners import losses
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.trl_parts import RunningMoments
-from cory.policies import window
+from cory.policies import sharding, window
 from cory.policies.sampling import pad_token, sample
 from cory.policies.window import Window
 from cory.run import processes
@@ -98,7 +98,7 @@ class Learner:
         on_nonfinite: str = "stop",
     ) -> None:
         self.config, self.tokenizer, self.pad_id = config, tokenizer, pad_token(tokenizer)
-        self.ref_model = None if ref_model is None else ref_model.to(self.accelerator.device)
+        self.ref_model = None if ref_model is None else sharding.placed(ref_model, self.accelerator.device)
         self.model_params = [p for p in self.model.parameters() if p.requires_grad]
         self.running = RunningMoments(self.accelerator)
         self.checkpointed_layers = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
@@ -139,7 +139,7 @@ class Learner:
     def generate(self, queries: Sequence[Tensor], settings: SamplingConfig, longest: int) -> list[Tensor]:
         """Samples one response per query, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
-        with self._autocast():
+        with self._autocast(), sharding.gathered(self.policy):
             return sample(self.policy, self.tokenizer, queries, settings, longest)
 
     def step(
@@ -235,7 +235,7 @@ class Learner:
 
     def _micro_batches(self, batch: Window, index: Sequence[int]) -> list[tuple[list[int], Window]]:
         """Splits the rows `index` into parts that fit into memory; with several processes, into as few as possible."""
-        alone = processes.world_size() == 1 or len(index) > self.micro_batch
+        alone = processes.world_size() == 1 or (len(index) > self.micro_batch and not sharding.is_sharded(self.policy))
         return batch.parts(index, self.micro_batch, self.pass_cost if alone else math.inf)
 
     def _old(self, batch: Window, train: bool = True) -> OldPolicy:
@@ -245,7 +245,7 @@ class Learner:
         """
         old = OldPolicy(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(6)))
         all_rows = range(len(batch.input_ids))
-        chunk = self._chunk(batch, PASS_CHUNK)
+        chunk = sharding.least(self._chunk(batch, PASS_CHUNK))
         whole = train and self.micro_batch >= len(all_rows)
         parts = self._micro_batches(batch, all_rows) if whole else [(i, batch.rows(i)) for i in batch.by_length(chunk)]
         for index, rows in parts:
@@ -285,7 +285,7 @@ class Learner:
 
         stats = self._retrying(backward)
         gradients = [p.grad for p in self.model_params if p.grad is not None]
-        norm = get_total_norm(gradients)
+        norm = sharding.whole(get_total_norm(gradients))
         # Statistics and gradients are those of all processes, so that all of them decide the same.
         table = torch.stack(stats)
         checked = torch.stack([norm, table[:, self.STATS.index("ppo/policy/ratio")].max(), table.sum()])

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from transformers import get_scheduler
 
 from cory.config import UserError, expect
+from cory.policies.sharding import is_shard, part_like
 
 
 def check_optimizer(name: str) -> None:
@@ -27,8 +28,9 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, opti
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = getattr(torch.optim, name)
     if "fused" in inspect.signature(kind).parameters and "foreach" not in options:
-        # One kernel instead of one for each operation.
-        options = {"fused": all(p.is_floating_point() for p in trained), **options}
+        # One kernel instead of one for each operation; of sharded weights, PyTorch has it for these two.
+        known = all(p.is_floating_point() for p in trained) and (name in ("Adam", "AdamW") or not is_shard(trained[0]))
+        options = {"fused": known, **options}
     try:
         return kind(trained, lr=learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -74,7 +76,7 @@ def load_tensors(tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter]
             raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
     optimizer.state.clear()
     for name, parameter in trained.items():
-        parameter.detach().copy_(tensors[f"weights/{name}"])
+        parameter.detach().copy_(part_like(tensors[f"weights/{name}"], parameter))
         state = {key.rsplit("/", 1)[1]: x for key, x in tensors.items() if key.startswith(f"adam/{name}/")}
         if state:
-            optimizer.state[parameter] = {key: x.to(parameter.device) for key, x in state.items()}
+            optimizer.state[parameter] = {key: part_like(x, parameter) for key, x in state.items()}

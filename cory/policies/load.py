@@ -23,6 +23,7 @@ from cory.config import ModelConfig, UserError, expect
 from cory.policies import AVAILABLE
 from cory.run import processes
 from cory.run.checks import is_local
+from cory.run.parallel import ParallelConfig
 
 # What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
 LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
@@ -30,7 +31,7 @@ LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
 HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, parallel: ParallelConfig | None = None) -> torch.device:
     """Sets the process's device, before anything else touches accelerate. Raises a UserError if it is not there."""
     try:
         wanted = None if name == "auto" else torch.device(name)
@@ -39,7 +40,8 @@ def choose_device(name: str) -> torch.device:
     gpus = torch.cuda.device_count()
     if wanted and wanted.type == "cuda" and (wanted.index or 0) >= gpus:
         raise UserError(f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}")
-    state = processes.start(cpu=wanted.type == "cpu" if wanted else not torch.accelerator.is_available())
+    cpu = wanted.type == "cpu" if wanted else not torch.accelerator.is_available()
+    state = processes.start(cpu, parallel)
     agreed = not wanted or wanted.type == state.device.type
     expect(agreed, "device", f"{state.device}, which this process uses already", name)
     if wanted and wanted.index is not None:

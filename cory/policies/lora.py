@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from cory.config import LoraConfig, expect
 from cory.policies.load import quiet
+from cory.policies.sharding import is_sharded, whole_weights
 
 
 def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
@@ -48,23 +49,29 @@ def activate(policy: PreTrainedModel | PeftModel, name: str) -> None:
         policy.set_adapter(name)
 
 
-def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> None:
+def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> bool:
     """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 
-    The policy in memory is unchanged.
+    The policy in memory is unchanged. If it is sharded, all processes must call this, and the main one writes.
+    Returns whether this process wrote.
     """
+    sharded = is_sharded(policy)
+    weights = whole_weights(policy, "lora_" if isinstance(policy, PeftModel) else "") if sharded else None
+    if sharded and not weights:
+        return False
     if merge and isinstance(policy, PeftModel):
         # A copy: merging and unmerging in place would leave rounding errors in the base.
         policy = copy.deepcopy(policy).merge_and_unload(adapter_names=[name])
     if not isinstance(policy, PeftModel):
         with quiet():
-            policy.save_pretrained(folder)
-        return
+            policy.save_pretrained(folder, state_dict=weights)
+        return True
     folder.mkdir(parents=True, exist_ok=True)
     # PEFT's own save_pretrained would write a named adapter one folder further down, and a model card above it.
-    weights = get_peft_model_state_dict(policy, adapter_name=name)
+    weights = get_peft_model_state_dict(policy, state_dict=weights, adapter_name=name)
     weights = {key: value.contiguous() for key, value in weights.items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = copy.copy(policy.peft_config[name])
     config.inference_mode = True
     config.save_pretrained(folder)
+    return True

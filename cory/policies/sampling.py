@@ -11,6 +11,7 @@ from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, Pre
 from transformers.generation import logits_process
 
 from cory.config import SamplingConfig, UserError, expect
+from cory.policies.sharding import device_of
 from cory.policies.window import accepts, pad
 
 
@@ -107,7 +108,7 @@ def sample(
     Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
     token, with the token that completes its first stop text, or after `max_new_tokens` tokens.
     """
-    device = model.device
+    device = device_of(model)
     ids, mask = pad([query.to(device) for query in queries], pad_token(tokenizer), "left")
     width = ids.shape[1]
     # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.

@@ -2,7 +2,7 @@
 
     RUN/checkpoints/iter-000050/     the state before iteration 50, counted from 0
         state.json                   the `RunState`: settings, versions, iteration, lengths of the run's files, ...
-        agent_1.safetensors, ...     trained weights, value head, Adam's moments
+        agent_1.safetensors, ...     trained weights, value head, Adam's moments; of sharded agents a file per process
         manifest.json                size and SHA-256 of every file
 
 Random streams need no file, as each iteration's derive from (seed, iteration, process). A checkpoint is written to a
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from cory.config import CheckpointConfig, Config, UserError, expect
+from cory.run import processes, shards
 from cory.run.folder import FILES, Run, SavedAgent
 from cory.run.settings import completed, differences, read_settings
 
@@ -75,24 +75,40 @@ class CheckpointManager:
             self.save()
 
     def save(self) -> None:
-        """Writes a checkpoint, in the main process only, as the agents are the same in all; then removes older ones.
+        """Writes a checkpoint and then removes older ones.
 
-        If it cannot be written (disk full), warns and keeps all earlier ones.
+        In the main process only, if the agents are the same in all; else all processes must call this, and each writes
+        what it holds. If it cannot be written (disk full), warns and keeps all earlier ones.
         """
-        if not self.run.writes:
+        if not (self.run.writes or processes.parallel.split):
             return
         folder, iteration = self.run.folder / "checkpoints", self.state.iteration
         try:
             self.state.lengths = self.run.lengths()
             target = _write(folder, self.state, self.agents)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, processes.FailedElsewhere) as error:
             failure = f"The checkpoint before iteration {iteration} could not be written to {folder} ({error})."
-            warnings.warn(f"{failure} The run continues; earlier checkpoints are unchanged.", stacklevel=2)
+            if self.run.writes:
+                warnings.warn(f"{failure} The run continues; earlier checkpoints are unchanged.", stacklevel=2)
+            return
+        if not self.run.writes:
             return
         spare = _place(folder, self.state.best["iteration"]) if self.state.best else None
         for old in _folders(folder)[self.settings.keep :]:
             if old not in (spare, target):
                 shutil.rmtree(old, ignore_errors=True)
+
+    def save_after(self, error: Exception, unchanged: bool) -> None:
+        """Saves after an error, unless agents were changed since `state.iteration` began.
+
+        Where processes hold parts of the agents, it takes all of them, so the error must have been raised in all.
+        """
+        if processes.parallel.split:
+            unchanged = processes.raised_everywhere(error) and not processes.all_reduce_max(not unchanged)
+        if unchanged:
+            self.save()
+            if processes.parallel.split:
+                processes.everyone(None)  # waits for the main process to finish it
 
     def newest(self) -> Path | None:
         """The newest checkpoint, valid or not."""
@@ -100,32 +116,50 @@ class CheckpointManager:
 
 
 def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
-    """Writes a checkpoint atomically. Raises OSError or SafetensorError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    target, partial = _place(folder, state.iteration), Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    """Writes a checkpoint atomically. Raises OSError or SafetensorError, or FailedElsewhere in the other processes."""
+    target, main, split = _place(folder, state.iteration), processes.is_main(), processes.parallel.split
+    partial = processes.agreed(lambda: _temporary(folder) if main else folder)
+    partial = processes.broadcast(partial) if split else partial
     try:
-        numbers = {}
-        for agent in agents:
-            tensors, numbers[agent.name] = agent.state()
-            save_file(tensors, partial / f"{agent.name}.safetensors")
-        content = {"format": FORMAT, **asdict(replace(state, agents=numbers))}
-        (partial / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        written = sorted(partial.iterdir())
-        files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in written}
-        (partial / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
-        for file in partial.iterdir():
-            _flush(file)
-        _flush(partial)
-        aside = folder / f".replaced-{target.name}"
-        shutil.rmtree(aside, ignore_errors=True)
-        if target.exists():  # a damaged one that was skipped, or the run has gone back before it
-            target.rename(aside)
-        partial.rename(target)
-        _flush(folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        numbers = processes.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in agents})
+        for theirs in processes.everyone(numbers) if split else ():
+            numbers |= {name: values for name, values in theirs.items() if values}  # each from where its agent lives
+        if main:
+            _complete(partial, target, replace(state, agents=numbers))
         return target
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if main:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _temporary(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+
+
+def _write_agent(agent: SavedAgent, folder: Path) -> dict[str, Any]:
+    tensors, numbers = agent.state()
+    shards.write(tensors, folder, agent.name)
+    return numbers
+
+
+def _complete(partial: Path, target: Path, state: RunState) -> None:
+    """Adds state and manifest to the agents' files, and moves them all to their place."""
+    content = {"format": FORMAT, **asdict(state)}
+    (partial / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    written = sorted(partial.iterdir())
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in written}
+    (partial / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
+    for file in partial.iterdir():
+        _flush(file)
+    _flush(partial)
+    aside = target.with_name(f".replaced-{target.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    if target.exists():  # a damaged one that was skipped, or the run has gone back before it
+        target.rename(aside)
+    partial.rename(target)
+    _flush(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _place(folder: Path, iteration: int) -> Path:
@@ -154,9 +188,10 @@ def _folders(folder: Path) -> list[Path]:
 def read(path: Path, agents: Sequence[str]) -> RunState:
     """The `state.json` of a checkpoint. Raises Damaged if a file is not what was written for these agents."""
     manifest = _json(path / "manifest.json")
-    expected = sorted(["state.json", *(f"{agent}.safetensors" for agent in agents)])
     files: Any = manifest.get("files")
     found = sorted(files) if isinstance(files, dict) else files
+    parts = max(1, (len(found) - 1) // len(agents)) if isinstance(files, dict) else 1
+    expected = sorted(["state.json", *shards.file_names(agents, parts)])
     listed = manifest.get("format") == FORMAT and isinstance(files, dict) and found == expected
     _require(listed, f"manifest.json lists {found}, expected {expected} in format {FORMAT}")
     for name, promised in files.items():
@@ -208,7 +243,7 @@ def load(path: Path, state: RunState, agents: Sequence[SavedAgent]) -> None:
     """Loads a checkpoint that `read` has checked into the agents. Raises a UserError if it is of other models."""
     for agent in agents:
         try:
-            agent.load_state(load_file(path / f"{agent.name}.safetensors"), state.agents[agent.name])
+            agent.load_state(shards.Saved(path, agent.name), state.agents[agent.name])
         except (LookupError, TypeError, ValueError, SafetensorError) as error:
             raise UserError(f"resume: expected a checkpoint of these agents, got {str(path)!r} ({error})") from None
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 import yaml
-from accelerate import PartialState
 from tqdm import tqdm
 
 from cory.config import Config, UserError
@@ -73,7 +72,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
-        self.writes = PartialState().is_main_process
+        self.writes = processes.is_main()
         self.folder = folder or processes.broadcast(new_folder(config.output, name) if self.writes else None)
         self.files: dict[str, JsonlWriter] = {}
         self.tracker = None
@@ -182,13 +181,18 @@ class Run:
         self.say(f"Continue with: {resume_command(self.folder)}")
 
     def finish(self, before: Samples, after: Samples, agents: Sequence[SavedAgent]) -> None:
-        """Saves agents, curves and summary, and prints the results."""
+        """Saves agents, curves and summary, and prints the results; in the main process but for parts of agents."""
         from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
         self.bar.close()
+        if self.writes or processes.parallel.split:
+            for agent in agents:
+                agent.save(self.folder / agent.name)
+        processes.everyone(None)  # waits for those that save
+        if not self.writes:
+            return
         means = summarise(self.history, self.agents)
         for agent in agents:
-            agent.save(self.folder / agent.name)
             card = agent_card(agent.name, self.config, means[agent.name])
             (self.folder / agent.name / "README.md").write_text(card, encoding="utf-8")
         plot_curves(self.history, self.folder / "curves.png")

@@ -24,7 +24,7 @@ from cory.config import Config, UserError, expect, keys
 RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
 # What may differ on resume; `iterations` only where the learning rate does not depend on it.
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
-FREE |= {"versions", "hub"}
+FREE |= {"versions", "hub", "parallel"}
 C = TypeVar("C", bound=Config)
 read_command_line = False  # whether this process got its settings from its command line
 
@@ -211,7 +211,8 @@ def new_folder(output: str | None, name: str) -> Path:
 
 def main(work: Callable[[], None]) -> None:
     """Runs a script's work. A UserError ends it with status 2 and its message, Ctrl-C with status 130."""
-    for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing"):  # what PEFT and torch say of their own calls
+    # What PEFT and torch say of their own calls.
+    for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor"):
         warnings.filterwarnings("ignore", message=message)
     try:
         work()

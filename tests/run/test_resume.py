@@ -23,7 +23,7 @@ from conftest import ROOT, sentences
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig, UserError
 from cory.prompts import RolePrompts
-from cory.run import checkpoint
+from cory.run import checkpoint, shards
 from cory.run.guards import Interrupted, Signals
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -292,7 +292,7 @@ def test_full_disk_leaves_the_run_alive(one, tmp_path, monkeypatch, where):
 
     trainer.task.reward = after(after(count_good, 5, lambda: toggle(True)), 7, lambda: toggle(False))
     if where == "checkpoint":
-        save_file = checkpoint.save_file
+        save_file = shards.save_file
 
         def failing(tensors, path):
             if full[0]:
@@ -300,7 +300,7 @@ def test_full_disk_leaves_the_run_alive(one, tmp_path, monkeypatch, where):
                 raise OSError(errno.ENOSPC, "No space left on device")
             save_file(tensors, path)
 
-        monkeypatch.setattr(checkpoint, "save_file", failing)
+        monkeypatch.setattr(shards, "save_file", failing)
     else:
         from cory.run import jsonl
 

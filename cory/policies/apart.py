@@ -1,0 +1,87 @@
+"""Agents apart: each lives in one process, which samples and learns with it; the others know its texts and numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from accelerate import PartialState
+
+from cory.config import Config
+from cory.policies.sampling import encode
+from cory.run import processes
+
+
+def is_here(index: int) -> bool:
+    """Whether the agent of this index, from 0, lives in this process."""
+    return processes.parallel.agents == "together" or index % processes.run_size() == processes.rank()
+
+
+class Apart:
+    """An agent that lives in one process, as all of them see it: `cory.agent.Agent` has its methods.
+
+    Args:
+        index: from 0. agent: itself in its process, None in the others. config: the run's settings.
+    """
+
+    def __init__(self, index: int, agent: Any, config: Config) -> None:
+        self.name, self.owner, self.agent = f"agent_{index + 1}", index % processes.run_size(), agent
+        self.ppo, self.chat_template = config.ppo, config.of_agent(index).model.chat_template
+        known = (agent.tokenizer, agent.context_length) if agent else None
+        self.tokenizer, self.context_length = processes.broadcast(known, self.owner)
+        self.device = PartialState().device
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of optimizer steps taken in this process."""
+        return self.agent.optimizer_steps if self.agent else 0
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts, as the policy reads them."""
+        return encode(self.tokenizer, prompts, self.chat_template)
+
+    def respond(self, prompts: list[str], max_new_tokens: int) -> Any:
+        """The agent's rollout; in other processes without token ids, as only its texts are sent."""
+        kept = []
+
+        def answer() -> Any:
+            kept.append(self.agent.respond(prompts, max_new_tokens))
+            return replace(kept[0], queries=[], responses=[])
+
+        texts = processes.computed_by(self.owner, answer)
+        return kept[0] if kept else texts
+
+    def learn(self, rollouts: Sequence[Any], rewards: torch.Tensor, rate: float = 1.0) -> list[dict[str, float]]:
+        """One update, in the agent's process; the others draw the random numbers that it takes."""
+        if self.agent:
+            return self.agent.learn(rollouts, rewards, rate)
+        for _ in range(self.ppo.ppo_epochs):
+            np.random.permutation(rewards.numel())
+        return [{} for _ in rollouts]
+
+    def explain(self, rollout: Any) -> list[dict[str, Any]]:
+        """What is recorded of each response; in all processes."""
+        return processes.computed_by(self.owner, lambda: self.agent.explain(rollout))
+
+    def restart(self) -> None:
+        """Resets optimizer state, KL coefficient and reward moments."""
+        if self.agent:
+            self.agent.restart()
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The trained state for a checkpoint; nothing in other processes."""
+        return self.agent.state() if self.agent else ({}, {})
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Restores what `state` returned."""
+        if self.agent:
+            self.agent.load_state(tensors, numbers)
+
+    def save(self, folder: Path) -> None:
+        """Writes the policy and its tokenizer."""
+        if self.agent:
+            with patch.object(torch.distributed, "is_initialized", lambda: False):  # else only the first one may save
+                self.agent.save(folder)

@@ -1,0 +1,223 @@
+"""Sharded agents and agents apart, in two processes on the CPU (gloo), against one process or data parallelism."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_gpt2
+from parallel_run import save_state
+from safetensors.torch import load_file
+from test_resume import make_trainer, outcome
+from transformers import AutoModelForCausalLM
+
+from cory.agent import make_agents
+from cory.config import (
+    CheckpointConfig,
+    Config,
+    CoryConfig,
+    LoraConfig,
+    ModelConfig,
+    PPOConfig,
+    SamplingConfig,
+    UserError,
+)
+from cory.run import processes
+from cory.run.parallel import ParallelConfig
+
+FULL, LAYER = ParallelConfig(shard="full"), ParallelConfig(shard="full", gather="layer")
+APART = ParallelConfig(agents="apart")
+AGENTS = ["agent_1", "agent_2"]
+
+
+def launch(jobs, folder: Path, *fault) -> subprocess.CompletedProcess:
+    """Runs settings one after the other in two processes."""
+    file = folder / "jobs.json"
+    file.write_text(json.dumps([asdict(config) for config in jobs]))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    command += [str(Path(__file__).with_name("parallel_run.py")), str(file), *fault]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+
+
+def alone(config):
+    """Runs settings in this process."""
+    trainer = make_trainer(config)
+    trainer.train()
+    save_state(config, trainer.agents)
+
+
+def distance(first, second) -> float:
+    """The largest difference of two runs: of trained weights, optimizer states, and metrics."""
+    largest = 0.0
+    for agent in AGENTS:
+        one, two = (torch.load(f"{config.output}-{agent}") for config in (first, second))
+        assert one.keys() == two.keys() and one
+        largest = max(largest, *((one[name].double() - two[name].double()).abs().max().item() for name in one))
+    rows = [[json.loads(line) for line in Path(c.output, "metrics.jsonl").open()] for c in (first, second)]
+    for one, two in zip(*rows, strict=True):
+        assert {k: v for k, v in one.items() if not isinstance(v, float)} == {
+            k: v for k, v in two.items() if not isinstance(v, float)
+        }
+        largest = max(largest, *(abs(value - two[key]) for key, value in one.items() if isinstance(value, float)))
+    return largest
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer):
+    """Five iterations, in double precision, as Adam turns the rounding errors of gradients of zero into steps."""
+    folder = tmp_path_factory.mktemp("parallel")
+    make_gpt2(tokenizer).double().save_pretrained(folder / "gpt2")
+    tokenizer.save_pretrained(folder / "gpt2")
+
+    def settings(name, **changes):
+        ppo = PPOConfig(**{"learning_rate": 1e-3, "batch_size": 8, "mini_batch_size": 8} | changes.pop("ppo", {}))
+        model = ModelConfig(
+            str(folder / "gpt2"), dtype="auto", gradient_checkpointing=changes.pop("checkpointing", False)
+        )
+        return Config(
+            **{
+                "iterations": 5,
+                "output": str(folder / name),
+                "device": "cpu",
+                "model": model,
+                "cory": CoryConfig(exchange_period=2),
+                "sampling": SamplingConfig(3, 6, top_k=1),  # the likeliest token, so the same in any process
+                "checkpoint": CheckpointConfig(save_every=0),
+            }
+            | changes,
+            ppo=ppo,
+        )
+
+    return settings
+
+
+@pytest.fixture(scope="module")
+def sharded(base, tmp_path_factory):
+    """Pairs of settings, run sharded in two processes, and otherwise."""
+    lora, saved = LoraConfig(rank=4), CheckpointConfig(save_every=1)
+    drawn = {"sampling": SamplingConfig(4, 8), "iterations": 2, "algorithm": "grpo", "group_size": 2}
+    steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05, "micro_batch": 1}
+    drawn |= {"ppo": steps | {"ratio_threshold": 1.02}}
+    whole = {
+        "ppo": base("ppo"),
+        "ppo_lora": base("ppo_lora", lora=lora, ppo={"reward_scaling": True}),
+        "reinforce": base("reinforce", algorithm="reinforce"),
+        "reinforce_lora": base("reinforce_lora", algorithm="reinforce", lora=lora, ppo={"max_grad_norm": 0.05}),
+        "grpo": base("grpo", **drawn, checkpointing=True, lora=lora),
+    }
+    split = {name: replace(c, output=f"{c.output}-sharded", parallel=FULL) for name, c in whole.items()}
+    split["grpo"].parallel = LAYER
+    alone(resumed := base("resumed", iterations=2, checkpoint=saved))
+    resumed = replace(resumed, iterations=4, resume=resumed.output)
+    done = launch([*split.values(), whole["grpo"], replace(resumed, parallel=FULL)], tmp_path_factory.mktemp("sharded"))
+    assert done.returncode == 0, done.stderr
+    for name in whole.keys() - {"grpo"}:
+        alone(whole[name])
+    return whole, split, resumed
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_lora", "reinforce", "reinforce_lora"])
+def test_two_sharded_processes_train_as_one(sharded, name):
+    whole, split, _ = sharded
+    assert distance(whole[name], split[name]) < 1e-5
+
+
+def test_sharding_layer_by_layer_equals_data_parallelism(sharded):
+    """Responses are drawn, of different lengths, with micro-batches, accumulation, checkpointing and clipping."""
+    whole, split, _ = sharded
+    assert distance(whole["grpo"], split["grpo"]) < 1e-9
+    tokens = [json.loads(line)["response_tokens"] for line in Path(split["grpo"].output, "metrics.jsonl").open()]
+    assert any(count % 1 for count in tokens)  # lengths differ
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_lora"])
+def test_agents_of_sharded_runs_are_plain_folders(sharded, name):
+    whole, split, _ = sharded
+    for agent in AGENTS:
+        one, two = (Path(config.output, agent) for config in (whole[name], split[name]))
+        assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in two.iterdir())
+        (file,) = (path.name for path in one.glob("*.safetensors"))
+        first, second = load_file(one / file), load_file(two / file)
+        assert first.keys() == second.keys()
+        assert max((first[key] - second[key]).abs().max() for key in first) < 1e-5
+    if name == "ppo":
+        assert AutoModelForCausalLM.from_pretrained(two).config.architectures == ["GPT2LMHeadModel"]
+
+
+def test_checkpoints_fit_any_number_of_processes(sharded):
+    """Two iterations in one process, two in two that shard, one in one, and the same without interruption."""
+    whole, _, resumed = sharded
+    parts = sorted(path.name for path in Path(resumed.output, "checkpoints/iter-000004").glob("*.safetensors"))
+    assert parts == [f"{agent}-{part}-of-2.safetensors" for agent in AGENTS for part in (1, 2)]
+    alone(replace(resumed, iterations=5))
+    assert distance(whole["ppo"], resumed) < 1e-5
+
+
+def test_agents_apart_train_as_together(base, tmp_path):
+    """The same random numbers, so the same run: also with a chain longer than the agents, and held roles."""
+    method = CoryConfig(exchange_period=2, credit="counterfactual")
+    jobs = [
+        base("apart_ppo", cory=method, sampling=SamplingConfig(3, 6), ppo={"mini_batch_size": 4}),
+        base(
+            "apart_rloo",
+            cory=CoryConfig(chain_length=3, exchange_period=2),
+            lora=LoraConfig(rank=4),
+            sampling=SamplingConfig(3, 6),
+            algorithm="rloo",
+            group_size=2,
+        ),
+    ]
+    split = [replace(config, output=f"{config.output}-split", parallel=APART) for config in jobs]
+    done = launch(split, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for together, apart in zip(jobs, split, strict=True):
+        alone(together)
+        assert distance(together, apart) < 1e-6
+        assert outcome(Path(together.output)) == outcome(Path(apart.output))
+
+
+@pytest.mark.parametrize(("parallel", "fault"), [(FULL, "killed"), (APART, "killed"), (FULL, "raises")])
+def test_a_lost_process_ends_all_and_the_run_continues(base, tmp_path, parallel, fault):
+    """`raises`: all processes learn of it in time to save the state before that iteration."""
+    every = CheckpointConfig(save_every=0 if fault == "raises" else 1)
+    name = f"{fault}_{parallel.agents}"
+    config = base(name, iterations=1000, checkpoint=every, parallel=parallel)
+    done = launch([config], tmp_path, fault)
+    assert done.returncode != 0 and not Path(f"{config.output}-agent_1").exists()
+    if fault == "raises":
+        reason = "expected rewards, got ZeroDivisionError (the reward of the second process fails)"
+        assert f"iteration 3: process 1 failed (reward function count_good: {reason}" in done.stderr
+        assert done.stderr.count("The last good state is ") == 2
+        assert [path.name for path in Path(config.output, "checkpoints").iterdir()] == ["iter-000002"]
+    newest = max(int(path.name[5:]) for path in Path(config.output, "checkpoints").glob("iter-*"))
+    alone(replace(config, iterations=newest + 2, resume=config.output, parallel=ParallelConfig()))
+    iterations = [json.loads(line)["iteration"] for line in Path(config.output, "metrics.jsonl").open()]
+    assert iterations == [k for k in range(newest + 2) for _ in AGENTS]
+
+
+def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, monkeypatch):
+    monkeypatch.setattr("cory.agent.load_policy", lambda *_: pytest.fail("loaded"))
+    sharded = replace(config, parallel=FULL)
+    with pytest.raises(UserError, match=r"parallel.shard: expected none in a single process"):
+        make_agents(sharded)
+    with pytest.raises(UserError, match=r"parallel.agents: expected together in a single process"):
+        make_agents(replace(config, parallel=APART))
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    quantized = replace(sharded, lora=LoraConfig(rank=4), model=replace(config.model, quantization="4bit"))
+    for settings, message in [
+        (quantized, "model.quantization: expected none with parallel.shard: full"),
+        (replace(sharded, lora=LoraConfig(rank=4, merge=True)), "lora.merge: expected false"),
+        (replace(sharded, ppo=replace(config.ppo, optimizer="Adafactor")), "ppo.optimizer: expected none of Adafactor"),
+        (replace(sharded, parallel=replace(FULL, offload=True)), "parallel.offload: expected false on a CPU"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            make_agents(settings)
+    with pytest.raises(UserError, match=r"parallel.offload: expected false with parallel.shard: none"):
+        ParallelConfig(offload=True)
+    with pytest.raises(UserError, match=r"parallel.agents: expected together with parallel.shard: full"):
+        ParallelConfig(shard="full", agents="apart")
