@@ -1,5 +1,6 @@
 """Runs, comparisons and evaluations as one HTML file (docs/report.md); the page itself is made by `cory/report/`."""
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,11 +36,11 @@ def make_payload(
     """The payload of runs and evaluations together.
 
     Args:
-        evaluations: folders of evaluations that have ended. baseline, over: see `study.compare`.
+        evaluations: folders of evaluations; one that has not ended is a caveat. baseline, over: see `study.compare`.
 
     Raises:
         UserError: runs of one name differ in more than their seed; there is no such baseline or key.
-        OSError, ValueError, LookupError: an evaluation has not ended.
+        OSError, ValueError, LookupError: an evaluation cannot be read.
     """
     if len(runs) == 1 and not evaluations:
         return of_run(runs[0].folder, method(runs[0].settings), runs[0].problems)
@@ -70,6 +71,9 @@ def runs_payload(
     elif groups:
         notes = [f"{run.folder.name}: {problem}" for g in groups for run in g.runs for problem in run.problems]
     for folder in evaluations:
+        if not (folder / "evaluation.json").exists():
+            notes.append(f"{folder.name}: the evaluation has not ended, and is left out")
+            continue
         table, texts, said = evaluation_parts(folder, texts)
         tables += [*evaluation_over_seeds(folder), table | {"title": f"Held-out evaluation: {folder.name}"}]
         facts.append(said)
@@ -105,8 +109,6 @@ def settings_table(comparison: Comparison) -> dict[str, Any] | None:
 
 def evaluation_over_seeds(folder: Path) -> list[dict[str, Any]]:
     """The table of an evaluation's models over seeds, if there are several."""
-    import json
-
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     rows = over_seeds(evaluation["rows"])
     return [interval_table("Held-out evaluation, over seeds", OVER_SEEDS, rows, evaluation["titles"])] if rows else []

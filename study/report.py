@@ -126,8 +126,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         payload = make_payload(runs, evaluations, args.title, args.baseline, args.over)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"expected runs and evaluations that can be read, got {args.folders} ({error!r})") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"expected runs and evaluations that can be read, got {args.folders} ({type(error).__name__}: {error})"
+        ) from None
     write_page(out, payload)
     print(f"Written to {out}")
 

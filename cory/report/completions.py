@@ -12,6 +12,7 @@ from typing import Any
 
 LONGEST = 4000  # characters of a text, and
 TOKENS = 600  # tokens of a response that are shown
+ROLES = 50  # of a chain at most, so that a file that names itself as read does no harm
 SEED = re.compile(r"-seed(\d+)(?=/|$)")  # in the folder of one of several runs
 
 
@@ -68,7 +69,7 @@ class Texts:
         """Adds the first response of each model to each query of an evaluation, with the responses that it read."""
         for (name, index), record in records.items():
             query, chain = queries[index], [record]
-            while before := records.get((chain[0].get("read") or "", index)):
+            while (before := records.get((chain[0].get("read") or "", index))) and len(chain) < ROLES:
                 chain.insert(0, before)
             roles = ["pioneer", *["observer"] * (len(chain) - 1)] if len(chain) > 1 else [None]
             steps = [_evaluated(query, *pair) for pair in zip(chain, roles, strict=True)]

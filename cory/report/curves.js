@@ -40,6 +40,7 @@ function showCurves(data, place) {
       const metric = Object.keys(data.metrics)[index];
       return drawChart(data, state, metric, charts, showAt, draw);
     });
+    for (const chart of drawn) chart.resize(); // the first ones were drawn while the grid had fewer columns
     showAt(at);
   }
 
@@ -89,7 +90,8 @@ function linesOf(data, state, metric) {
       const [part, suffix] = kinds[state.by];
       const key = `${group} ${part}`;
       if (!lines.has(key)) {
-        lines.set(key, { label: state.by === "run" ? name : data.groups[group] + suffix, group, part, runs: new Map() });
+        const label = state.by === "run" ? name : data.groups[group].replace(/^[^,]*/, (kind) => kind + suffix);
+        lines.set(key, { label, group, part, runs: new Map() });
       }
       const runs = lines.get(key).runs;
       if (!runs.has(run)) runs.set(run, new Map());
@@ -142,8 +144,9 @@ function deviation(values) {
 function drawChart(data, state, metric, charts, showAt, redraw) {
   const { x, lines } = linesOf(data, state, metric);
   const title = data.metrics[metric];
-  const least = Math.min(...lines.flatMap((line) => line.mean.filter((value) => value !== null)));
-  const log = state.log.has(metric) && least >= 0;
+  const known = lines.flatMap((line) => line.mean.filter((value) => value !== null));
+  const allowed = Math.max(...known) > 0 && Math.min(...known) >= -0.01 * Math.max(...known); // a KL of 0 may come out below
+  const log = state.log.has(metric) && allowed;
   const positive = (value) => (value === null || (log && value <= 0) ? null : value);
   const smallest = Math.min(...lines.flatMap((line) => line.mean.filter((value) => value > 0)));
   const columns = [x], series = [{}], bands = [];
@@ -174,8 +177,8 @@ function drawChart(data, state, metric, charts, showAt, redraw) {
     const again = [...charts.querySelectorAll("figure")].find((figure) => figure.dataset.metric === metric);
     again.querySelector("input").focus();
   });
-  logarithmic.firstChild.disabled = !(least >= 0);
-  logarithmic.title = least >= 0 ? "" : "Some values are negative";
+  logarithmic.firstChild.disabled = !allowed;
+  logarithmic.title = allowed ? "" : "Some values are negative";
   logarithmic.firstChild.setAttribute("aria-label", `Logarithmic scale, ${title}`);
   const figure = element("figure", {}, element("figcaption", {}, element("span", {}, readable(title)), logarithmic),
     plot, legend, valueTable(x, lines, title));

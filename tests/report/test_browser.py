@@ -92,7 +92,10 @@ def test_curves(show, compared):
     assert legend(opened) == ["cory0", "cory1"]
     opened.get_by_text("Metrics").click()
     opened.get_by_label("Distinct-2").check()
-    assert opened.locator("figure").count() == 4
+    opened.get_by_label("Response length").check()
+    assert opened.locator("figure").count() == 5
+    fits = "all => all.every(plot => Math.abs(plot.querySelector('.u-wrap').clientWidth - plot.clientWidth) <= 1)"
+    assert opened.locator(".plot").evaluate_all(fits)
     log = opened.get_by_label("Logarithmic scale, KL to the reference (nats)")
     log.check()
     assert log.is_checked() and log.evaluate("box => box === document.activeElement")
@@ -122,6 +125,7 @@ def test_completions(show, compared):
     status = opened.get_by_role("status")
     # Of each method's first seed: before and after, and its iterations; and eight of the evaluation, without a seed.
     assert status.inner_text() == "44 of 80 chains, 31 queries."
+    assert not opened.locator(".key").is_visible()
     assert len(queries(opened)) == 20
     opened.get_by_role("button", name="Show more").click()
     assert len(queries(opened)) == 31 and not opened.get_by_role("button", name="Show more").is_visible()

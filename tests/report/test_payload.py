@@ -192,16 +192,21 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs/e/evaluation.json").unlink()
     with pytest.raises(UserError, match="expected the folder of an evaluation that has ended"):
         command_line(["runs/e"])
-    with pytest.raises(UserError, match="expected runs and evaluations that can be read"):
+    command_line(["runs/*"])
+    assert "e: the evaluation has not ended, and is left out" in (tmp_path / "runs/report.html").read_text()
+    (tmp_path / "runs/e/evaluation.json").write_text("[]")
+    with pytest.raises(
+        UserError, match=r"expected runs and evaluations that can be read, got \['runs/\*'\] \(TypeError"
+    ):
         command_line(["runs/*"])
 
 
 def test_a_long_run_is_written_quickly(tmp_path):
     """10,000 iterations of two agents and 1,000 samples: quick, and below the limit of size."""
     folder = write_run(tmp_path / "a", iterations=10_000, texts=["a response of some words"] * 1000)
-    started = time.perf_counter()
+    started = time.process_time()  # of this process: others may keep the machine busy
     report.write_run_report(folder, "CORY")
-    assert time.perf_counter() - started < 4  # 1 s on an idle core
+    assert time.process_time() - started < 4
     assert (folder / "report.html").stat().st_size < 5_000_000
 
 
