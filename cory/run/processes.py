@@ -105,11 +105,14 @@ def configure_cpu() -> None:
     """Sets the CPU's arithmetic and memory for training.
 
     Numbers below 1e-38 count as 0: many of them make PyTorch's GELU take six times as long. Freed memory stays with the
-    process (glibc): else the pages of every large array go back to the system and are asked for again.
+    process (glibc): else the pages of every large array go back to the system and are asked for again. Where agents are
+    sharded they do go back, to save memory: layers come and go, and what is freed between them would not be used again.
     """
     torch.set_flush_denormal(True)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    if mallopt is not None and parallel.shard == "full":
+        mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: every array from 256 KiB on gets pages of its own
+    elif mallopt is not None:
         mallopt(-4, 0)  # M_MMAP_MAX: no array gets pages of its own
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
