@@ -55,8 +55,8 @@ def run() -> None:
         second = os.environ["RANK"] == "1"
         if fault == "killed" and second:
             threading.Thread(target=kill_later, args=[config.output], daemon=True).start()
-        # Two calls are for samples before training, so this one is in the third iteration.
-        trainer = make_trainer(config, after(count_good, 5, fail) if fault == "raises" and second else count_good)
+        # Three calls are for samples before training, so this one is in the third iteration.
+        trainer = make_trainer(config, after(count_good, 6, fail) if fault == "raises" and second else count_good)
         trainer.train()
         save_state(config, trainer.agents)
 
