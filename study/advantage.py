@@ -2,8 +2,9 @@
 
     python -m study.advantage results/when/settings.yaml --out results/when
 
-The file lists settings, each with the evaluation of its runs (`evaluate.py RUNS --samples 2`, as an experiment's
-`evaluate` is) and the probe of its untrained model (`observer.py --out`):
+The file lists settings, each with the evaluation of its runs (`evaluate.py RUNS`, as an experiment's `evaluate` is;
+with `--samples 2`, the better response of two is shown, too) and the probe of its untrained model (`observer.py
+--out`):
 
     - label: GSM8K, toy
       evaluation: results/when/gsm8k/evaluation.json
@@ -14,6 +15,7 @@ The file lists settings, each with the evaluation of its runs (`evaluate.py RUNS
 Writes advantage.md, a table, and advantage.png.
 """
 
+import itertools
 import json
 import re
 import statistics
@@ -32,6 +34,7 @@ from study.statistics import Interval, bootstrap, with_interval
 KEYS = {"label", "evaluation", "observer", "chain", "single"}
 CALLS = {"alone": "", "after itself": " after itself"}  # of one agent; the ends of rows' names
 UNTRAINED = "base after itself"
+MARKERS = "os^Dv"
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Setting:
         dependence, slope: of the untrained observer's reward on what it reads (docs/metrics.md).
         scale: standard deviation of the untrained pioneer's task reward.
         one: for each seed, the combined rewards of one agent by CALLS. untrained: that of the base after itself.
-        chain: those of the pair, mean of both orders. best_of_2: task rewards of one agent's better response of two.
+        chain: those of the pair, mean of both orders. best_of_2: task rewards of one agent's better response of two;
+            empty if each query was answered once.
     """
 
     label: str
@@ -95,7 +99,7 @@ def _setting(entry: dict[str, Any]) -> Setting:
         found: dict[str, list[float]] = {}
         for name, row in rows.items():
             if match := form.fullmatch(name):
-                expect(metric in row, path, f"{metric} in each row: evaluate with --samples 2", name)
+                expect(metric in row, path, f"{metric} in each row", name)
                 found.setdefault(match[1], []).append(row[metric])
         return [statistics.fmean(found[seed]) for seed in sorted(found, key=int)]
 
@@ -104,7 +108,7 @@ def _setting(entry: dict[str, Any]) -> Setting:
     chain = of(entry["chain"], r" after agent_\d+")
     for key, values in (("single", one), ("chain", chain)):
         expect(bool(values), key, f"the name of runs in {path}", entry[key])
-    best = of(entry["single"], "", "best_of_2")
+    best = of(entry["single"], "", "best_of_2") if "best_of_2" in rows[UNTRAINED] else []
     return Setting(entry["label"], depends, follows, scale, one, rows[UNTRAINED]["combined_reward"], chain, best)
 
 
@@ -136,18 +140,30 @@ def table(settings: Sequence[Setting]) -> str:
 
 
 def plot(settings: Sequence[Setting], path: Path) -> None:
-    """Advantage over dependence, both with their 95 % intervals. Filled: the interval of the slope is above 0."""
+    """Advantage over dependence, both with their 95 % intervals. Filled: the interval of the slope is above 0.
+
+    What stands before the last comma of a label has a colour, what stands after it a marker.
+    """
     import matplotlib.pyplot as plt
 
     from cory.run.plots import colours
 
-    figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    figure, axis = plt.subplots(figsize=(8.5, 4.6), layout="constrained")
     axis.axhline(0, color="0.3", lw=0.8)
-    for setting, colour in zip(settings, colours(len(settings)), strict=True):
+    parts = [setting.label.rpartition(", ") for setting in settings]
+    tasks = list(dict.fromkeys(task or kind for task, _, kind in parts))
+    kinds = list(dict.fromkeys(kind for task, _, kind in parts if task))
+    colour = dict(zip(tasks, colours(len(tasks)), strict=True))
+    for setting, (task, _, kind) in zip(settings, parts, strict=True):
         (x, left, right), (y, low, high) = setting.dependence, setting.advantage()
-        style: dict[str, Any] = {"marker": "o", "ms": 6, "lw": 1.2, "capsize": 2, "color": colour}
+        marker = MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0]
+        style: dict[str, Any] = {"marker": marker, "ms": 6, "lw": 1.2, "capsize": 2, "color": colour[task or kind]}
         style |= {} if setting.slope[1] > 0 else {"mfc": "white"}
-        axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], label=setting.label, **style)
+        axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], **style)
+    for task in tasks:
+        axis.plot([], [], color=colour[task], lw=4, label=task)
+    for kind, marker in zip(kinds, itertools.cycle(MARKERS), strict=False):
+        axis.plot([], [], marker, color="0.3", label=kind)
     axis.set(
         xlabel="dependence of the observer's reward on what it reads, before training",
         ylabel="advantage of the chain\n(standard deviations of the reward)",
@@ -156,7 +172,7 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
         "filled: slope above 0, better responses of the pioneer make better ones of the observer", fontsize=9
     )
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -79,7 +79,9 @@ class Claim:
     estimate: Callable[[Evidence], Estimate]
 
 
-IMDB, GSM8K, CURVES = ("imdb_curves",), ("gsm8k_curves",), ("imdb_curves", "gsm8k_curves")
+SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model
+IMDB, GSM8K, CURVES = ("imdb_curves",), ("gsm8k_curves", SUMS), ("imdb_curves", "gsm8k_curves")
+PLACES = ("model.name", "task.reward_model", "task.dataset")  # may name local folders: any machine has its own
 ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
 RATES, FRONTIERS = ("imdb_learning_rate", "gsm8k_learning_rate"), ("imdb_frontier", "gsm8k_frontier")
 CLAIMS = [
@@ -137,9 +139,9 @@ CLAIMS = [
           measured(PPO, distinct_share)),
     Claim("E8", "CORY's texts do not", "distinct-2, end / start", (0.5, math.inf), IMDB,
           measured(CORY, distinct_share)),
-    Claim("E8", "PPO's texts run on to the token limit", "pioneer's length / limit", (0.9, math.inf), GSM8K,
+    Claim("E8", "PPO's texts run on to the token limit", "pioneer's length / limit", (0.9, math.inf), GSM8K[:1],
           measured(PPO, share_of_limit)),
-    Claim("E8", "CORY's texts do not", "pioneer's length / limit", (-math.inf, 0.9), GSM8K,
+    Claim("E8", "CORY's texts do not", "pioneer's length / limit", (-math.inf, 0.9), GSM8K[:1],
           measured(CORY, share_of_limit)),
     Claim("secondary", "12.3 % better policy optimality", "combined reward, (CORY - PPO) / |PPO|", (0.123, math.inf),
           CURVES, between(CORY, PPO, end("combined_reward"), relative)),
@@ -152,12 +154,13 @@ CLAIMS = [
 
 @cache
 def experiment_of(name: str) -> Experiment:
-    """A shipped experiment. Raises a UserError if this is no checkout."""
-    return read_experiment(checkout_file(f"configs/experiments/{name}.yaml", "experiment"))
+    """A shipped experiment, by name or path. Raises a UserError if this is no checkout."""
+    file = name if name.endswith(".yaml") else f"configs/experiments/{name}.yaml"
+    return read_experiment(checkout_file(file, "experiment"))
 
 
 def gather(name: str, scale: str, runs: Path) -> Evidence:
-    """What an experiment's runs tell.
+    """What an experiment's runs tell. Where model and data lie is as in the first run, and must be so in all.
 
     Raises:
         Untested: not all of its runs have ended, or they have other settings.
@@ -165,11 +168,12 @@ def gather(name: str, scale: str, runs: Path) -> Evidence:
     """
     experiment = experiment_of(name)
     needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
-    there = [p.folder for p in plan(experiment, scale, needs, runs) if (p.folder / "summary.json").exists()]
+    there = [item for item in plan(experiment, scale, needs, runs) if (item.folder / "summary.json").exists()]
     if not there:
         raise Untested("not run")
-    first = flat(read(there[0]).settings)
-    planned = plan(experiment, scale, {key: str(first[key]) for key in needs}, runs)
+    used, stated = flat(read(there[0].folder).settings), flat(there[0].settings)
+    keys = [key for key in dict.fromkeys([*needs, *PLACES]) if key in used and used[key] != stated.get(key)]
+    planned = plan(experiment, scale, {key: str(used[key]) for key in keys}, runs)
     try:
         ended = [item for item in planned if item.state() == "finished"]
     except UserError:
@@ -180,7 +184,8 @@ def gather(name: str, scale: str, runs: Path) -> Evidence:
     for item in ended:
         by_name.setdefault(item.label, []).append(read(item.folder))
     values = list(experiment.scales[scale].values or [])
-    return Evidence(by_name, values, experiment.over, runs / scale / f"{name}-evaluation" / "evaluation.json")
+    evaluation = runs / scale / f"{Path(name).stem}-evaluation" / "evaluation.json"
+    return Evidence(by_name, values, experiment.over, evaluation)
 
 
 def judge(scales: Sequence[str], runs: Path) -> list[dict[str, str]]:
@@ -206,10 +211,14 @@ def judge(scales: Sequence[str], runs: Path) -> list[dict[str, str]]:
                 except Untested as why:
                     text, verdict = str(why), "not tested"
                 rows.append(
-                    {"claim": claim.number, "the paper says": claim.says, "at": f"{name.split('_')[0]}, {scale}",
+                    {"claim": claim.number, "the paper says": claim.says, "at": f"{_task(name)}, {scale}",
                      "measured": f"{claim.measured}: {_range(claim.holds)}", "value": text, "verdict": verdict}
                 )  # fmt: skip
     return rows
+
+
+def _task(name: str) -> str:
+    return Path(name).parent.name or name.split("_")[0]
 
 
 def _range(holds: tuple[float, float]) -> str:
@@ -222,7 +231,7 @@ def _range(holds: tuple[float, float]) -> str:
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.claims`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, paper")
+    parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, smollm2, paper")
     parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the experiments' runs")
     parser.add_argument("--out", type=str | None, help="File for the table. null: print it only")
     args = parser.of(argv)

@@ -192,12 +192,15 @@ def passes(other: str) -> Callable[[Evidence], Estimate]:
 
     def of(evidence: Evidence) -> Estimate:
         runs: dict[str, dict[str, list[list[float]]]] = {"base": {}, PPO: {}, CORY: {}}
+        kinds = {"base": "base"} | {run.folder.name: kind for kind in (PPO, CORY) for run in evidence.of(kind)}
         try:
             for row in json.loads(evidence.evaluation.read_text(encoding="utf-8"))["rows"]:
                 if " after " in row["name"]:
                     continue  # agents in a chain, or one as its own observer
                 folder = row["name"].split("/")[0]
-                kind = "base" if folder == "base" else CORY if "_cory" in folder else PPO
+                kind = kinds.get(folder)
+                if kind is None:
+                    continue  # of another method
                 alone = [row[key] for key in row if key.startswith("pass@") and not key.endswith("_ci")]
                 runs[kind].setdefault(folder, []).append(alone)
         except FileNotFoundError:

@@ -3,6 +3,7 @@
     python -m study.experiment configs/experiments/imdb_curves.yaml                             # the toy setting
     python -m study.experiment configs/experiments/imdb_curves.yaml --scale paper --dry-run     # one command line a run
     python -m study.experiment FILE --jobs 2 --out results/imdb_curves
+    python -m study.experiment FILE --engine ray --address auto --gpus 1                        # on a Ray cluster
 
 Runs that are finished are skipped, interrupted ones resumed. Experiments share runs: a run's folder is named by its
 configuration, what is changed in it, and its seed.
@@ -18,12 +19,15 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cory.config import UserError, expect
 from cory.run.arguments import Arguments
 from cory.run.evaluation_settings import trained
 from cory.run.settings import main
+from study import ray_engine
 from study.compare import write
 from study.comparison import Comparison
 from study.groups import group
@@ -32,8 +36,22 @@ from study.records import read
 from study.report import write_report
 
 
-def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned]:
-    """Runs the planned runs, `jobs` at a time, each with its output in FOLDER.log.
+@dataclass(frozen=True)
+class Engine:
+    """Where runs run: `jobs` at a time on this machine, or as Ray tasks, each with so many CPUs and GPUs.
+
+    `cpus` is a run's number of threads, too; None: those of this process, shared between the jobs.
+    """
+
+    name: str = "local"
+    jobs: int = 1
+    cpus: int | None = None
+    gpus: float = 0.0
+    address: str | None = None
+
+
+def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
+    """Runs the planned runs, each with its output in FOLDER.log.
 
     Returns:
         those that failed.
@@ -43,22 +61,29 @@ def run_all(planned: Sequence[Planned], jobs: int, threads: int) -> list[Planned
         subprocess.run([sys.executable, "imdb_train/make_weights.py", "tiny_large"], cwd=ROOT, check=True)
     failed = []
     count = [0]
+    threads = engine.cpus or max(1, (os.cpu_count() or 1) // engine.jobs)
 
-    def run(item: Planned) -> None:
-        started = time.perf_counter()
-        item.folder.parent.mkdir(parents=True, exist_ok=True)
-        env = os.environ | {"OMP_NUM_THREADS": str(threads)} if jobs > 1 else dict(os.environ)
-        with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
-            status = subprocess.run(
-                item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env
-            ).returncode
+    def ended(item: Planned, status: int | str, seconds: float) -> None:
         count[0] += 1
-        how = f"{time.perf_counter() - started:.0f} s" if not status else f"FAILED ({status}), see {item.folder}.log"
+        how = f"{seconds:.0f} s" if not status else f"FAILED ({status}), see {item.folder}.log"
         print(f"[{count[0]}/{len(planned)}] {item.folder.name}: {how}", flush=True)
         if status:
             failed.append(item)
 
-    with ThreadPoolExecutor(jobs) as pool:
+    def run(item: Planned) -> None:
+        started = time.perf_counter()
+        item.folder.parent.mkdir(parents=True, exist_ok=True)
+        env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if engine.cpus or engine.jobs > 1 else {})
+        with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
+            status = subprocess.run(
+                item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env
+            ).returncode
+        ended(item, status, time.perf_counter() - started)
+
+    if engine.name == "ray" and planned:
+        ray_engine.run_all(planned, engine.jobs, threads, engine.gpus, engine.address, ended)
+        return failed
+    with ThreadPoolExecutor(engine.jobs) as pool:
         try:
             list(pool.map(run, planned))
         except KeyboardInterrupt:
@@ -106,11 +131,18 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scale", type=str | None, help="One of the file's scales. null: tiny, or else the first")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Sets a key for every run")
     parser.add_argument("--dry-run", action="store_true", help="Only print the command line of each unfinished run")
-    parser.add_argument("--jobs", type=int, default=1, help="Runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
+    parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help="What starts the runs")
+    parser.add_argument("--address", type=str | None, help="Ray cluster, such as auto. null: a new one on this machine")
+    parser.add_argument("--cpus", type=int | None, help="Threads of a run. null: the machine's cores over --jobs")
+    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of a run, with Ray; 0.5: two runs on one")
     parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the runs")
     parser.add_argument("--out", type=str | None, help="Folder of the comparison. null: beside the runs")
     args = parser.of(argv)
     expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
+    expect(args.cpus is None or args.cpus >= 1, "--cpus", "at least 1", args.cpus)
+    expect(args.gpus >= 0, "--gpus", "at least 0", args.gpus)
+    expect(args.engine == "ray" or not (args.address or args.gpus), "--engine", "ray with --address or --gpus", "local")
     changes = {}
     for text in args.set:
         key, equals, value = text.partition("=")
@@ -136,7 +168,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             print(shlex.join(["python", *(_relative(part) if item.cwd else part for part in item.command[1:])]))
         return
     print(summary, flush=True)
-    failed = run_all(missing, args.jobs, max(1, (os.cpu_count() or 1) // args.jobs))
+    failed = run_all(missing, Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address))
     begun = [item for item in planned if (item.folder / "metrics.jsonl").exists()]
     if not begun:
         raise UserError(f"no run was started; the output of the first one is in {planned[0].folder}.log")

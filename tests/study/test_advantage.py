@@ -45,10 +45,18 @@ def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
     assert row in capsys.readouterr().out
 
 
+def test_the_better_of_two_responses_is_shown_where_two_were_drawn(here):
+    evaluation = json.loads((here / "evaluation.json").read_text())
+    rows = [{key: value for key, value in row.items() if key != "best_of_2"} for row in evaluation["rows"]]
+    (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
+    (setting,) = advantage.read_settings_file(here / "settings.yaml")
+    assert setting.best_of_2 == [] and advantage.table([setting]).splitlines()[-1].endswith("|  |")
+
+
 def test_an_evaluation_of_another_kind_is_explained(here):
     evaluation = json.loads((here / "evaluation.json").read_text())
     for key, message in (
-        ("best_of_2", "expected best_of_2 in each row: evaluate with --samples 2"),
+        ("combined_reward", "expected combined_reward in each row"),
         ("name", "It: expected an evaluation.json and what observer.py --out has written, got files without 'name'"),
     ):
         rows = [{k: v for k, v in row.items() if k != key} for row in evaluation["rows"]]

@@ -7,18 +7,17 @@ import statistics
 
 import pytest
 import yaml
-from conftest import ROOT
 from handmade import make_run
 
 from cory.config import UserError
 from study import claims
 from study.estimates import Estimate, difference, estimate
-from study.experiment import plan, read_experiment
+from study.experiment import plan
 
 
-def make_experiment(name, runs, **values):
-    """All runs of an experiment at the tiny scale: `values(label, settings)` gives what make_run takes."""
-    for item in plan(read_experiment(ROOT / f"configs/experiments/{name}.yaml"), "tiny", {}, runs):
+def make_experiment(name, runs, scale="tiny", places={}, **values):  # noqa: B006
+    """All runs of an experiment at a scale: `values(label, settings)` gives what make_run takes."""
+    for item in plan(claims.experiment_of(name), scale, places, runs):
         if not item.folder.exists():
             settings = item.settings
             changes = {key: change(item.label, settings) for key, change in values.items()}
@@ -54,7 +53,8 @@ def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
     def distinct(label, settings):
         return 0.4 if label == "PPO" and settings["ppo"]["learning_rate"] > 2e-4 else 0.9
 
-    for name in dict.fromkeys(name for claim in claims.CLAIMS for name in claim.experiments):
+    tiny = [name for claim in claims.CLAIMS for name in claim.experiments if name != claims.SUMS]
+    for name in dict.fromkeys(tiny):
         make_experiment(name, tmp_path, kl=kl, distinct=distinct, reward=lambda label, settings: 0.1 * settings["seed"])
     folder = tmp_path / "tiny/gsm8k_curves-evaluation"
     folder.mkdir()
@@ -68,7 +68,7 @@ def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
     rows = [{"name": name, "pass@1": p, "pass@1_ci": 9.0, "pass@2": p + 0.1} for name, p in passes.items()]
     (folder / "evaluation.json").write_text(json.dumps({"settings": {}, "rows": rows}))
     judged = claims.judge(["tiny"], tmp_path)
-    assert len(judged) == sum(len(claim.experiments) for claim in claims.CLAIMS)
+    assert len(judged) == len(tiny)
     assert not [row for row in judged if row["verdict"] == "not tested"]
     found = {(row["the paper says"], row["at"].split(",")[0]): (row["value"], row["verdict"]) for row in judged}
     value, said = found["PPO's KL is more than twice CORY's", "imdb"]
@@ -86,6 +86,37 @@ def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
     assert values == ["evaluation.json is damaged"] * 2
     (folder / "evaluation.json").write_text(json.dumps(rows))  # as it was written before it had its settings
     assert [row["value"] for row in claims.judge(["tiny"], tmp_path) if row["claim"] == "E3"] == values
+
+
+def test_runs_of_local_models_and_data_are_judged_if_all_name_the_same(tmp_path):
+    def judged():
+        rows = claims.judge(["smollm2"], tmp_path)
+        return {row["the paper says"]: row["value"] for row in rows if row["claim"] in ("E1", "E2", "E3")}
+
+    reward = lambda label, settings: 0.1 * settings["seed"] + 0.2 * (label == "CORY")  # noqa: E731
+    make_experiment(
+        "imdb_curves", tmp_path, "smollm2", {"model.name": "my/model", "task.dataset": "my/data"}, kl=lambda *_: 1.0
+    )
+    make_experiment(claims.SUMS, tmp_path, "smollm2", {"model.name": "my/model"}, reward=reward)
+    folder = tmp_path / "smollm2/experiment-evaluation"
+    folder.mkdir()
+    passes = {"base": 0.3, "cory-num_agents=1-seed0/agent_1": 0.5, "cory-num_agents=1-seed1/agent_1": 0.5}
+    for seed in (0, 1):
+        passes |= {
+            f"cory-seed{seed}/agent_1": 0.6,
+            f"cory-seed{seed}/agent_2": 0.8,
+            f"cory-credit=causal-seed{seed}/agent_1": 9,
+        }
+    rows = [{"name": name, "pass@1": p, "pass@1_ci": 9.0} for name, p in passes.items()]
+    (folder / "evaluation.json").write_text(json.dumps({"settings": {}, "rows": rows}))
+    found = judged()
+    assert found["PPO's KL is more than twice CORY's"].startswith("1.00 (")
+    assert found["CORY's task reward is higher"].startswith("0.70 (")  # agent_2 earns 1 more, and CORY 0.2
+    assert found["CORY is above PPO at every k"].startswith("0.20 (")
+    for folder in (tmp_path / "smollm2").glob("imdb_cory*seed1"):
+        settings = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(settings.replace("my/model", "another/model"))
+    assert judged()["PPO's KL is more than twice CORY's"] == "runs of other settings"
 
 
 def test_what_has_not_ended_is_not_tested(tmp_path, capsys):

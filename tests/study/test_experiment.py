@@ -141,7 +141,7 @@ def test_the_larger_policy_is_made_before_the_runs_that_name_it(tmp_path, monkey
     for name in ("tiny", "tiny_large"):
         assert not made
         item = Planned("PPO", tmp_path / name, {"model": {"name": name}}, [sys.executable, "-c", "pass"], 0.0)
-        assert experiment.run_all([item], 1, 1) == []
+        assert experiment.run_all([item], experiment.Engine()) == []
     assert made == ["tiny_large"] and "not shipped" in capsys.readouterr().out
 
 

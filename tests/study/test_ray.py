@@ -1,0 +1,143 @@
+"""Experiments on Ray: the files of `local`, workers and drivers that are killed."""
+
+import _thread
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from cory.config import UserError
+from study import experiment, ray_engine
+
+ray = pytest.importorskip("ray")
+
+GRID = """
+title: A trial
+question: Does it run?
+runs:
+  PPO: {script: imdb_train/ppo.py}
+  CORY: {script: imdb_train/cory.py}
+scales:
+  tiny: {config: "configs/imdb/{method}_tiny.yaml", seeds: [0], minutes: {ppo: 6}, hardware: a laptop,
+         flags: {iterations: 5, ppo.batch_size: 8, ppo.mini_batch_size: 8, checkpoint.save_every: 1}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def not_starved(monkeypatch):
+    """The cluster's workers get their share of a busy machine."""
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """The grid's runs without Ray: metrics.jsonl by folder name."""
+    folder = tmp_path_factory.mktemp("local")
+    return run_grid(folder, "--jobs", "2", "--cpus", "1")
+
+
+def run_grid(folder: Path, *flags: str) -> dict[str, bytes]:
+    (folder / "trial.yaml").write_text(GRID)
+    experiment.command_line([str(folder / "trial.yaml"), "--runs", str(folder / "runs"), *flags])
+    return files_of(folder)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in folder.glob("runs/tiny/*/metrics.jsonl")}
+
+
+def children_of(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return [int(word) for word in found.split()]
+
+
+def trainings() -> dict[int, int]:
+    """Trainings of this test's grids that run now: their process, and its parent."""
+    listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    return {int(pid): int(parent) for pid, parent, args in rows if "_train/" in args and "pytest" in args}
+
+
+def wait_for(condition, seconds: float = 300.0):
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return value
+
+
+def test_two_nodes_give_the_files_of_local_even_if_a_worker_is_killed(local, tmp_path, capfd):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    try:
+        command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", str(tmp_path / "runs")]
+        command += ["--engine", "ray", "--address", cluster.address, "--cpus", "1"]
+        (tmp_path / "trial.yaml").write_text(GRID)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        driver = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        begun = lambda: list(tmp_path.glob("runs/tiny/*/checkpoints/iter-*")) and trainings()  # noqa: E731
+        wait_for(lambda: begun() or driver.poll() is not None)
+        assert driver.poll() is None, driver.communicate()
+        os.kill(next(iter(trainings().values())), signal.SIGKILL)  # a worker of Ray
+        out, _ = driver.communicate(timeout=300)
+        assert driver.returncode == 0 and "[2/2]" in out and "FAILED" not in out
+    finally:
+        cluster.shutdown()
+    assert files_of(tmp_path) == local and len(local) == 2
+    logs = [path.read_text() for path in tmp_path.glob("runs/tiny/*.log")]
+    assert any(log.count("Loading ...") == 2 for log in logs)  # the killed worker's run was begun twice
+
+
+def test_a_killed_driver_loses_nothing_that_is_finished(local, tmp_path):
+    (tmp_path / "trial.yaml").write_text(GRID)
+    command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", str(tmp_path / "runs")]
+    command += ["--engine", "ray", "--jobs", "1", "--cpus", "1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: "[1/2]" in driver.stdout.readline())
+    wait_for(trainings)
+    driver.kill()
+    wait_for(lambda: not trainings())  # no orphan goes on training
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 runs, 1 finished" in done.stdout
+    assert files_of(tmp_path) == local
+
+
+def test_a_cancelled_run_saves_before_its_task_ends(tmp_path):
+    run = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('begun', flush=True)"
+    log = tmp_path / "logs/run.log"
+
+    def cancel():
+        wait_for(lambda: log.exists() and "begun" in log.read_text())
+        _thread.interrupt_main()  # as Ray does: it interrupts no system call
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(KeyboardInterrupt):
+        ray_engine.train([sys.executable, "-c", f"{run}; time.sleep(60)"], str(tmp_path), str(log), threads=1)
+    canceller.join()
+    assert log.read_text() == "begun\nsaved\n"
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--address", "auto"], "--engine: expected ray with --address or --gpus, got 'local'"),
+        (["--engine", "ray", "--gpus", "-1"], "--gpus: expected at least 0"),
+        (["--engine", "ray", "--cpus", "0"], "--cpus: expected at least 1"),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "--address: expected a Ray cluster, got '127.0.0.1:1'"),
+    ],
+)
+def test_what_ray_cannot_do_is_an_error(tmp_path, flags, message):
+    (tmp_path / "trial.yaml").write_text(GRID)
+    with pytest.raises(UserError, match=message):
+        experiment.command_line([str(tmp_path / "trial.yaml"), "--runs", str(tmp_path / "runs"), *flags])
