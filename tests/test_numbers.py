@@ -95,6 +95,7 @@ NAMES = {
     "niahc": "imdb_cory_tiny/agent_1 after agent_2",
     "gppo": "gsm8k_ppo_tiny/agent_1",
     "gtwice": "gsm8k_ppo_tiny/agent_1 after itself",
+    "smol": lambda agents, method="cory", more="": f"imdb_{method}_smollm2_135m_cpu{more}/{agents}",
     "credit": lambda mode, agents, task="imdb": f"{task}_cory_tiny-credit={mode}/{agents}",
     "learner": lambda name, agents, method="cory", more="", task="imdb": (
         f"{task}_{method}_tiny-algorithm={name}{more}-group_size=4/{agents}"
@@ -140,4 +141,4 @@ def test_table_of_when_is_that_of_results():
         seen += 1
         for text, source in ((cells[1], row[2]), (cells[2], row[3]), (cells[4], row[7]), (cells[5], row[8])):
             assert number(text) == pytest.approx(number(source), abs=0.0051), line
-    assert seen == 7
+    assert seen == 8
