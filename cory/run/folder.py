@@ -145,9 +145,9 @@ class Run:
             self.tracker.log(values, step=k)
 
     def add_samples(self, k: int, samples: list[dict[str, Any]]) -> None:
-        """Writes samples of iteration `k` to samples.jsonl and the tracker."""
+        """Writes samples of iteration `k` to samples.jsonl and the tracker, if there are any."""
         rows = [{"iteration": k, **sample} for sample in samples]
-        if self.writes:
+        if rows and self.writes:
             self.files["samples"].add(rows)
             if self.tracker is not None:
                 log_samples(self.tracker, k, rows)
