@@ -1,11 +1,9 @@
 """Experiments on Ray: the files of `local`, workers and drivers that are killed."""
 
-import _thread
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from cory.config import UserError
-from study import experiment, ray_engine
+from study import experiment
 
 ray = pytest.importorskip("ray")
 
@@ -112,20 +110,35 @@ def test_a_killed_driver_loses_nothing_that_is_finished(local, tmp_path):
     assert files_of(tmp_path) == local
 
 
+CANCELLED = """
+import _thread, sys, threading, time
+from pathlib import Path
+from study import ray_engine
+
+log = Path("logs/run.log")
+
+def cancel():
+    while not (log.exists() and "begun" in log.read_text()):
+        time.sleep(0.05)
+    _thread.interrupt_main()  # as Ray does: it interrupts no system call
+
+threading.Thread(target=cancel).start()
+run = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('begun', flush=True)"
+try:
+    ray_engine.train([sys.executable, "-c", f"{run}; time.sleep(100)"], ".", str(log), threads=1)
+except KeyboardInterrupt:
+    print("cancelled")
+"""
+
+
 def test_a_cancelled_run_saves_before_its_task_ends(tmp_path):
-    run = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('begun', flush=True)"
-    log = tmp_path / "logs/run.log"
-
-    def cancel():
-        wait_for(lambda: log.exists() and "begun" in log.read_text())
-        _thread.interrupt_main()  # as Ray does: it interrupts no system call
-
-    canceller = threading.Thread(target=cancel)
-    canceller.start()
-    with pytest.raises(KeyboardInterrupt):
-        ray_engine.train([sys.executable, "-c", f"{run}; time.sleep(60)"], str(tmp_path), str(log), threads=1)
-    canceller.join()
-    assert log.read_text() == "begun\nsaved\n"
+    """In a process of its own, as the interrupt is one of its main thread."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", CANCELLED], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert done.stdout == "cancelled\n", done.stderr
+    assert (tmp_path / "logs/run.log").read_text() == "begun\nsaved\n"
 
 
 @pytest.mark.parametrize(
