@@ -1,11 +1,10 @@
 """Markdown tables that escape model output, the tables of a comparison, and rows over seeds."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cory.run.report import one_line
+from cory.run import report
 from study.comparison import FINAL, Comparison
 from study.measures import LAST, spread
 from study.statistics import Interval, with_interval
@@ -41,18 +40,7 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
-    if not rows:
-        return "None.\n"
-    lines = ["| " + " | ".join(map(_literal, rows[0])) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(_literal(value) for value in row.values()) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _literal(text: str) -> str:
-    text = one_line(text)
-    harmless = {found.start() for found in re.finditer(r"(?<=[^\W_])_(?=[^\W_])", text)}  # as in agent_1
-    acting = "<>&|`*_[]#~\\$"
-    return "".join(f"&#{ord(c)};" if c in acting and i not in harmless else c for i, c in enumerate(text)).strip()
+    return f"{report.markdown_table(list(rows[0]), [list(row.values()) for row in rows])}\n" if rows else "None.\n"
 
 
 def eta_shown(comparison: Comparison) -> str:

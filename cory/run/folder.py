@@ -112,7 +112,9 @@ class Run:
         try:
             print(f"Uploaded to {push(self.folder, self.config, self.config.hub)}")
         except UserError as error:
-            again = f"python -m cory.push {shlex.quote(str(self.folder))} {self.config.hub.push}"
+            hub = self.config.hub
+            more = " --public" * hub.public + (f" --base {hub.base}" if hub.base else "")
+            again = f"python -m cory.push {shlex.quote(str(self.folder))} {hub.push}{more}"
             print(f"{error}\nThe run is complete. Upload it with: {again}", file=sys.stderr)
 
     def say(self, text: str) -> None:

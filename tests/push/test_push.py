@@ -118,9 +118,12 @@ def test_a_run_is_uploaded_at_its_end(config, server, capsys):
     server.refused = set(range(100))
     server.stored.clear()
     again = str(run.parent / "again")
-    failed, _ = train(config, hub=HUB, output=again, seed=1)
+    failed, _ = train(config, hub=HubConfig(REPO, public=True, base="org/base"), output=again, seed=1)
     said = capsys.readouterr().err
-    assert "failed, and can be repeated" in said and f"python -m cory.push {failed} {REPO}" in said
+    assert (
+        "failed, and can be repeated" in said
+        and f"python -m cory.push {failed} {REPO} --public --base org/base\n" in said
+    )
     assert (failed / "summary.json").exists()
 
 
