@@ -6,6 +6,7 @@ Each claim is an estimate and the range in which its 95 % interval must lie (doc
 run; a claim is not tested at a scale at which its experiment has not ended.
 """
 
+import html
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -217,6 +218,14 @@ def judge(scales: Sequence[str], runs: Path) -> list[dict[str, str]]:
     return rows
 
 
+def updated(text: str, rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The rows, where those not tested are as in an earlier table, whose runs may be on another machine."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    earlier = {tuple(cells[:4]): cells for cells in ([html.unescape(cell) for cell in line] for line in lines)}
+    kept = [earlier.get(tuple(row.values())[:4]) if row["verdict"] == "not tested" else None for row in rows]
+    return [row | {"value": old[4], "verdict": old[5]} if old else row for row, old in zip(rows, kept, strict=True)]
+
+
 def _task(name: str) -> str:
     return Path(name).parent.name or name.split("_")[0]
 
@@ -234,6 +243,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, smollm2, paper")
     parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the experiments' runs")
     parser.add_argument("--out", type=str | None, help="File for the table. null: print it only")
+    parser.add_argument("--keep", action="store_true", help="Rows without runs here stay as they are in that file")
     args = parser.of(argv)
     files = dict.fromkeys(name for claim in CLAIMS for name in claim.experiments)
     known = {scale for name in files for scale in experiment_of(name).scales}
@@ -241,6 +251,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         if scale not in known:
             raise UserError(f"scales: expected some of {sorted(known)}, got {scale!r}")
     rows = judge(args.scales, Path(args.runs).resolve())
+    if args.keep and args.out and Path(args.out).exists():
+        rows = updated(Path(args.out).read_text(encoding="utf-8"), rows)
     text = markdown_table(rows)
     print(text)
     if args.out:

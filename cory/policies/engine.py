@@ -8,6 +8,7 @@ log-probabilities itself, so that the engine's arithmetic is not part of the upd
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from cory.run import processes
 
 AT_ONCE = 256  # requests; vLLM puts them into batches
 CONNECT = 5  # seconds to wait for a connection
+TRIES = 50  # to empty the server's cache, in 5 seconds
 LIMIT = 0.5  # mean difference of log-probabilities, nats a token, above which the engine must have other weights
 
 
@@ -78,6 +80,7 @@ class Engine:
         Raises a UserError if the server does not answer, or refuses.
         """
         if agent not in self.current:
+            processes.everyone(None)  # the server answers none of them any more
             self.names[agent] = processes.broadcast(processes.agreed(lambda: self._push(agent, policy)))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         seeds = torch.randint(2**31, (len(queries),)).tolist()  # prompts of one request would share a random stream
@@ -119,8 +122,15 @@ class Engine:
         if processes.is_main():
             how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
             self._ask("POST", "/collective_rpc", how)
-            self._ask("POST", "/reset_prefix_cache")  # keys and values of the weights before
             shutil.rmtree(folder)
+            for _ in range(TRIES):  # it is refused while the server still puts an earlier answer away
+                if self._ask("POST", "/reset_prefix_cache")["success"]:
+                    return self.base
+                time.sleep(0.1)
+            raise UserError(
+                f"sampling.engine_url: {self.settings.engine_url} does not forget keys and values of earlier weights. "
+                "Does it serve another run, too?"
+            )
         return self.base
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -153,12 +163,13 @@ def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
 
 def _command(config: Config) -> str:
     """The command that starts a server for the run."""
-    at = urlsplit(config.sampling.engine_url)
+    at, dtype = urlsplit(config.sampling.engine_url), "bfloat16" if config.precision == "bf16" else "float32"
+    revision = f" --revision {config.model.revision}" if config.model.revision else ""
     lora = f" --enable-lora --max-lora-rank {config.lora.rank} --max-loras {config.cory.num_agents}"
     return (
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
         f"--model {config.resolve(config.model.name)} --host {at.hostname} --port {at.port or 80} "
-        f"--generation-config vllm{lora if config.lora.rank else ''}"
+        f"--dtype {dtype} --generation-config vllm{revision}{lora if config.lora.rank else ''}"
     )
 
 

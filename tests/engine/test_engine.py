@@ -64,7 +64,7 @@ def test_responses_come_from_the_weights_of_each_iteration(settings, server, alg
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
     server.stale = True
-    records = train(replace(learner(settings, "ppo", rank), ppo=replace(settings.ppo, learning_rate=2e-3)))
+    records = train(replace(learner(settings, "ppo", rank), ppo=replace(settings.ppo, learning_rate=5e-4)))
     assert records[0]["engine_difference"] < 1e-5  # before the first update
     assert records[-1]["engine_difference"] > 1e-3
 
@@ -123,13 +123,24 @@ def test_a_killed_engine_ends_the_run_with_its_state_saved(settings, server, pol
 
 def test_no_server_and_other_servers(settings, server):
     nowhere = replace(settings, sampling=replace(settings.sampling, engine_url="http://127.0.0.1:9"))
-    with pytest.raises(UserError, match=r"no answer .*\n.*--host 127.0.0.1 --port 9 --generation-config vllm$"):
+    with pytest.raises(
+        UserError, match=r"no answer .*\n.*--host 127.0.0.1 --port 9 --dtype float32 --generation-config vllm$"
+    ):
         make_agents(nowhere)
     with pytest.raises(UserError, match=r"--enable-lora --max-lora-rank 4 --max-loras 2$"):
         make_agents(learner(nowhere, "ppo", 4))
     server.key = "secret"
     with pytest.raises(UserError, match="answers 401"):
         make_agents(settings)
+
+
+def test_a_server_that_keeps_its_cache_is_refused(settings, server, monkeypatch):
+    monkeypatch.setattr("cory.policies.engine.TRIES", 2)
+    server.kept_cache = 1
+    make_agents(settings)[0].respond(["the film"], 3)
+    server.kept_cache = 2
+    with pytest.raises(UserError, match="does not forget keys and values"):
+        make_agents(settings)[0].respond(["the film"], 3)
 
 
 def test_the_server_may_want_a_key(settings, server, monkeypatch):

@@ -18,7 +18,7 @@ class Server:
     """Its weights, and what it was asked: `requests` has (path, body) in order.
 
     With `stale` it says that it has taken over weights and keeps the old ones. It ends the connection, as a killed
-    server does, from the completion on whose number is `dies_at`.
+    server does, from the completion on whose number is `dies_at`. It refuses to empty its cache `kept_cache` times.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,7 +27,7 @@ class Server:
         self.adapters: dict[str, Any] = {}
         self.requests: list[tuple[str, Any]] = []
         self.url, self.longest, self.stale, self.dies_at, self.key = "", 96, False, -1, ""
-        self.completions, self.lock = 0, threading.Lock()
+        self.completions, self.kept_cache, self.lock = 0, 0, threading.Lock()
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         """The status and JSON of a request."""
@@ -41,7 +41,8 @@ class Server:
                 self.model = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"])
             return 200, {"results": [None]}
         if path == "/reset_prefix_cache":
-            return 200, {"success": True}
+            self.kept_cache -= 1
+            return 200, {"success": self.kept_cache < 0}
         if path == "/v1/load_lora_adapter":
             if body["lora_name"] in self.adapters:
                 return 400, {"error": {"message": "already loaded"}}

@@ -145,3 +145,15 @@ def test_the_table_is_written_and_an_unknown_scale_refused(tmp_path):
     scales = r"\['paper', 'real', 'real_full_kl', 'smollm2', 'tiny', 'tiny_full_kl'\]"
     with pytest.raises(UserError, match=rf"scales: expected some of {scales}, got 'huge'"):
         claims.command_line(["--runs", str(tmp_path), "--scales", "tiny", "huge"])
+
+
+def test_a_table_can_be_completed_by_runs_of_another_machine(tmp_path, capsys):
+    make_experiment("imdb_curves", tmp_path / "here", kl=lambda label, settings: 1.0)
+    out = tmp_path / "claims.md"
+    claims.command_line(["--runs", str(tmp_path / "here"), "--out", str(out)])
+    first = out.read_text()
+    elsewhere = ["--runs", str(tmp_path / "none"), "--out", str(out)]
+    claims.command_line([*elsewhere, "--keep"])
+    assert out.read_text() == first and "| not run | not tested |" in first
+    claims.command_line(elsewhere)
+    assert out.read_text() != first
