@@ -34,12 +34,12 @@ APART = ParallelConfig(agents="apart")
 AGENTS = ["agent_1", "agent_2"]
 
 
-def launch(jobs, folder: Path, *fault) -> subprocess.CompletedProcess:
-    """Runs settings one after the other in two processes."""
+def launch(jobs, folder: Path) -> subprocess.CompletedProcess:
+    """Runs pairs of settings and a fault, see parallel_run.py, one after the other in two processes."""
     file = folder / "jobs.json"
-    file.write_text(json.dumps([asdict(config) for config in jobs]))
+    file.write_text(json.dumps([(asdict(config), fault) for config, fault in jobs]))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    command += [str(Path(__file__).with_name("parallel_run.py")), str(file), *fault]
+    command += [str(Path(__file__).with_name("parallel_run.py")), str(file)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
 
@@ -114,7 +114,8 @@ def sharded(base, tmp_path_factory):
     split["grpo"].parallel = LAYER
     alone(resumed := base("resumed", iterations=2, checkpoint=saved))
     resumed = replace(resumed, iterations=4, resume=resumed.output)
-    done = launch([*split.values(), whole["grpo"], replace(resumed, parallel=FULL)], tmp_path_factory.mktemp("sharded"))
+    jobs = [*split.values(), whole["grpo"], replace(resumed, parallel=FULL)]
+    done = launch([(config, "") for config in jobs], tmp_path_factory.mktemp("sharded"))
     assert done.returncode == 0, done.stderr
     for name in whole.keys() - {"grpo"}:
         alone(whole[name])
@@ -173,7 +174,7 @@ def test_agents_apart_train_as_together(base, tmp_path):
         ),
     ]
     split = [replace(config, output=f"{config.output}-split", parallel=APART) for config in jobs]
-    done = launch(split, tmp_path)
+    done = launch([(config, "") for config in split], tmp_path)
     assert done.returncode == 0, done.stderr
     for together, apart in zip(jobs, split, strict=True):
         alone(together)
@@ -181,23 +182,61 @@ def test_agents_apart_train_as_together(base, tmp_path):
         assert outcome(Path(together.output)) == outcome(Path(apart.output))
 
 
-@pytest.mark.parametrize(("parallel", "fault"), [(FULL, "killed"), (APART, "killed"), (FULL, "raises")])
-def test_a_lost_process_ends_all_and_the_run_continues(base, tmp_path, parallel, fault):
-    """`raises`: all processes learn of it in time to save the state before that iteration."""
-    every = CheckpointConfig(save_every=0 if fault == "raises" else 1)
-    name = f"{fault}_{parallel.agents}"
-    config = base(name, iterations=1000, checkpoint=every, parallel=parallel)
-    done = launch([config], tmp_path, fault)
+@pytest.mark.parametrize("parallel", [FULL, APART])
+def test_a_killed_process_ends_all_and_the_run_continues(base, tmp_path, parallel):
+    config = base(
+        f"killed_{parallel.agents}", iterations=1000, checkpoint=CheckpointConfig(save_every=1), parallel=parallel
+    )
+    done = launch([(config, "1:killed:0")], tmp_path)
     assert done.returncode != 0 and not Path(f"{config.output}-agent_1").exists()
-    if fault == "raises":
-        reason = "expected rewards, got ZeroDivisionError (the reward of the second process fails)"
-        assert f"iteration 3: process 1 failed (reward function count_good: {reason}" in done.stderr
-        assert done.stderr.count("The last good state is ") == 2
-        assert [path.name for path in Path(config.output, "checkpoints").iterdir()] == ["iter-000002"]
     newest = max(int(path.name[5:]) for path in Path(config.output, "checkpoints").glob("iter-*"))
     alone(replace(config, iterations=newest + 2, resume=config.output, parallel=ParallelConfig()))
     iterations = [json.loads(line)["iteration"] for line in Path(config.output, "metrics.jsonl").open()]
     assert iterations == [k for k in range(newest + 2) for _ in AGENTS]
+
+
+# Faults in iteration 2, by which processes have them: what each says, and whether no agent was updated before. The
+# pioneer learns first, except that agents apart learn at the same time.
+NAN = "reward function count_good: expected a finite number, got nan"
+RAISES = "reward function count_good: expected rewards, got ZeroDivisionError (the reward of this process fails)"
+LOSS = "agent_{} as {}: the loss is not finite in rows ["
+GRADIENT = "agent_{} as {}: the gradient is not finite"
+FAULTS = {
+    "full": [
+        ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
+        ("1:gradient:2", GRADIENT.format(1, "pioneer"), GRADIENT.format(1, "pioneer"), True),
+        ("1:loss:2", "agent_1 as pioneer: the loss is not finite", LOSS.format(1, "pioneer"), True),
+        ("1:loss_2:2", "agent_2 as observer: the loss is not finite", LOSS.format(2, "observer"), False),
+        ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
+    ],
+    "apart": [
+        ("0:nan:2", NAN, "process 0 failed (" + NAN, True),
+        ("01:gradient:2", GRADIENT.format(1, "pioneer"), GRADIENT.format(2, "observer"), True),
+        ("0:loss:2", LOSS.format(1, "pioneer"), "process 0 failed (NotFinite: " + LOSS.format(1, "pioneer"), False),
+        ("01:loss:2", LOSS.format(1, "pioneer"), LOSS.format(2, "observer"), True),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_ends_all_processes_and_the_run_continues(base, tmp_path, kind):
+    faults, parallel = FAULTS[kind], {"full": FULL, "apart": APART}[kind]
+    alone(whole := base(f"whole_{kind}"))
+    runs = [base(f"fault_{kind}_{number}", parallel=parallel) for number in range(len(faults))]
+    done = launch([(config, fault[0]) for config, fault in zip(runs, faults, strict=True)], tmp_path)
+    assert done.returncode != 0
+    for config, (_, *expected, unchanged) in zip(runs, faults, strict=True):
+        checkpoints = Path(config.output, "checkpoints")
+        assert [path.name for path in checkpoints.glob("*")] == ["iter-000001"] * unchanged
+        end = f"The last good state is {checkpoints}/iter-000001." if unchanged else "No state is saved."
+        for rank, text in enumerate(expected):
+            if config is not runs[-1]:
+                said = Path(f"{config.output}-error-{rank}").read_text()
+                assert said.startswith(f"iteration 2: {text}") and said.endswith(f"\n{end}")
+            assert config is not runs[-1] or f"error: iteration 2: {text}" in done.stderr
+        alone(replace(config, resume=config.output, parallel=ParallelConfig()))
+        assert distance(whole, config) < 1e-5
+    assert done.stderr.count(end) == 2
 
 
 def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, monkeypatch):

@@ -4,6 +4,7 @@ import errno
 import functools
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -384,11 +385,10 @@ def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
     same(whole, tmp_path / "failed")
 
 
-def spoil(trainer, agent: str, iteration: int):
-    """From this iteration on, the agent's update has a logit that is not a number in row 3."""
-    ppo = {a.name: a.learner for a in trainer.agents}[agent]
-    forward, seen = ppo._forward, [0]
-    step = ppo.step
+def spoil(agent, iteration: int, what: str = "loss"):
+    """In this iteration, the agent's update has a logit, or a gradient, that is not a number in row 3."""
+    learner = agent.learner
+    forward, step, seen = learner._forward, learner.step, [0]
 
     def counted(*args):
         seen[0] += 1
@@ -396,11 +396,14 @@ def spoil(trainer, agent: str, iteration: int):
 
     def spoiled(rows):
         result = forward(rows)
-        if seen[0] == iteration and len(rows.input_ids) == 8:
-            result.logprobs.data[3] = float("nan")
+        if seen[0] == iteration and len(rows.input_ids) > 3:
+            if what != "gradient":
+                result.logprobs.data[3] = math.nan
+            elif result.logprobs.requires_grad:
+                result.logprobs.register_hook(lambda gradient: gradient * math.nan)
         return result
 
-    ppo.step, ppo._forward = counted, spoiled
+    learner.step, learner._forward = counted, spoiled
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -408,12 +411,13 @@ def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
     whole = make_trainer(one).train().folder
     other = replace(one, output=str(tmp_path / "nan"))
     trainer = make_trainer(other)
-    spoil(trainer, agent, 2)  # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2
-    before = [p.detach().clone() for p in trainer.agents[AGENTS.index(agent)].learner.model_params]
+    spoiled = trainer.agents[AGENTS.index(agent)]
+    spoil(spoiled, 2)  # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2
+    before = [p.detach().clone() for p in spoiled.learner.model_params]
     with pytest.raises(UserError, match=rf"iteration 2: {agent} as \w+: the loss is not finite in rows .*3") as error:
         trainer.train()
     assert "iter-000001" in str(error.value)
-    weights = trainer.agents[AGENTS.index(agent)].learner.model_params
+    weights = spoiled.learner.model_params
     assert all(p.isfinite().all() for p in weights)
     assert not all(torch.equal(p, q) for p, q in zip(weights, before, strict=True))  # the first iteration's stay
     make_trainer(replace(other, resume="auto")).train()
@@ -423,7 +427,7 @@ def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
 def test_update_that_is_not_finite_can_be_skipped(one):
     config = replace(one, guards=GuardsConfig(on_nonfinite="skip"))
     trainer = make_trainer(config)
-    spoil(trainer, "agent_1", 2)
+    spoil(trainer.agents[0], 2)
     run = trainer.train()
     skipped = {(r["iteration"], r["agent"]): r["skipped_steps"] for r in run.history if r["skipped_steps"]}
     assert skipped == {(1, "agent_1"): config.ppo.ppo_epochs}
