@@ -177,10 +177,10 @@ def test_groups_of_other_rewards_are_said_not_to_compare(tmp_path):
         make_run(tmp_path / f"c{seed}", seed, agents=2, fingerprint=fingerprint(seed))
     comparison = compared(tmp_path)
     assert [g.name for g in comparison.groups] == ["CORY", "PPO"]
-    mind = "CORY was trained on the reward a.alliteration, PPO on b.letters: their task rewards do not compare"
-    assert comparison.problems() == [mind]
+    caveat = "CORY was trained on the reward a.alliteration, PPO on b.letters: their task rewards do not compare"
+    assert comparison.problems() == [caveat]
     text = write(comparison, tmp_path / "out").read_text()
-    assert f"**Mind:**\n\n* {mind}\n" in text
+    assert f"**Caveats:**\n\n* {caveat}\n" in text
     assert "| fingerprint.reward | a.alliteration | b.letters |" in text
     assert "dataset" not in text and "fingerprint.rows" not in text
 
