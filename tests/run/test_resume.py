@@ -6,26 +6,24 @@ import hashlib
 import json
 import math
 import os
-import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from conftest import ROOT, sentences
+from conftest import sentences
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig, UserError
 from cory.prompts import RolePrompts
 from cory.run import checkpoint, shards
-from cory.run.guards import Interrupted, Signals
+from cory.run.guards import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -450,94 +448,6 @@ def test_early_stop_on_kl(one):
     assert 1 < done < 6
     assert (run.folder / "agent_2/model.safetensors").exists()
     assert (run.folder / f"checkpoints/iter-{done:06d}").exists()
-
-
-SCRIPT = """
-import json, sys
-sys.path[:0] = [{root!r}, {tests!r}, {root!r} + '/tests']
-from jsonargparse import ArgumentParser
-from cory.config import Config
-from test_resume import make_trainer
-from cory.run.settings import main
-parser = ArgumentParser()
-parser.add_class_arguments(Config, "config")
-config = parser.instantiate(parser.parse_object(json.load(open({settings!r})))).config
-print("ready", flush=True)
-main(lambda: make_trainer(config).train())
-"""
-
-
-def test_killed_at_random_moments_it_ends_the_same(one, tmp_path):
-    """SIGKILL 20 times, a checkpoint being written at some of them."""
-    one = replace(one, iterations=160)
-    whole = make_trainer(one).train().folder
-    folder = tmp_path / "killed"
-    config = replace(one, output=str(folder), resume="auto", device="cpu")
-    settings = tmp_path / "settings.json"
-    settings.write_text(json.dumps({"config": asdict(config)}))
-    here = Path(__file__).resolve().parent
-    script = SCRIPT.format(root=str(ROOT), tests=str(here), settings=str(settings))
-    rng = random.Random(0)
-    # One process that imports, then forks a run for each kill: importing takes longer than the runs.
-    killer = f"""
-import os, random, signal, sys, time
-sys.path[:0] = [{str(ROOT)!r}, {str(here)!r}, {str(here.parent)!r}]
-import test_resume
-import cory.trainer
-rng = random.Random({rng.random()})
-for attempt in range(20):
-    child = os.fork()
-    if child == 0:
-        sys.stdout = sys.stderr = open(os.devnull, "w")
-        exec({script!r}, {{"__name__": "run"}})
-        os._exit(0)
-    time.sleep(0.5 + 1.5 * rng.random())
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    metrics = {str(folder / "metrics.jsonl")!r}
-    print(len(open(metrics).readlines()) if os.path.exists(metrics) else 0)
-"""
-    # Sums are rounded otherwise by another number of threads.
-    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", killer], check=True, timeout=240, env=env, capture_output=True, text=True
-    )
-    lines = [int(line) for line in done.stdout.split() if line.isdigit()]
-    assert len(lines) == 20 and len({n for n in lines if n < 2 * one.iterations}) > 3, (
-        lines
-    )  # killed in the middle, at many places
-    process = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
-    process.stdout.readline()
-    assert process.wait(120) == 0
-    same(whole, folder)
-
-
-def test_second_signal_ends_it_at_once(monkeypatch):
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    before = signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
-    with Signals() as signals:
-        interrupt()
-        assert (signals.received, codes) == (signal.SIGTERM, [])
-        interrupt(signal.SIGINT)
-        assert codes == [130]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_signal_ends_a_process_with_its_status(one, tmp_path):
-    config = replace(one, iterations=10_000, output=str(tmp_path / "long"), device="cpu")
-    (tmp_path / "settings.json").write_text(json.dumps({"config": asdict(config)}))
-    here = Path(__file__).resolve().parent
-    script = SCRIPT.format(root=str(ROOT), tests=str(here), settings=str(tmp_path / "settings.json"))
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    while not (tmp_path / "long/metrics.jsonl").exists() or not (tmp_path / "long/metrics.jsonl").read_text():
-        time.sleep(0.1)
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
-    assert "--resume" in process.stderr.read()
 
 
 def test_a_run_of_an_earlier_version_is_continued(one, tmp_path):
