@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cory.learners.optimizer import check_optimizer
 from cory.learners.ppo import PPOTrainer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.policies.apart import Apart, is_here
+from cory.policies.engine import Engine
 from cory.policies.load import choose_device, load_policy
 from cory.policies.lora import activate, add_adapter, save_policy
 from cory.policies.sampling import check_lengths, context_length, encode, plain_text, seed_everything
@@ -35,17 +36,22 @@ STATS = {
     "skipped_steps": "skipped_steps",
     "dropped_steps": "dropped_steps",
     "response_tokens": "tokens/responses_len_mean",
+    "engine_difference": "engine_difference",
 }
 
 
 @dataclass
 class Rollout:
-    """A batch of responses of one agent: lists of equal length, token ids as 1-d tensors on the policy's device."""
+    """A batch of responses of one agent: lists of equal length, token ids as 1-d tensors on the policy's device.
+
+    `logprobs`: of an engine's tokens as it computes them; empty where the policy itself has sampled.
+    """
 
     prompts: list[Any]  # text or chat messages
     completions: list[str]
     queries: list[torch.Tensor]
     responses: list[torch.Tensor]
+    logprobs: list[torch.Tensor] = field(default_factory=list)
 
     def rows(self, index: slice) -> "Rollout":
         """Some of its rows."""
@@ -59,7 +65,7 @@ class Agent:
         name: `agent_1`, ...; names its folder and its metrics.
         policy: the policy, wrapped as `config.algorithm` requires; see `wrapper`.
         reference: pi_0, frozen; may be shared between agents. None: the policy with its adapters off.
-        tokenizer: the policy's. config: the run's settings.
+        tokenizer: the policy's. config: the run's settings. engine: samples in place of the policy.
     """
 
     def __init__(
@@ -69,12 +75,15 @@ class Agent:
         reference: PolicyWithValueHead | WindowPolicy | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        engine: Engine | None = None,
     ) -> None:
         self.name, self.tokenizer, self.sampling = name, tokenizer, config.sampling
         self.chat_template, self.merge = config.model.chat_template, config.lora.merge
         self.learner = make_learner(policy, reference, tokenizer, config)
         self.device: torch.device = self.learner.accelerator.device
-        self.context_length = context_length(self.policy)  # in tokens; None if unknown
+        self.engine, self.context_length = engine, context_length(self.policy)  # in tokens; None if unknown
+        if engine is not None:
+            self.context_length = min(self.context_length or engine.longest, engine.longest)
 
     @property
     def policy(self) -> PreTrainedModel:
@@ -99,9 +108,13 @@ class Agent:
         queries = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
         check_lengths([len(query) for query in queries], max_new_tokens, self.context_length, prompts)
         self.activate()
-        responses = self.learner.generate(queries, self.sampling, max_new_tokens)
+        logprobs: list[torch.Tensor] = []
+        if self.engine is None:
+            responses = self.learner.generate(queries, self.sampling, max_new_tokens)
+        else:
+            responses, logprobs = self.engine.sample(self.name, self.policy, queries, max_new_tokens)
         completions = [plain_text(self.tokenizer, response, self.sampling.stop) for response in responses]
-        return Rollout(prompts, completions, queries, responses)
+        return Rollout(prompts, completions, queries, responses, logprobs)
 
     def learn(self, rollouts: Sequence[Rollout], rewards: torch.Tensor, rate: float = 1.0) -> list[dict[str, float]]:
         """One update on the agent's rollouts, one per role; returns the statistics of each (docs/metrics.md).
@@ -112,10 +125,12 @@ class Agent:
         Raises NotFinite if a loss or gradient is not finite (`guards.on_nonfinite`); rows are counted across rollouts.
         """
         self.activate()
+        self._changes()
         self.learner.scale_learning_rate(rate)
         queries = [query for rollout in rollouts for query in rollout.queries]
         responses = [response for rollout in rollouts for response in rollout.responses]
-        stats = self.learner.step(queries, responses, rewards.flatten(), len(rollouts))
+        logprobs = [values for rollout in rollouts for values in rollout.logprobs]
+        stats = self.learner.step(queries, responses, rewards.flatten(), len(rollouts), logprobs)
         shared = {name: float(stats[key]) for name, key in STATS.items() if key in stats}
         return [shared | own for own in self.learner.parts]
 
@@ -131,7 +146,12 @@ class Agent:
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Restores what `state` returned. Raises a ValueError if a tensor does not fit."""
+        self._changes()
         self.learner.load_state(tensors, numbers)
+
+    def _changes(self) -> None:
+        if self.engine is not None:
+            self.engine.outdated(self.name)
 
     def restart(self) -> None:
         """Resets optimizer state, KL coefficient and reward moments (only for `reset_on_exchange`)."""
@@ -207,11 +227,12 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     frozen = dict.fromkeys(keys[index] for index in policies if not settings[index].lora.rank)
     references = {key: split(wrap(bases[key][0]).requires_grad_(False).eval(), config.precision) for key in frozen}
     agents: list[Any] = []
+    engine = Engine(config) if config.sampling.engine == "vllm" else None
     for index, (own, key) in enumerate(zip(settings, keys, strict=True)):
         name, agent = f"agent_{index + 1}", None
         if index in policies:
             policy = split(policies[index], config.precision)  # with the adapters of all that share it
             activate(policy.pretrained_model, name)
-            agent = Agent(name, policy, references.get(key), bases[key][1], own)
+            agent = Agent(name, policy, references.get(key), bases[key][1], own, engine)
         agents.append(Apart(index, agent, config) if config.parallel.agents == "apart" else agent)
     return agents

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from cory.run.checks import Settings, UserError, between, changed, expect, keys, positive
 from cory.run.hub import HubConfig
 from cory.run.parallel import ParallelConfig
+from cory.run.sampling_settings import SamplingConfig
 
 __all__ = ["Settings", "UserError", "changed", "expect", "keys"]  # checks that other files import from here
 
@@ -196,37 +197,6 @@ class PPOConfig(Settings):
         expect(self.batch_size % (mini * count) == 0, "ppo.batch_size", multiple, self.batch_size)
         if self.reward_normalization and not self.reward_scaling:
             raise UserError("ppo.reward_normalization: expected ppo.reward_scaling: true beside it, got false")
-
-
-@dataclass
-class SamplingConfig(Settings):
-    """How responses are sampled. One length is drawn per batch, and every agent's responses stop there at the latest.
-
-    Args:
-        min_new_tokens: Shortest length that is drawn.
-        max_new_tokens: Longest length that is drawn.
-        temperature: Softmax temperature. Other than 1, samples are off-policy for PPO's log-probabilities.
-        top_k: Sample among the k likeliest tokens; 0 for all.
-        top_p: Sample among the likeliest tokens of this total probability; 1 for all.
-        repetition_penalty: Penalty on tokens that occurred already; 1 for none.
-        stop: Texts that end a response, as the end token does; the response's text is cut before them.
-    """
-
-    min_new_tokens: int = 4
-    max_new_tokens: int = 16
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    stop: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        positive("sampling", self, "min_new_tokens", "temperature", "top_p", "repetition_penalty")
-        between("sampling", self, 0, 1, "top_p")
-        expect(all(self.stop), "sampling.stop", "texts that are not empty", self.stop)
-        expect(self.top_k >= 0, "sampling.top_k", "0 (all tokens) or more", self.top_k)
-        shortest, longest = self.min_new_tokens, self.max_new_tokens
-        expect(longest >= shortest, "sampling.max_new_tokens", f"at least min_new_tokens = {shortest}", longest)
 
 
 @dataclass

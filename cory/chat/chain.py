@@ -54,7 +54,7 @@ class Chain:
         self.notes: list[str] = []  # what the user should know; who shows them empties the list
         self.said: set[str] = set()
         self.transfer = config.cory.knowledge_transfer
-        self.sampling = replace(changed(config.sampling, settings.sampling), min_new_tokens=1)
+        self.sampling = config.sampling.after_training(settings.sampling)
         self.agents = list(agent_models(folder, config, settings.model).values())
         count = len(self.agents)
         self.order = settings.order or [1 + role % count for role in range(config.cory.roles)]

@@ -20,6 +20,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import torch
+
 from cory.config import Config, ModelConfig, SamplingConfig, changed
 from cory.evaluation.responses import Responses, answer
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
@@ -82,7 +84,7 @@ class Evaluator:
         runs = {Path(name): run_config(kind, Path(name)) for name in settings.models if run_agents(Path(name))}
         first = next(iter(runs.values()), None) or kind()
         self.kl_coef = (first.ppo.init_kl_coef if runs else 0.3) if settings.kl_coef is None else settings.kl_coef
-        self.sampling = replace(changed(first.sampling, settings.sampling), min_new_tokens=1)
+        self.sampling = first.sampling.after_training(settings.sampling)
         longest, stop = self.sampling.max_new_tokens, self.sampling.stop
         self.greedy = SamplingConfig(1, longest, top_k=1, stop=stop)  # the likeliest token is the only one left
         model = first.of_agent(0).model if runs else ModelConfig(settings.models[0])
@@ -195,11 +197,12 @@ class Evaluator:
         if pioneer is not None:
             records = [self.done[pioneer, i] for i in index]
             read = [t for r in records for t in ([r["greedy"]] if sampling is self.greedy else r["completions"])]
-        return answer(
-            loaded, candidate.task, columns, sampling, read, role, batch_size=self.settings.batch_size,
-            seed=self.settings.seed * 1_000_003 + index[0],  # the same samples, however often it is interrupted
-            chat_template=candidate.model.chat_template,
-        )  # fmt: skip
+        with torch.autocast(self.pool.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            return answer(
+                loaded, candidate.task, columns, sampling, read, role, batch_size=self.settings.batch_size,
+                seed=self.settings.seed * 1_000_003 + index[0],  # the same samples, however often it is interrupted
+                chat_template=candidate.model.chat_template,
+            )  # fmt: skip
 
 
 def best_of_2(rewards: Sequence[float]) -> float:

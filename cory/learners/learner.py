@@ -26,6 +26,7 @@ from cory.learners import losses
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.trl_parts import RunningMoments
 from cory.policies import sharding, window
+from cory.policies.engine import difference
 from cory.policies.sampling import pad_token, sample
 from cory.policies.window import Window
 from cory.run import processes
@@ -143,13 +144,19 @@ class Learner:
             return sample(self.policy, self.tokenizer, queries, settings, longest)
 
     def step(
-        self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Tensor, parts: int = 1
+        self,
+        queries: Sequence[Tensor],
+        responses: Sequence[Tensor],
+        scores: Tensor,
+        parts: int = 1,
+        sampled: Sequence[Tensor] = (),
     ) -> dict[str, float]:
         """One update: advantages, `ppo_epochs` passes of optimizer steps over the batch, and the KL coefficient.
 
         Args:
             queries, responses: token ids, one 1-d tensor per row, none empty. scores: (rows,) training rewards.
             parts: how many batches of `batch_size` rows these are, one for each role of the agent.
+            sampled: log-probabilities of the responses' tokens by the engine that sampled them; empty without one.
 
         Returns TRL's scalar statistics under its names; `self.parts` has KL and length of each batch.
         Raises a ValueError if there are not `parts * batch_size` rows, and NotFinite: see `on_nonfinite`.
@@ -165,6 +172,7 @@ class Learner:
         mask = batch.response_mask
         scores = self._scaled(scores.to(mask.device, torch.float32))
         old = self._retrying(lambda: self._old(batch))
+        by_engine = {"engine_difference": difference(old.logprobs, sampled, mask)} if sampled else {}
         with torch.no_grad():
             penalties = self._advantages(old, scores, mask, parts)
         steps: list[Tensor] = []  # `STATS` of each mini-batch; empty where every optimizer step was skipped
@@ -194,6 +202,7 @@ class Learner:
             "gradient_norm": statistics.fmean(self.gradient_norms) if self.gradient_norms else math.nan,
             "skipped_steps": self.skipped_steps,
             "dropped_steps": self.dropped_steps,
+            **by_engine,
         }
         if math.isfinite(stats["objective/kl"]):
             self.kl_ctl.update(stats["objective/kl"], rows)

@@ -49,6 +49,19 @@ def activate(policy: PreTrainedModel | PeftModel, name: str) -> None:
         policy.set_adapter(name)
 
 
+def save_base(policy: PeftModel, folder: Path) -> None:
+    """Saves the base of LoRA agents, without their adapters, as a Hugging Face folder.
+
+    If it is sharded, all processes must call this, and the main one writes.
+    """
+    base = policy.get_base_model()
+    weights = whole_weights(base) if is_sharded(policy) else base.state_dict()
+    if weights:
+        plain = {key.replace(".base_layer.", "."): value for key, value in weights.items() if ".lora_" not in key}
+        with quiet():
+            base.save_pretrained(folder, state_dict=plain)
+
+
 def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> bool:
     """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 

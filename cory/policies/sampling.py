@@ -103,13 +103,16 @@ def sample(
 ) -> list[torch.Tensor]:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
-    Draws what `model.generate` would, with less work: rows that have ended leave the batch.
+    Draws what `model.generate` would, with less work: a prompt that several queries share is read once, and rows that
+    have ended leave the batch.
 
     Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
     token, with the token that completes its first stop text, or after `max_new_tokens` tokens.
     """
-    device = device_of(model)
-    ids, mask = pad([query.to(device) for query in queries], pad_token(tokenizer), "left")
+    device, asked = device_of(model), [tuple(query.tolist()) for query in queries]
+    distinct = {query: row for row, query in enumerate(dict.fromkeys(asked))}
+    copies = torch.tensor([distinct[query] for query in asked], device=device)
+    ids, mask = pad([torch.tensor(query, device=device) for query in distinct], pad_token(tokenizer), "left")
     width = ids.shape[1]
     # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
@@ -124,8 +127,11 @@ def sample(
     while True:
         if takes_positions:
             options["position_ids"] = position
-        logits = model(new, attention_mask=mask, past_key_values=cache, use_cache=True, **options).logits
-        new = draw(warp(ids, logits[:, -1].float()).softmax(-1))
+        logits = model(new, attention_mask=mask, past_key_values=cache, use_cache=True, **options).logits[:, -1]
+        if len(ids) < len(rows) and ids.shape[1] == width:  # prompts have been read: from here on a row for each query
+            ids, mask, position, logits = (x[copies] for x in (ids, mask, position, logits))
+            cache.batch_select_indices(copies)
+        new = draw(warp(ids, logits.float()).softmax(-1))
         ids, mask, position = torch.cat([ids, new], 1), torch.cat([mask, mask[:, -1:]], 1), position[:, -1:] + 1
         ended = torch.isin(new[:, 0], ends).tolist()
         if settings.stop:

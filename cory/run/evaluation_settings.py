@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from cory.config import Config, ModelConfig, Settings, UserError, changed, expect
 from cory.run.settings import as_config, new_folder, read_settings
@@ -32,6 +32,7 @@ class EvaluationConfig(Settings):
         greedy: Also answer each query once with the likeliest tokens.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
         batch_size: Responses that are sampled at a time.
+        precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their type.
         seed: Of the choice of queries and of sampling.
         device: auto, cpu, cuda or cuda:N.
         output: Folder of the results; one that was begun with the same settings is continued. null: a new one.
@@ -50,6 +51,7 @@ class EvaluationConfig(Settings):
     greedy: bool = False
     kl_coef: float | None = None
     batch_size: int = 100
+    precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
     device: str = "auto"
     output: str | None = None

@@ -24,7 +24,7 @@ from cory.config import Config, UserError, expect, keys
 RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
 # What may differ on resume; `iterations` only where the learning rate does not depend on it.
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
-FREE |= {"versions", "hub", "parallel"}
+FREE |= {"versions", "hub", "parallel", "sampling.engine", "sampling.engine_url", "sampling.engine_folder"}
 C = TypeVar("C", bound=Config)
 read_command_line = False  # whether this process got its settings from its command line
 
@@ -66,7 +66,8 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str
     """Differences of two runs, in what matters: "key: saved -> wanted". A fingerprint counts if both have one."""
     free = FREE if saved.get("ppo", {}).get("schedule", "constant") == "constant" else FREE - {"iterations"}
     for key in [*saved, *(key for key in wanted if key not in saved)]:
-        if not prefix and (key in free or (key == "fingerprint" and not (saved.get(key) and wanted.get(key)))):
+        one_has_none = prefix + key == "fingerprint" and not (saved.get(key) and wanted.get(key))
+        if prefix + key in free or one_has_none:
             continue
         old, new = saved.get(key), wanted.get(key)
         if isinstance(old, dict) and isinstance(new, dict):

@@ -36,7 +36,7 @@ def model(request, tokenizer, llama_folder):  # noqa: F811
 )
 def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
     monkeypatch.setattr(torch, "multinomial", lambda probabilities, num_samples: draw(probabilities))
-    queries = rows(tokenizer, PROMPTS)
+    queries = rows(tokenizer, [PROMPTS[2], *PROMPTS, PROMPTS[0]])  # two of them twice
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     torch.manual_seed(3)
     ours = sample(model, tokenizer, queries, settings, 12)
@@ -52,6 +52,19 @@ def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
         ),
     )  # fmt: skip
     assert torch.equal(torch.stack(ours), theirs[:, ids.shape[1] :])
+
+
+def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
+    read = []
+    model.register_forward_pre_hook(
+        lambda _, __, given: read.append(tuple(given["attention_mask"].shape)), with_kwargs=True
+    )
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    queries = rows(tokenizer, [*PROMPTS, *PROMPTS, PROMPTS[1]])
+    responses = sample(model, tokenizer, queries, SamplingConfig(), 3)
+    width = max(map(len, queries))
+    assert read == [(4, width), (9, width + 1), (9, width + 2)]
+    assert len({tuple(response.tolist()) for response in responses}) == 9
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():

@@ -1,0 +1,180 @@
+"""Sampling by an engine, against a stand-in for vLLM's server; test_vllm.py has the real one."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, make_gpt2, sentences
+from vllm_server import serving
+
+from cory.agent import make_agents
+from cory.config import Config, CoryConfig, LoraConfig, UserError
+from cory.policies.engine import LIMIT, Engine
+from cory.prompts import RolePrompts
+from cory.run.parallel import ParallelConfig
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+
+@pytest.fixture
+def server(policy_folder):
+    with serving(policy_folder) as started:
+        yield started
+
+
+@pytest.fixture
+def settings(config, server) -> Config:
+    """Updates large enough that old weights would show."""
+    sampling = replace(config.sampling, engine="vllm", engine_url=server.url, stop=["good"])
+    return replace(config, sampling=sampling, ppo=replace(config.ppo, learning_rate=1e-2), sample_every=0)
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("o")) + len(completion) / 50 for completion in completions]
+
+
+def train(config: Config, reward=count_good) -> list[dict]:
+    """The records of a run."""
+    prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
+    task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts)
+    CoryTrainer(config, make_agents(config), task).train()
+    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
+
+
+def learner(config: Config, algorithm: str, rank: int) -> Config:
+    group = {"algorithm": algorithm, "group_size": 1 if algorithm == "ppo" else 4}
+    return replace(config, lora=LoraConfig(rank=rank), **group)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_responses_come_from_the_weights_of_each_iteration(settings, server, algorithm, rank):
+    records = train(learner(settings, algorithm, rank))
+    assert max(record["engine_difference"] for record in records) < 1e-5
+    loaded = {"/v1/load_lora_adapter"} if rank else {"/collective_rpc", "/reset_prefix_cache"}
+    assert loaded <= {path for path, _ in server.requests}
+    assert len(server.adapters) == (2 if rank else 0)  # those of earlier updates are unloaded
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
+    server.stale = True
+    records = train(replace(learner(settings, "ppo", rank), ppo=replace(settings.ppo, learning_rate=2e-3)))
+    assert records[0]["engine_difference"] < 1e-5  # before the first update
+    assert records[-1]["engine_difference"] > 1e-3
+
+
+def test_a_lora_run_restores_the_base_that_another_run_has_left(settings, server):
+    server.model = make_gpt2(make_agents(settings)[0].tokenizer, seed=5)
+    records = train(learner(settings, "ppo", 4))
+    assert max(record["engine_difference"] for record in records) < 1e-5
+
+
+def test_requests_ask_for_exact_sampling(settings, server):
+    settings = replace(settings, sampling=replace(settings.sampling, temperature=0.7, top_k=9, repetition_penalty=1.1))
+    (agent, _), texts = make_agents(settings), ["the film", "a story"] * 4
+    rollout = agent.respond(texts, 6)
+    bodies = [body for path, body in server.requests if path == "/v1/completions"]
+    asked = {"temperature": 0.7, "top_k": 9, "top_p": 1.0, "repetition_penalty": 1.1, "min_p": 0.0, "max_tokens": 6}
+    asked |= {"stop": ["good"], "stop_token_ids": [0], "ignore_eos": True, "model": "base", "presence_penalty": 0.0}
+    assert all(body[key] == value for body in bodies for key, value in asked.items())
+    assert len({body["seed"] for body in bodies}) == 8  # equal prompts get responses of their own
+    assert sorted(map(tuple, agent.encode(texts))) == sorted(tuple(body["prompt"]) for body in bodies)
+    assert len({tuple(response.tolist()) for response in rollout.responses[::2]}) > 1
+    for response, text, logprobs in zip(rollout.responses, rollout.completions, rollout.logprobs, strict=True):
+        assert 1 <= len(response) == len(logprobs) <= 6 and "good" not in text
+
+
+def test_the_same_seed_gives_the_same_run(settings, tmp_path):
+    first, second = (train(replace(settings, output=str(tmp_path / name))) for name in "ab")
+    assert first == second
+
+
+def test_an_engine_with_another_model_ends_the_run_before_an_update(settings, server):
+    before = [p.clone() for p in make_agents(settings)[0].policy.parameters()]
+    server.model, server.stale = make_gpt2(make_agents(settings)[0].tokenizer, seed=5, initializer_range=0.5), True
+    with pytest.raises(UserError, match=rf"iteration 1: sampling.engine: .* nats a token \(limit {LIMIT}\)"):
+        train(settings)
+    resumed = replace(settings, resume=settings.output, sampling=replace(settings.sampling, engine="native"))
+    agents = make_agents(resumed)
+    assert all(torch.equal(a, b) for a, b in zip(before, agents[0].policy.parameters(), strict=True))
+    assert len(train(resumed)) == 8  # the state before the first update was saved
+
+
+def test_a_killed_engine_ends_the_run_with_its_state_saved(settings, server, policy_folder, tmp_path):
+    whole = train(settings)
+    broken = replace(settings, output=str(tmp_path / "broken"))
+    server.dies_at = server.completions + 8 + 8 + 4 * 8 + 4  # fixed samples, iterations 1 and 2, half of a role's
+    server.completions += 0
+    with pytest.raises(
+        UserError, match=r"iteration \d: sampling.engine_url: expected a server at .*no answer"
+    ) as caught:
+        train(broken)
+    assert "--model " + str(policy_folder) in str(caught.value) and "last good state is" in str(caught.value)
+    with serving(policy_folder) as another:
+        resumed = replace(broken, resume=broken.output, sampling=replace(broken.sampling, engine_url=another.url))
+        assert train(resumed) == whole
+
+
+def test_no_server_and_other_servers(settings, server):
+    nowhere = replace(settings, sampling=replace(settings.sampling, engine_url="http://127.0.0.1:9"))
+    with pytest.raises(UserError, match=r"no answer .*\n.*--host 127.0.0.1 --port 9 --generation-config vllm$"):
+        make_agents(nowhere)
+    with pytest.raises(UserError, match=r"--enable-lora --max-lora-rank 4 --max-loras 2$"):
+        make_agents(learner(nowhere, "ppo", 4))
+    server.key = "secret"
+    with pytest.raises(UserError, match="answers 401"):
+        make_agents(settings)
+
+
+def test_the_server_may_want_a_key(settings, server, monkeypatch):
+    server.key = "secret"
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert Engine(settings).base == "base"
+
+
+def test_prompts_must_fit_the_context_of_the_server(settings, server):
+    server.longest = 12
+    with pytest.raises(UserError, match="expected at most 12 tokens"):
+        train(settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"agents": [{"model": {"name": "other"}}, {}]}, "agents of one base"),
+        ({"agents": [{"lora": {"rank": 4}}, {}]}, "agents of one base"),
+        ({"cory": CoryConfig(num_agents=2), "engine_folder": "missing"}, "engine_folder: expected null or an existing"),
+        ({"engine_url": "localhost:8000"}, "engine_url: expected an address"),
+    ],
+)
+def test_settings_that_do_not_go_with_an_engine(settings, change, said):
+    with pytest.raises(UserError, match=said):
+        ours = {key: change.pop(key) for key in list(change) if key.startswith("engine")}
+        Engine(replace(settings, sampling=replace(settings.sampling, **ours), **change))
+
+
+def test_several_processes_share_an_engine(settings, server, tmp_path):
+    """Sharded agents, and data parallelism: each process asks for its part, the main one hands over weights."""
+    jobs = []
+    for shard, rank in (("full", 0), ("full", 4), ("none", 4), ("none", 0)):
+        changed = replace(learner(settings, "ppo", rank), output=str(tmp_path / f"{shard}-{rank}"), iterations=2)
+        jobs.append(replace(changed, parallel=ParallelConfig(shard=shard)))
+    (tmp_path / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
+    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "tests/run/parallel_run.py"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, *command, str(tmp_path / "jobs.json")], check=True, cwd=ROOT, env=env, timeout=240)
+    for job in jobs:
+        records = [json.loads(line) for line in (Path(job.output) / "metrics.jsonl").read_text().splitlines()]
+        assert len(records) == 4 and max(record["engine_difference"] for record in records) < 1e-5
+
+
+def test_after_training_agents_sample_themselves(settings):
+    assert settings.sampling.after_training({"temperature": 0.5}).engine == "native"
+    with pytest.raises(UserError, match="expected no engine"):
+        settings.sampling.after_training({"engine": "vllm"})
