@@ -20,8 +20,9 @@ gsm8k: $(VENV)/.installed     ## CORY on GSM8K, toy setting
 gsm8k-ppo: $(VENV)/.installed ## its PPO baseline
 	$(RUN) gsm8k_train/ppo.py
 
+# By default, files with few tests would be the last ones, and they are the longest.
 test: $(VENV)/.installed-dev  ## the test suite, without the slow tests, in two processes of one thread each
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile $(TESTS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-slow: $(VENV)/.installed-dev  ## the slow tests: train the toy models again, in minutes
 	$(RUN) -m pytest -m slow

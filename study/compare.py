@@ -43,7 +43,7 @@ def write(comparison: Comparison, out: Path, title: str = "Comparison", question
                  "values are mean ± standard deviation over them.\n")  # fmt: skip
     said = comparison.problems()
     if said:
-        parts += ["**Mind:**\n", *(f"* {line}" for line in said), ""]
+        parts += ["**Caveats:**\n", *(f"* {line}" for line in said), ""]
     parts += [
         "![curves](curves.png)\n",
         "Running means over 10 iterations; bands are one standard deviation over seeds.\n",

@@ -6,7 +6,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from cory.run.plots import COLOURS, colours
+from cory.run.plots import colours
 
 
 def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Path) -> None:
@@ -17,17 +17,16 @@ def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Pat
         metrics: key to title.
     """
     names = [row["name"] for row in rows]
-    figure, axes = plt.subplots(
-        1, len(metrics), figsize=(3.2 * len(metrics), 0.4 * len(rows) + 1.6), layout="constrained"
-    )
-    for axis, (metric, title) in zip(axes, metrics.items(), strict=True):
+    size = (3.2 * len(metrics), 0.4 * len(rows) + 1.6)
+    figure, axes = plt.subplots(1, len(metrics), figsize=size, layout="constrained", squeeze=False)
+    for axis, (metric, title) in zip(axes[0], metrics.items(), strict=True):
         values, errors = [row[metric] for row in rows], [row[f"{metric}_ci"] for row in rows]
         axis.barh(names, values, xerr=errors, color=colours(len(rows)), height=0.6, error_kw={"lw": 1, "capsize": 3})
         axis.set(title=title)
         axis.invert_yaxis()
         axis.axvline(0, color="0.3", lw=0.8)
         axis.spines[["top", "right"]].set_visible(False)
-        if axis is not axes[0]:
+        if axis is not axes[0, 0]:
             axis.set_yticklabels([])
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -39,7 +38,7 @@ def plot_pass_at_k(rows: Sequence[dict[str, Any]], ks: Sequence[int], path: Path
     Args:
         rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
     """
-    many = len(rows) > len(COLOURS)
+    many = len(rows) > 4
     figure, axis = plt.subplots(figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained")
     for row, colour in zip(rows, colours(len(rows)), strict=True):
         values, errors = ([row[f"pass@{k}{suffix}"] for k in ks] for suffix in ("", "_ci"))

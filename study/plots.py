@@ -24,7 +24,8 @@ def plot_comparison(curves: Sequence[Curve], path: Path) -> None:
             runs = curve.values[metric]
             smooth = runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
             mean, std = smooth.mean(axis=1), smooth.std(axis=1).fillna(0.0)
-            colour, style = colours(groups)[curve.number], ("-", "--", ":", "-.")[curve.place % 4]
+            number = curve.number if groups > 1 else curve.place  # the agents of a single method, as in a report
+            colour, style = colours(number + 1)[-1], ("-", "--", ":", "-.")[curve.place % 4]
             axis.plot(mean, color=colour, ls=style, lw=1.6, label=f"{curve.name} (n = {runs.shape[1]})")
             axis.fill_between(mean.index, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
         axis.set(title=title, xlabel="iteration")

@@ -93,12 +93,11 @@ def reviews(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def config(policy_folder, tmp_path) -> Config:
+def make_config(policy_folder: Path, folder: Path) -> Config:
     """A run of seconds: two agents, a batch of 8, an exchange every 2 iterations."""
     return Config(
         iterations=4,
-        output=str(tmp_path / "run"),
+        output=str(folder / "run"),
         device="cpu",
         sample_every=2,
         model=ModelConfig(name=str(policy_folder)),
@@ -106,3 +105,8 @@ def config(policy_folder, tmp_path) -> Config:
         ppo=PPOConfig(learning_rate=1e-3, batch_size=8, mini_batch_size=8),
         sampling=SamplingConfig(min_new_tokens=3, max_new_tokens=6),
     )
+
+
+@pytest.fixture
+def config(policy_folder, tmp_path) -> Config:
+    return make_config(policy_folder, tmp_path)

@@ -76,6 +76,8 @@ def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, me
         # A copy: merging and unmerging in place would leave rounding errors in the base.
         policy = copy.deepcopy(policy).merge_and_unload(adapter_names=[name])
     if not isinstance(policy, PeftModel):
+        # transformers would let the first process alone write, but agents apart are in others, too.
+        policy.should_save_on_this_rank = lambda is_main_process: is_main_process
         with quiet():
             policy.save_pretrained(folder, state_dict=weights)
         return True

@@ -23,19 +23,20 @@ function showCompletions(data, place) {
   };
   const results = element("div", { className: "queries" });
   const status = element("p", { className: "note", role: "status" });
-  const key = element("p", { className: "note key", hidden: true }, "Log-ratio to the base, per token:",
+  const shades = element("p", { className: "note key", hidden: true }, "Log-ratio to the base, per token:",
     ["less", "more"].flatMap((side) => STEPS.map((step, i) => element("span", { className: `token ${side}${i + 1}` },
       `${side === "less" ? `−${step} or less` : `+${step} or more`}`))), "nats. Hover over a token for its value.");
   const more = element("button", { type: "button" }, "Show more");
 
   function draw() {
-    const queries = order(state, grouped(state, data, methods));
+    const queries = inOrder(state, grouped(state, data, methods));
     const chains = queries.reduce((sum, query) => sum + query.chains.length, 0);
-    status.textContent = `${chains} of ${data.chains.length} chains, ${queries.length} queries.` +
+    const queryWord = queries.length === 1 ? "query" : "queries";
+    status.textContent = `${chains} of ${data.chains.length} chains, ${queries.length} ${queryWord}.` +
       (data.left_out ? ` ${data.left_out} more are left out to keep this file small.` : "");
     results.replaceChildren(...queries.slice(0, state.count).map((query) => queryView(data, state, query)));
     more.hidden = queries.length <= state.count;
-    key.hidden = !state.tokens;
+    shades.hidden = !state.tokens;
   }
   const set = (key) => (value) => { state[key] = value; state.count = AT_ONCE; draw(); };
 
@@ -51,11 +52,13 @@ function showCompletions(data, place) {
     clearTimeout(waiting);
     waiting = setTimeout(() => set("words")(search.value.toLowerCase().split(/\s+/).filter(Boolean)), 120);
   });
-  const stages = Object.entries(STAGES).filter(([key]) => key === "" || kinds.has(key));
-  const chosen = choices("Methods", methods, state.methods, () => { state.count = AT_ONCE; draw(); });
-  const methodControl = methods.length > 4
-    ? element("details", { className: "choose" }, element("summary", {}, `Methods (${methods.length})`), chosen)
-    : methods.length > 1 ? chosen : [];
+  const stages = Object.entries(STAGES).filter(([stage]) => stage === "" || kinds.has(stage));
+  let methodControl = methods.length > 1
+    ? choices("Methods", methods, state.methods, () => { state.count = AT_ONCE; draw(); }) : [];
+  if (methods.length > 4) {
+    methodControl = element("details", { className: "choose" },
+      element("summary", {}, `Methods (${methods.length})`), methodControl);
+  }
   place.append(
     element("div", { className: "controls" },
       field("Search", search, "wide"),
@@ -67,7 +70,7 @@ function showCompletions(data, place) {
       checkbox("Prompts", state.prompts, set("prompts")),
       methodControl,
     ),
-    status, key, results, more,
+    status, shades, results, more,
   );
   draw();
 }
@@ -95,26 +98,17 @@ function grouped(state, data, methods) {
   return [...queries.values()];
 }
 
-/** The reward, or another number, of a chain's last response. */
-function last(chain, key) {
-  return chain.steps.at(-1)[key] ?? null;
-}
-
-/** Queries in the order that is asked for; those without a number come last. */
-function order(state, queries) {
-  const values = (query, key) => query.chains.map((chain) => last(chain, key)).filter((value) => value !== null);
-  const keys = {
-    best: (query) => Math.max(...values(query, "reward")),
-    worst: (query) => -Math.min(...values(query, "reward")),
-    kl: (query) => Math.max(...values(query, "kl")),
-    apart: (query) => Math.max(...values(query, "reward")) - Math.min(...values(query, "reward")),
-  };
-  const key = keys[state.order];
-  if (!key) return queries;
-  const inside = { best: (chain) => -last(chain, "reward"), worst: (chain) => last(chain, "reward"), kl: (chain) => -last(chain, "kl") }[state.order];
-  if (inside) for (const query of queries) query.chains.sort((a, b) => inside(a) - inside(b));
-  const rank = new Map(queries.map((query) => [query, Number.isFinite(key(query)) ? key(query) : -Infinity]));
-  return queries.sort((a, b) => rank.get(b) - rank.get(a) || a.query - b.query);
+/** Queries, and the chains of each, in the order that is asked for; those without a number come last. */
+function inOrder(state, queries) {
+  if (!state.order) return queries;
+  const key = state.order === "kl" ? "kl" : "reward", sign = state.order === "worst" ? -1 : 1;
+  const rank = ({ steps }) => (steps.at(-1)[key] === null ? -Infinity : sign * steps.at(-1)[key]);
+  for (const query of queries) {
+    const ranks = query.chains.map(rank).filter(Number.isFinite);
+    query.rank = Math.max(...ranks) - (state.order === "apart" ? Math.min(...ranks) : 0);
+    if (state.order !== "apart") query.chains.sort((a, b) => rank(b) - rank(a));
+  }
+  return queries.sort((a, b) => b.rank - a.rank || a.query - b.query); // of two without a number, the first one first
 }
 
 function queryView(data, state, query) {

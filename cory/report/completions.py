@@ -94,6 +94,8 @@ def _step(record: Mapping[str, Any]) -> dict[str, Any]:
     prompt = record.get("prompt")
     if isinstance(prompt, list):  # chat messages
         prompt = "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    tokens = record.get("token_texts", [])
+    more = len(tokens) - TOKENS
     return {
         "agent": record.get("agent"),
         "role": record.get("role"),
@@ -101,8 +103,8 @@ def _step(record: Mapping[str, Any]) -> dict[str, Any]:
         "text": cut(record["completion"]),
         "reward": short(record["task_reward"]),
         "kl": short(record.get("kl")),
-        "tokens": [cut(text, 200) for text in record.get("token_texts", [])[:TOKENS]],
-        "ratios": [short(ratio) for ratio in record.get("log_ratios", [])[:TOKENS]],
+        "tokens": [cut(text, 200) for text in tokens[:TOKENS]] + [f"… ({more:,} more tokens)"] * (more > 0),
+        "ratios": [short(ratio) for ratio in record.get("log_ratios", [])[:TOKENS]] + [None] * (more > 0),
     }
 
 

@@ -27,7 +27,8 @@ function showCurves(data, place) {
     slider.setAttribute("aria-valuetext", `iteration ${iteration}`);
     output.textContent = iteration;
     flagsHere.textContent = data.flags
-      .filter((flag) => state.groups.has(data.runs[flag.run].group) && flag.iterations.includes(iteration))
+      .filter((flag) => isShown(flag, data, state) &&
+        flag.iterations.some((k) => k >= iteration && k < iteration + data.every))
       .map((flag) => `${flag.flag}: ${data.runs[flag.run].name} ${flag.agent}`).join("; ");
     for (const chart of drawn) chart.showAt(iteration);
   }
@@ -55,7 +56,7 @@ function showCurves(data, place) {
     element("details", { className: "choose" }, element("summary", {}, "Metrics"),
       choices("Shown", titles, state.metrics, draw)),
   );
-  const several = data.runs.some((run, i) => data.runs.some((other, j) => i !== j && run.group === other.group));
+  const several = new Set(data.runs.map((run) => run.group)).size < data.runs.length;
   const notes = [
     several ? "Bands: one standard deviation over seeds." : "",
     "Drag over a chart to zoom, double-click to see all.",
@@ -104,9 +105,9 @@ function linesOf(data, state, metric) {
   const x = [...new Set(ordered.flatMap((line) => [...line.runs.values()].flatMap((run) => [...run.keys()])))];
   x.sort((a, b) => a - b);
   const width = state.smooth ? Math.max(1, Math.round(SMOOTHING / data.every)) : 1;
+  const alone = new Set(ordered.map((line) => line.group)).size === 1;
   for (const line of ordered) {
-    const places = ordered.filter((other) => other.group === line.group);
-    const place = places.indexOf(line), alone = new Set(ordered.map((other) => other.group)).size === 1;
+    const place = ordered.filter((other) => other.group === line.group).indexOf(line);
     line.colour = (alone ? place : line.group) % COLOURS;
     line.dash = DASHES[place % DASHES.length];
     const series = [...line.runs.values()].map((run) => smoothed(x, run, width));
@@ -178,13 +179,16 @@ function drawChart(data, state, metric, charts, showAt, redraw) {
     again.querySelector("input").focus();
   });
   logarithmic.firstChild.disabled = !allowed;
-  logarithmic.title = allowed ? "" : "Some values are negative";
+  logarithmic.title = allowed ? "" : "Values must be positive";
   logarithmic.firstChild.setAttribute("aria-label", `Logarithmic scale, ${title}`);
   const figure = element("figure", {}, element("figcaption", {}, element("span", {}, readable(title)), logarithmic),
     plot, legend, valueTable(x, lines, title));
   figure.dataset.metric = metric;
   charts.append(figure);
-  const ends = lines.map((line) => `${line.label} from ${number(first(line.mean), 3)} to ${number(first(line.mean.slice().reverse()), 3)}`);
+  const ends = lines.map((line) => {
+    const known = line.mean.filter((value) => value !== null);
+    return `${line.label} from ${number(known[0], 3)} to ${number(known.at(-1), 3)}`;
+  });
   plot.setAttribute("aria-label", `${title} over ${x.length} iterations: ${ends.join("; ")}`);
 
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
@@ -218,10 +222,6 @@ function sparse(data, metric) {
   return data.points.some((points) => points.values[metric].includes(null));
 }
 
-function first(values) {
-  return values.find((value) => value !== null) ?? null;
-}
-
 function nearest(x, iteration) {
   return x.reduce((best, k, i) => (Math.abs(k - iteration) < Math.abs(x[best] - iteration) ? i : best), 0);
 }
@@ -247,12 +247,15 @@ function swatch(line) {
   return svg;
 }
 
+/** Whether the run and the agent of a flag are shown. */
+function isShown(flag, data, state) {
+  return state.groups.has(data.runs[flag.run].group) && state.agents.has(data.agents.indexOf(flag.agent));
+}
+
 /** Marks at the iterations with flags of the runs and agents that are shown. */
 function drawFlags(self, data, state) {
   const marked = new Set();
-  for (const flag of data.flags) {
-    const agent = data.agents.indexOf(flag.agent);
-    if (!state.groups.has(data.runs[flag.run].group) || !state.agents.has(agent)) continue;
+  for (const flag of data.flags.filter((flag) => isShown(flag, data, state))) {
     for (const k of flag.iterations) marked.add(k);
   }
   const { left, top, width, height } = self.bbox, size = 5 * devicePixelRatio;

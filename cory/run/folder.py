@@ -87,7 +87,7 @@ class Run:
             if lengths is not None:
                 self.history = self.files["metrics"].rows()
                 self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
-            self.tracker = start_tracker(config, self.folder, resumed=lengths is not None)
+            self.tracker = start_tracker(config, self.folder, None if lengths is None else len(self.seconds))
         self.history, self.seconds = processes.broadcast((self.history, self.seconds))
         layout = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # leaves a line of 80 for two agents
         hidden, done = not (self.writes and sys.stderr.isatty()), len(self.seconds)

@@ -15,7 +15,8 @@ plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 
 CURVE_TITLES = {"task_reward": "task reward", "kl": "KL divergence (nats)", "combined_reward": "combined reward"}
 SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
-COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3")
+# Of methods, or of a method's agents, in their order; those of reports, in cory/report/page.css, are the same.
+COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
 
 
 def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
@@ -30,7 +31,7 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
     def label(record: dict[str, Any]) -> str:
         return f"{record['agent']} as {record['role']}" if shared else record["agent"]
 
-    labels = sorted({label(record) for record in history})
+    labels = sorted({label(record) for record in history}, key=lambda name: (len(name), name))  # agent_10 last
     observing = {r["iteration"] for r in history if r["agent"] == first and r["role"] != "pioneer"}
     observing -= {r["iteration"] for r in history if r["agent"] == first and r["role"] == "pioneer"}
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
@@ -58,5 +59,5 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
 
 
 def colours(count: int) -> list[Any]:
-    """`count` colours, distinct up to 20."""
-    return list(COLOURS[:count]) if count <= len(COLOURS) else [plt.get_cmap("tab20")(i % 20) for i in range(count)]
+    """`count` colours, distinct up to 28."""
+    return [*COLOURS, *(plt.get_cmap("tab20")(i % 20) for i in range(count))][:count]

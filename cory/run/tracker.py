@@ -14,28 +14,45 @@ from cory.run.report import markdown_table
 COLUMNS = ("iteration", "agent", "role", "query", "completion", "task_reward")  # of samples.jsonl
 
 
-def start_tracker(config: Config, folder: Path, resumed: bool = False) -> Any:
-    """The requested tracker of accelerate, or None. Raises a UserError if its package is missing."""
+def start_tracker(config: Config, folder: Path, resumed_at: int | None = None) -> Any:
+    """The requested tracker of accelerate, or None; iterations that are repeated count once in each.
+
+    `resumed_at`: the next iteration of a resumed run. Raises a UserError if the tracker's package is missing.
+    """
     if config.tracker == "none":
         return None
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    options: dict[str, Any] = {"logging_dir": str(folder)} if config.tracker == "tensorboard" else {}
-    if config.tracker == "wandb":
+    options: dict[str, Any] = {}
+    if config.tracker == "tensorboard":
+        options = {"logging_dir": str(folder), "purge_step": resumed_at}
+    elif config.tracker == "wandb":  # ignores earlier steps than its last one
         options = {"dir": str(folder), "name": folder.name, **_wandb_run(folder)}
         if not os.environ.get("WANDB_MODE") and not _wandb_account():
             options["mode"] = "offline"
             place = folder / "wandb"
             print(f"wandb: no account is set up, so the run is kept in {place}; `wandb sync` uploads it later.")
     elif config.tracker == "trackio":
-        options = {"name": folder.name, "resume": "allow" if resumed else "never", "embed": False}
+        options = {"name": folder.name, "resume": "never" if resumed_at is None else "allow", "embed": False}
     try:
         tracker = LOGGER_TYPE_TO_CLASS[config.tracker]("cory", **options)
     except ImportError as error:
         raise UserError(f"tracker: expected {config.tracker} to be installed, got: {error}") from None
     tracker.start()
     tracker.store_init_configuration(_flat(asdict(config)))
+    if config.tracker == "trackio" and resumed_at is not None:
+        _skip_logged(tracker)
     return tracker
+
+
+def _skip_logged(tracker: Any) -> None:
+    """Makes a resumed trackio run ignore steps up to its last one, which it would log twice."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    last = SQLiteStorage.get_max_step_for_run(tracker.run_name, run_id=tracker.run.id)
+    log = tracker.log
+    if last is not None:
+        tracker.log = lambda values, step: log(values, step) if step > last else None
 
 
 def log_samples(tracker: Any, k: int, samples: Sequence[Mapping[str, Any]]) -> None:

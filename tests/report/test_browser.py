@@ -3,6 +3,7 @@
 Needs Playwright (the extra `dev`) and a Chromium: the system's, or Playwright's own (`playwright install chromium`).
 """
 
+import math
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from written import write_evaluation, write_run
 
 from cory.report import page as report_page
 from cory.report import payload
+from cory.report.completions import Texts
 from study.page import make_payload
 from study.records import read
 
@@ -144,7 +146,7 @@ def test_completions(show, compared):
 
     opened.get_by_role("searchbox").fill("Number 23")
     sync_api.expect(opened.locator(".query")).to_have_count(1)
-    assert queries(opened) == ["query 23"] and status.inner_text() == "1 of 80 chains, 1 queries."
+    assert queries(opened) == ["query 23"] and status.inner_text() == "1 of 80 chains, 1 query."
     opened.get_by_role("searchbox").fill("")
     sync_api.expect(opened.locator(".query")).to_have_count(20)
 
@@ -169,6 +171,34 @@ def test_completions(show, compared):
     assert [tokens.nth(i).get_attribute("title") for i in range(2)] == ["+2.00 nats", "−0.75 nats"]
     assert [tokens.nth(i).get_attribute("class") for i in range(2)] == ["token more3", "token less2"]
     assert "log-ratio: “was” +2.00" in opened.locator(".largest").first.inner_text()
+
+
+def test_rewards_that_are_not_finite_come_last(show, tmp_path):
+    """In every order: those within a query, and queries that have no other."""
+    texts = Texts()
+    for query, rewards in (("one", [math.nan, -1.0, 1.0]), ("two", [math.nan]), ("three", [-2.0])):
+        for reward in rewards:
+            sample = {"query": query, "completion": f"{reward:g}", "task_reward": reward}
+            texts.add_run("CORY", 0, [{"iteration": 0, **sample}], {})
+    opened = show(payload.payload("A title", [], [], [], [], None, texts))
+    for order, expected in (
+        ("best", ["1", "-1", "nan", "-2", "nan"]),
+        ("worst", ["-2", "-1", "1", "nan", "nan"]),
+        ("apart", ["nan", "-1", "1", "-2", "nan"]),
+        ("kl", ["nan", "-1", "1", "nan", "-2"]),  # without any
+    ):
+        opened.get_by_role("combobox", name="Order").select_option(order)
+        assert opened.locator(".chain .text-of").all_inner_texts() == expected
+
+
+def test_flags_of_averaged_iterations(show, tmp_path, monkeypatch):
+    """A point is the mean over three iterations; flags of all three are shown there, if their agent is."""
+    monkeypatch.setattr(payload, "NUMBERS", 150)
+    opened = show(payload.of_run(write_run(tmp_path / "a", flags={7: ["kl"], 12: ["collapse"]}), "CORY"))
+    opened.get_by_role("slider").fill("6")
+    assert opened.locator(".at .flagged").inner_text() == "kl: a agent_1"
+    opened.get_by_role("group", name="Agents").get_by_label("agent_1").uncheck()
+    assert opened.locator(".at .flagged").inner_text() == ""
 
 
 @pytest.mark.parametrize("width", WIDTHS)

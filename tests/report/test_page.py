@@ -10,6 +10,8 @@ import pytest
 from written import write_run
 
 from cory.report import page, payload
+from cory.report.completions import Texts
+from cory.run.plots import COLOURS
 from study.page import make_payload
 from study.records import read
 
@@ -116,6 +118,22 @@ def test_long_texts_are_cut_and_say_so(tmp_path):
     step = shown["chains"][-1]["steps"][0]
     assert step["text"].startswith("aaa") and step["text"].endswith("… (96,000 more characters)")
     assert len(step["text"]) < 4100 and len(step["tokens"][1]) < 300
+
+
+def test_many_tokens_are_cut_and_say_so():
+    record = {"iteration": 0, "query": "a", "completion": "a", "task_reward": 1.0}
+    texts = Texts()
+    texts.add_run("CORY", 0, [record | {"token_texts": ["x"] * 1000, "log_ratios": [0.5] * 1000}], {})
+    (step,) = texts.chains[0]["steps"]
+    assert step["tokens"] == ["x"] * 600 + ["… (400 more tokens)"] and step["ratios"] == [0.5] * 600 + [None]
+
+
+def test_reports_have_the_colours_of_the_figures():
+    """In the light theme; curves.js takes them in the same order."""
+    style, script = ((page.HERE / name).read_text() for name in ("page.css", "curves.js"))
+    found = re.findall(r"--c(\d): light-dark\((#\w+),", style)
+    assert found == [(str(number), colour) for number, colour in enumerate(COLOURS)]
+    assert f"const COLOURS = {len(COLOURS)};" in script
 
 
 def test_the_chart_library_is_the_published_one():

@@ -1,4 +1,9 @@
-"""A run of several processes, started by torchrun from test_distributed.py: `distributed_run.py SETTINGS [FAULT]`."""
+"""Runs and updates of several processes, started by torchrun from test_distributed.py: `distributed_run.py JOBS`.
+
+JOBS is a JSON list of jobs, done one after the other, as a start of Python takes longer than most of them: runs,
+`{"run": SETTINGS, "fault": FAULT}`, whose fault is one of the second process, and updates, `{"update": KL_PENALTY,
+"tokenizer": FILE, "output": FILE}`.
+"""
 
 import hashlib
 import json
@@ -8,8 +13,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "learners")]
 
+import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
 
@@ -19,14 +25,10 @@ from cory.run import processes  # noqa: E402
 from cory.run.settings import main  # noqa: E402
 
 
-def run() -> None:
+def train(config: Config, fault: str) -> None:
+    """A run; what each process saw of it is written to OUTPUT-rankRANK.json."""
     from test_resume import count_good, make_trainer
 
-    parser = ArgumentParser()
-    parser.add_class_arguments(Config, "config")
-    config = parser.instantiate(parser.parse_object({"config": json.loads(Path(sys.argv[1]).read_text())})).config
-    fault = sys.argv[2] if len(sys.argv) > 2 else ""
-    choose_device(config.device)
     rank = PartialState().process_index
     calls = [0]
 
@@ -69,5 +71,27 @@ def run() -> None:
     Path(f"{config.output}-rank{rank}.json").write_text(json.dumps(seen))
 
 
+def update(kl: str, tokenizer: str, output: str) -> None:
+    """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
+    import test_ppo
+
+    trainer, _ = test_ppo.make_trainer("ours", torch.load(tokenizer, weights_only=False), kl_penalty=kl)
+    queries, responses, scores = test_ppo.ragged()
+    part = processes.shard(8)
+    stats = trainer.step(queries[part], responses[part], scores[part])
+    torch.save((stats, test_ppo.weights(trainer)), f"{output}{PartialState().process_index}")
+
+
+def work() -> None:
+    choose_device("cpu")
+    parser = ArgumentParser()
+    parser.add_class_arguments(Config, "config")
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        if "update" in job:
+            update(job["update"], job["tokenizer"], job["output"])
+        else:
+            train(parser.instantiate(parser.parse_object({"config": job["run"]})).config, job["fault"])
+
+
 if __name__ == "__main__":
-    main(run)
+    main(work)

@@ -1,10 +1,14 @@
-"""Runs whose agents are sharded or apart, started by test_parallel.py: `parallel_run.py JOBS [killed|raises]`.
+"""Runs whose agents are sharded or apart, started by test_parallel.py: `parallel_run.py JOBS`.
 
-JOBS is a JSON list of settings, run one after the other: a start of Python takes longer than a run. The fault is one of
-the second process: it kills itself at a random moment after the first checkpoint, or its reward raises.
+JOBS is a JSON list of pairs, run one after the other, as a start of Python takes longer than a run: settings, and a
+fault, PROCESSES:KIND:ITERATION, or "". The kinds: `killed`, at a random moment after the first checkpoint; of the
+reward, `raises` and `nan`; what is not finite in the update of a process's first agent, `loss` and `gradient`, or of
+its second one, `loss_2`. Errors are written to OUTPUT-error-RANK, but the last run's ends the processes.
 """
 
+import functools
 import json
+import math
 import os
 import random
 import signal
@@ -19,7 +23,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
 import torch  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
 
-from cory.config import Config  # noqa: E402
+from cory.config import Config, UserError  # noqa: E402
 from cory.policies import sharding  # noqa: E402
 from cory.run import processes  # noqa: E402
 from cory.run.settings import main  # noqa: E402
@@ -41,24 +45,45 @@ def kill_later(output: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def faulty_reward(reward, kind: str, iteration: int):
+    """The reward, which fails in that iteration, from 1."""
+    calls = [0]
+
+    @functools.wraps(reward)
+    def wrapped(prompts, completions):
+        calls[0] += 1
+        failing = calls[0] == 3 + iteration  # three calls are for the samples before training
+        if failing and kind == "raises":
+            raise ZeroDivisionError("the reward of this process fails")
+        return [math.nan] * len(prompts) if failing and kind == "nan" else reward(prompts, completions)
+
+    return wrapped
+
+
 def run() -> None:
-    from test_resume import after, count_good, make_trainer
+    from test_resume import count_good, make_trainer, spoil
 
-    def fail() -> None:
-        raise ZeroDivisionError("the reward of the second process fails")
-
-    fault = sys.argv[2] if len(sys.argv) > 2 else ""
+    jobs = json.loads(Path(sys.argv[1]).read_text())
     parser = ArgumentParser()
     parser.add_class_arguments(Config, "config")
-    for settings in json.loads(Path(sys.argv[1]).read_text()):
+    for number, (settings, fault) in enumerate(jobs):
         config = parser.instantiate(parser.parse_object({"config": settings})).config
-        second = os.environ["RANK"] == "1"
-        if fault == "killed" and second:
+        where, kind, iteration = (fault or "::0").split(":")
+        kind = kind if os.environ["RANK"] in where else ""
+        if kind == "killed":
             threading.Thread(target=kill_later, args=[config.output], daemon=True).start()
-        # Three calls are for samples before training, so this one is in the third iteration.
-        trainer = make_trainer(config, after(count_good, 6, fail) if fault == "raises" and second else count_good)
-        trainer.train()
-        save_state(config, trainer.agents)
+        trainer = make_trainer(config, faulty_reward(count_good, kind, int(iteration)))
+        if kind in ("loss", "gradient", "loss_2"):
+            here = [getattr(agent, "agent", agent) for agent in trainer.agents]
+            here = [agent for agent in here if agent]  # of agents apart, those in this process
+            spoil(here[kind == "loss_2"], int(iteration), kind)
+        try:
+            trainer.train()
+            save_state(config, trainer.agents)
+        except UserError as error:
+            if number + 1 == len(jobs):
+                raise
+            Path(f"{config.output}-error-{processes.rank()}").write_text(str(error))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
 """Sharded agents and agents apart, in two processes on the CPU (gloo), against one process or data parallelism."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,6 +10,7 @@ from conftest import make_gpt2
 from parallel_run import save_state
 from safetensors.torch import load_file
 from test_resume import make_trainer, outcome
+from torchrun import launch
 from transformers import AutoModelForCausalLM
 
 from cory.agent import make_agents
@@ -34,14 +32,15 @@ APART = ParallelConfig(agents="apart")
 AGENTS = ["agent_1", "agent_2"]
 
 
-def launch(jobs, folder: Path, *fault) -> subprocess.CompletedProcess:
-    """Runs settings one after the other in two processes."""
-    file = folder / "jobs.json"
-    file.write_text(json.dumps([asdict(config) for config in jobs]))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    command += [str(Path(__file__).with_name("parallel_run.py")), str(file), *fault]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+def start(jobs, folder: Path):
+    """Runs pairs of settings and a fault, see parallel_run.py, one after the other in two processes."""
+    return launch("parallel_run.py", [(asdict(config), fault) for config, fault in jobs], folder)
+
+
+def start_and_kill(configs, killed, folder: Path) -> None:
+    """Runs settings, the last of them until a process is killed."""
+    done = start([*((config, "") for config in configs), (killed, "1:killed:0")], folder)
+    assert done.returncode != 0 and "Signal 9" in done.stderr, done.stderr
 
 
 def alone(config):
@@ -98,7 +97,7 @@ def base(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="module")
 def sharded(base, tmp_path_factory):
-    """Pairs of settings, run sharded in two processes, and otherwise."""
+    """Settings that are run sharded in two processes, and otherwise; one that is resumed sharded, and one killed."""
     lora, saved = LoraConfig(rank=4), CheckpointConfig(save_every=1)
     drawn = {"sampling": SamplingConfig(4, 8), "iterations": 2, "algorithm": "grpo", "group_size": 2}
     steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05, "micro_batch": 1}
@@ -114,22 +113,23 @@ def sharded(base, tmp_path_factory):
     split["grpo"].parallel = LAYER
     alone(resumed := base("resumed", iterations=2, checkpoint=saved))
     resumed = replace(resumed, iterations=4, resume=resumed.output)
-    done = launch([*split.values(), whole["grpo"], replace(resumed, parallel=FULL)], tmp_path_factory.mktemp("sharded"))
-    assert done.returncode == 0, done.stderr
+    killed = base("killed_full", iterations=1000, checkpoint=saved, parallel=FULL)
+    configs = [*split.values(), whole["grpo"], replace(resumed, parallel=FULL)]
+    start_and_kill(configs, killed, tmp_path_factory.mktemp("sharded"))
     for name in whole.keys() - {"grpo"}:
         alone(whole[name])
-    return whole, split, resumed
+    return whole, split, resumed, killed
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_lora", "reinforce", "reinforce_lora"])
 def test_two_sharded_processes_train_as_one(sharded, name):
-    whole, split, _ = sharded
+    whole, split, *_ = sharded
     assert distance(whole[name], split[name]) < 1e-5
 
 
 def test_sharding_layer_by_layer_equals_data_parallelism(sharded):
     """Responses are drawn, of different lengths, with micro-batches, accumulation, checkpointing and clipping."""
-    whole, split, _ = sharded
+    whole, split, *_ = sharded
     assert distance(whole["grpo"], split["grpo"]) < 1e-9
     tokens = [json.loads(line)["response_tokens"] for line in Path(split["grpo"].output, "metrics.jsonl").open()]
     assert any(count % 1 for count in tokens)  # lengths differ
@@ -137,7 +137,7 @@ def test_sharding_layer_by_layer_equals_data_parallelism(sharded):
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_lora"])
 def test_agents_of_sharded_runs_are_plain_folders(sharded, name):
-    whole, split, _ = sharded
+    whole, split, *_ = sharded
     for agent in AGENTS:
         one, two = (Path(config.output, agent) for config in (whole[name], split[name]))
         assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in two.iterdir())
@@ -151,17 +151,18 @@ def test_agents_of_sharded_runs_are_plain_folders(sharded, name):
 
 def test_checkpoints_fit_any_number_of_processes(sharded):
     """Two iterations in one process, two in two that shard, one in one, and the same without interruption."""
-    whole, _, resumed = sharded
+    whole, _, resumed, _ = sharded
     parts = sorted(path.name for path in Path(resumed.output, "checkpoints/iter-000004").glob("*.safetensors"))
     assert parts == [f"{agent}-{part}-of-2.safetensors" for agent in AGENTS for part in (1, 2)]
     alone(replace(resumed, iterations=5))
     assert distance(whole["ppo"], resumed) < 1e-5
 
 
-def test_agents_apart_train_as_together(base, tmp_path):
-    """The same random numbers, so the same run: also with a chain longer than the agents, and held roles."""
+@pytest.fixture(scope="module")
+def apart(base, tmp_path_factory):
+    """Settings that are run with agents together and apart, and one that is killed."""
     method = CoryConfig(exchange_period=2, credit="counterfactual")
-    jobs = [
+    together = [
         base("apart_ppo", cory=method, sampling=SamplingConfig(3, 6), ppo={"mini_batch_size": 4}),
         base(
             "apart_rloo",
@@ -172,32 +173,72 @@ def test_agents_apart_train_as_together(base, tmp_path):
             group_size=2,
         ),
     ]
-    split = [replace(config, output=f"{config.output}-split", parallel=APART) for config in jobs]
-    done = launch(split, tmp_path)
-    assert done.returncode == 0, done.stderr
-    for together, apart in zip(jobs, split, strict=True):
+    split = [replace(config, output=f"{config.output}-split", parallel=APART) for config in together]
+    killed = base("killed_apart", iterations=1000, checkpoint=CheckpointConfig(save_every=1), parallel=APART)
+    start_and_kill(split, killed, tmp_path_factory.mktemp("apart"))
+    return together, split, killed
+
+
+def test_agents_apart_train_as_together(apart):
+    """The same random numbers, so the same run: also with a chain longer than the agents, and held roles."""
+    for together, split in zip(*apart[:2], strict=True):
         alone(together)
-        assert distance(together, apart) < 1e-6
-        assert outcome(Path(together.output)) == outcome(Path(apart.output))
+        assert distance(together, split) < 1e-6
+        assert outcome(Path(together.output)) == outcome(Path(split.output))
 
 
-@pytest.mark.parametrize(("parallel", "fault"), [(FULL, "killed"), (APART, "killed"), (FULL, "raises")])
-def test_a_lost_process_ends_all_and_the_run_continues(base, tmp_path, parallel, fault):
-    """`raises`: all processes learn of it in time to save the state before that iteration."""
-    every = CheckpointConfig(save_every=0 if fault == "raises" else 1)
-    name = f"{fault}_{parallel.agents}"
-    config = base(name, iterations=1000, checkpoint=every, parallel=parallel)
-    done = launch([config], tmp_path, fault)
-    assert done.returncode != 0 and not Path(f"{config.output}-agent_1").exists()
-    if fault == "raises":
-        reason = "expected rewards, got ZeroDivisionError (the reward of the second process fails)"
-        assert f"iteration 3: process 1 failed (reward function count_good: {reason}" in done.stderr
-        assert done.stderr.count("The last good state is ") == 2
-        assert [path.name for path in Path(config.output, "checkpoints").iterdir()] == ["iter-000002"]
+@pytest.mark.parametrize("kind", ["sharded", "apart"])
+def test_a_killed_process_ends_all_and_the_run_continues(request, kind):
+    *_, config = request.getfixturevalue(kind)
+    assert not Path(f"{config.output}-agent_1").exists()
     newest = max(int(path.name[5:]) for path in Path(config.output, "checkpoints").glob("iter-*"))
     alone(replace(config, iterations=newest + 2, resume=config.output, parallel=ParallelConfig()))
     iterations = [json.loads(line)["iteration"] for line in Path(config.output, "metrics.jsonl").open()]
     assert iterations == [k for k in range(newest + 2) for _ in AGENTS]
+
+
+# Faults in iteration 2, by which processes have them: what each says, and whether no agent was updated before. The
+# pioneer learns first, except that agents apart learn at the same time.
+NAN = "reward function count_good: expected a finite number, got nan"
+RAISES = "reward function count_good: expected rewards, got ZeroDivisionError (the reward of this process fails)"
+LOSS = "agent_{} as {}: the loss is not finite in rows ["
+GRADIENT = "agent_{} as {}: the gradient is not finite"
+FAULTS = {
+    "full": [
+        ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
+        ("1:gradient:2", GRADIENT.format(1, "pioneer"), GRADIENT.format(1, "pioneer"), True),
+        ("1:loss:2", "agent_1 as pioneer: the loss is not finite", LOSS.format(1, "pioneer"), True),
+        ("1:loss_2:2", "agent_2 as observer: the loss is not finite", LOSS.format(2, "observer"), False),
+        ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
+    ],
+    "apart": [
+        ("0:nan:2", NAN, "process 0 failed (" + NAN, True),
+        ("01:gradient:2", GRADIENT.format(1, "pioneer"), GRADIENT.format(2, "observer"), True),
+        ("0:loss:2", LOSS.format(1, "pioneer"), "process 0 failed (NotFinite: " + LOSS.format(1, "pioneer"), False),
+        ("01:loss:2", LOSS.format(1, "pioneer"), LOSS.format(2, "observer"), True),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_ends_all_processes_and_the_run_continues(base, tmp_path, kind):
+    faults, parallel = FAULTS[kind], {"full": FULL, "apart": APART}[kind]
+    alone(whole := base(f"whole_{kind}"))
+    runs = [base(f"fault_{kind}_{number}", parallel=parallel) for number in range(len(faults))]
+    done = start([(config, fault[0]) for config, fault in zip(runs, faults, strict=True)], tmp_path)
+    assert done.returncode != 0
+    for config, (_, *expected, unchanged) in zip(runs, faults, strict=True):
+        checkpoints = Path(config.output, "checkpoints")
+        assert [path.name for path in checkpoints.glob("*")] == ["iter-000001"] * unchanged
+        end = f"The last good state is {checkpoints}/iter-000001." if unchanged else "No state is saved."
+        for rank, text in enumerate(expected):
+            if config is not runs[-1]:
+                said = Path(f"{config.output}-error-{rank}").read_text()
+                assert said.startswith(f"iteration 2: {text}") and said.endswith(f"\n{end}")
+            assert config is not runs[-1] or f"error: iteration 2: {text}" in done.stderr
+        alone(replace(config, resume=config.output, parallel=ParallelConfig()))
+        assert distance(whole, config) < 1e-5
+    assert done.stderr.count(end) == 2
 
 
 def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, monkeypatch):

@@ -10,6 +10,7 @@ from conftest import sentences
 from markdown_it import MarkdownIt
 
 from cory.agent import make_agents
+from cory.config import CheckpointConfig
 from cory.prompts import RolePrompts
 from cory.run import tracker
 from cory.run.tracker import COLUMNS
@@ -76,6 +77,20 @@ def test_wandb_gets_metrics_and_texts_offline(config, monkeypatch):
     assert rows == [[each[column] for column in COLUMNS] for each in samples]
 
 
+def test_tensorboard_shows_repeated_iterations_of_a_resumed_run_once(config):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    every = CheckpointConfig(save_every=1)
+    folder, *_ = train(config, tracker="tensorboard", checkpoint=every)
+    resumed = folder / "checkpoints/iter-000002"  # repeats the third iteration
+    *_, rewards = train(config, tracker="tensorboard", checkpoint=every, resume=str(resumed), iterations=4)
+    files = {file.parent for file in folder.glob("**/events.out.tfevents*")}
+    events = EventAccumulator(str(min(files, key=lambda path: len(path.parts))))
+    events.Reload()
+    logged = [(event.step, event.value) for event in events.Scalars("agent_1/task_reward")]
+    assert logged == [(k, pytest.approx(rewards[k, "agent_1"])) for k in range(4)]
+
+
 def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(config, monkeypatch, tmp_path):
     trackio = pytest.importorskip("trackio", reason="no trackio: pip install -e '.[trackio]'")
     from trackio import utils
@@ -83,13 +98,17 @@ def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(config, m
 
     for module in (utils, __import__("trackio.sqlite_storage", fromlist=["x"]), trackio):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
-    folder, samples, rewards = train(config, tracker="trackio", iterations=2, sample_every=1)
+    settings = {"tracker": "trackio", "sample_every": 1, "checkpoint": CheckpointConfig(save_every=1)}
+    folder, samples, rewards = train(config, iterations=2, **settings)
     assert SQLiteStorage.get_runs("cory") == [folder.name]
-    train(config, tracker="trackio", iterations=3, sample_every=1, resume=str(folder))
+    train(config, iterations=3, resume=str(folder / "checkpoints/iter-000001"), **settings)  # repeats the second
     assert SQLiteStorage.get_runs("cory") == [folder.name]
     logged = SQLiteStorage.get_logs("cory", folder.name)
-    values = {row["step"]: row["agent_2/task_reward"] for row in logged if "agent_2/task_reward" in row}
-    assert values[0] == pytest.approx(rewards[0, "agent_2"]) and sorted(values) == [0, 1, 2]
+    values = [(row["step"], row["agent_2/task_reward"]) for row in logged if "agent_2/task_reward" in row]
+    assert [step for step, _ in values] == [0, 1, 2]
+    assert values[:2] == [(k, pytest.approx(rewards[k, "agent_2"])) for k in range(2)]
+    for kind in ("time/seconds_total", "completions"):
+        assert [row["step"] for row in logged if kind in row] == [0, 1, 2]
     tables = {row["step"]: row["completions"] for row in logged if "completions" in row}
     assert tables[0]["_type"] == "trackio.table"
     assert tables[0]["_value"] == [{c: each[c] for c in COLUMNS} for each in samples if each["iteration"] == 0]

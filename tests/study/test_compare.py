@@ -9,7 +9,10 @@ import yaml
 from handmade import compared, make_run
 
 from cory.config import UserError
+from cory.run.plots import COLOURS, colours
+from study import plots
 from study.compare import command_line, write
+from study.evaluation_plots import plot_bars
 from study.groups import find, names
 from study.measures import collapsed, variance
 from study.records import read
@@ -177,10 +180,10 @@ def test_groups_of_other_rewards_are_said_not_to_compare(tmp_path):
         make_run(tmp_path / f"c{seed}", seed, agents=2, fingerprint=fingerprint(seed))
     comparison = compared(tmp_path)
     assert [g.name for g in comparison.groups] == ["CORY", "PPO"]
-    mind = "CORY was trained on the reward a.alliteration, PPO on b.letters: their task rewards do not compare"
-    assert comparison.problems() == [mind]
+    caveat = "CORY was trained on the reward a.alliteration, PPO on b.letters: their task rewards do not compare"
+    assert comparison.problems() == [caveat]
     text = write(comparison, tmp_path / "out").read_text()
-    assert f"**Mind:**\n\n* {mind}\n" in text
+    assert f"**Caveats:**\n\n* {caveat}\n" in text
     assert "| fingerprint.reward | a.alliteration | b.letters |" in text
     assert "dataset" not in text and "fingerprint.rows" not in text
 
@@ -287,3 +290,25 @@ def test_ppo_is_the_baseline_before_other_single_agents_and_one_llm_in_two_roles
     assert comparison.baseline == "PPO"
     assert [g.name for g in comparison.groups] == ["CORY, 1 agent in 2 roles", "RLOO", "PPO"]
     write(comparison, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("methods", "agents"), [(5, 1), (1, 2)])
+def test_methods_have_the_palette_in_order_and_agents_of_a_single_one_too(tmp_path, monkeypatch, methods, agents):
+    for number in range(methods):
+        make_run(tmp_path / f"r{number}", 0, agents=agents, ppo__learning_rate=0.1 + number)
+    drawn = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.extend(figure.axes[0].lines))
+    plots.plot_comparison(compared(tmp_path, over="ppo.learning_rate").curves(), tmp_path / "curves")
+    assert [line.get_color() for line in drawn] == list(COLOURS[: methods * agents])
+
+
+def test_many_colours_are_distinct():
+    assert len({str(colour) for colour in colours(28)}) == 28 and colours(9)[:8] == list(COLOURS)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_bars_of_metrics(tmp_path, count):
+    metrics = dict([("task_reward", "Task reward"), ("kl", "KL")][:count])
+    rows = [{"name": name, "task_reward": 1.0, "task_reward_ci": 0.1, "kl": 2.0, "kl_ci": 0.2} for name in ("a", "b")]
+    plot_bars(rows, metrics, tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").stat().st_size > 1000

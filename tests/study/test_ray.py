@@ -55,11 +55,11 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in found.split()]
 
 
-def trainings() -> dict[int, int]:
-    """Trainings of this test's grids that run now: their process, and its parent."""
+def trainings(folder: Path) -> dict[int, int]:
+    """Trainings of the grid in a folder that run now: their process, and its parent."""
     listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
-    return {int(pid): int(parent) for pid, parent, args in rows if "_train/" in args and "pytest" in args}
+    return {int(pid): int(parent) for pid, parent, args in rows if "_train/" in args and f"{folder}/" in args}
 
 
 def wait_for(condition, seconds: float = 300.0):
@@ -81,10 +81,10 @@ def test_two_nodes_give_the_files_of_local_even_if_a_worker_is_killed(local, tmp
         (tmp_path / "trial.yaml").write_text(GRID)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         driver = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-        begun = lambda: list(tmp_path.glob("runs/tiny/*/checkpoints/iter-*")) and trainings()  # noqa: E731
+        begun = lambda: list(tmp_path.glob("runs/tiny/*/checkpoints/iter-*")) and trainings(tmp_path)  # noqa: E731
         wait_for(lambda: begun() or driver.poll() is not None)
         assert driver.poll() is None, driver.communicate()
-        os.kill(next(iter(trainings().values())), signal.SIGKILL)  # a worker of Ray
+        os.kill(next(iter(trainings(tmp_path).values())), signal.SIGKILL)  # a worker of Ray
         out, _ = driver.communicate(timeout=300)
         assert driver.returncode == 0 and "[2/2]" in out and "FAILED" not in out
     finally:
@@ -101,9 +101,9 @@ def test_a_killed_driver_loses_nothing_that_is_finished(local, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: "[1/2]" in driver.stdout.readline())
-    wait_for(trainings)
+    wait_for(lambda: trainings(tmp_path))
     driver.kill()
-    wait_for(lambda: not trainings())  # no orphan goes on training
+    wait_for(lambda: not trainings(tmp_path))  # no orphan goes on training
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 runs, 1 finished" in done.stdout

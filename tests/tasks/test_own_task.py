@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -347,9 +348,22 @@ def test_training_on_chat_messages(here, config, policy_folder):
 # The commands
 
 
-def run(*argv):
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-m", *argv], capture_output=True, text=True, env=env)
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs a command in this process, as a start takes seconds; returns its status, and what it printed."""
+
+    def run(module, *argv):
+        monkeypatch.setattr(sys, "argv", [module, *argv])
+        monkeypatch.setattr("cory.run.settings.read_command_line", False)
+        capsys.readouterr()
+        status = 0
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run
 
 
 def write_config(here, policy_folder, **more):
@@ -360,26 +374,25 @@ def write_config(here, policy_folder, **more):
     (here / "my.yaml").write_text(yaml.safe_dump(values | {"task": task} | more))
 
 
-def test_train_evaluate_and_resume(here, policy_folder):
+def test_train_evaluate_and_resume(here, policy_folder, command):
     write_config(here, policy_folder)
-    for argv in ((), ("--cory.num_agents", "1", "--output", "runs/one")):
-        done = run("cory.train", "--config", "my.yaml", *argv)
-        assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("my: PPO, model ")
-    done = run("cory.evaluate", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2")
+    train = [sys.executable, "-m", "cory.train", "--config", "my.yaml"]
+    done = subprocess.run(train, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
+    status, out, _ = command(*train[2:], "--cory.num_agents", "1", "--output", "runs/one")
+    assert status == 0 and out.startswith("my: PPO, model ")
+    assert command("cory.evaluate", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2")[0] == 0
     evaluation = json.loads((here / "runs/eval/evaluation.json").read_text())
     names = ["base", "my/agent_1", "my/agent_2", "one/agent_1", "base after itself", "my/agent_2 after agent_1",
              "my/agent_1 after agent_2", "one/agent_1 after itself"]  # fmt: skip
     assert [row["name"] for row in evaluation["rows"]] == names and len(evaluation["queries"]) == 6
     assert {"task_reward", "task_reward_ci", "kl", "combined_reward"} < set(evaluation["rows"][0])
-    again = run("cory.train", "--resume", "runs/my", "--iterations", "3", "--eval_every", "3")
-    assert again.returncode == 0, again.stderr
+    assert command("cory.train", "--resume", "runs/my", "--iterations", "3", "--eval_every", "3")[0] == 0
     last = json.loads((here / "runs/my/metrics.jsonl").read_text().splitlines()[-1])
     assert last["iteration"] == 2 and last["eval_task_reward"] >= 0
     (here / "rewards.py").write_text(REWARDS + "\n")
-    other = run("cory.train", "--resume", "runs/my", "--iterations", "4")
-    assert other.returncode == 2 and "fingerprint.reward_sha256: " in other.stderr
+    status, _, error = command("cory.train", "--resume", "runs/my", "--iterations", "4")
+    assert status == 2 and "fingerprint.reward_sha256: " in error
 
 
 def test_a_single_file_has_no_held_out_prompts(here):
@@ -415,17 +428,17 @@ print("torch" in sys.modules)
     assert done.stdout.splitlines()[1:] == ["task.reward: expected an existing file, got 'no.py'", "False"]
 
 
-def test_help_names_every_key_of_the_task():
-    done = run("cory.train", "--help")
-    assert all(f"--task.{key}" in done.stdout for key in OwnTaskConfig.__dataclass_fields__)
-    assert "--split" in run("cory.evaluate", "--help").stdout
+def test_help_names_every_key_of_the_task(command):
+    _, out, _ = command("cory.train", "--help")
+    assert all(f"--task.{key}" in out for key in OwnTaskConfig.__dataclass_fields__)
+    assert "--split" in command("cory.evaluate", "--help")[1]
 
 
-def test_a_run_of_another_task_is_refused(here, policy_folder):
+def test_a_run_of_another_task_is_refused(here, policy_folder, command):
     (here / "run/agent_1").mkdir(parents=True)
     (here / "run/config.yaml").write_text(yaml.safe_dump({"task": {"text_column": "text"}}))
-    done = run("cory.evaluate", "run")
-    assert done.returncode == 2 and "text_column" in done.stderr
+    status, _, error = command("cory.evaluate", "run")
+    assert status == 2 and "text_column" in error
 
 
 def test_evaluate_of_the_package_is_the_function():
@@ -505,6 +518,7 @@ def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
         ),
     ],
 )
-def test_a_run_that_is_not_there_is_named(module, arguments, message, tmp_path):
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and message in done.stderr and "Loading" not in done.stdout
+def test_a_run_that_is_not_there_is_named(module, arguments, message, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    status, out, error = command(module, *arguments)
+    assert status == 2 and message in error and "Loading" not in out
