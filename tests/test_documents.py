@@ -1,11 +1,13 @@
 """Commands and Python that README and docs show do what the pages say.
 
 Executed: a first task of one's own (docs/own_task.md, from an empty folder to a report), and README's example
-(tests/test_repository.py). All other commands are read by the programs: files, keys and values must be right.
+(tests/test_repository.py). All other commands are read by the programs: files, keys and values must be right, and so
+many processes must be able to share the settings.
 """
 
 import ast
 import importlib.util
+import math
 import os
 import re
 import shlex
@@ -15,8 +17,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT
 
+from cory.run import processes
 from cory.run.arguments import Arguments
 from cory.run.evaluation_settings import EvaluationConfig
 from cory.run.settings import load
@@ -45,17 +49,30 @@ def commands() -> list[tuple[str, str]]:
                 line = re.sub(r"\s+#.*", "", line).strip()
                 if line.startswith(("python ", "torchrun ", "accelerate ")) and "<<" not in line:
                     found.append((str(page.relative_to(ROOT)), line))
+    for page in ROOT.glob("configs/accelerate/*.yaml"):
+        text = page.read_text().replace("\\\n#", " ")
+        found += [
+            (str(page.relative_to(ROOT)), line) for line in re.findall(r"^# +(accelerate .*)", text, re.MULTILINE)
+        ]
     return found
+
+
+def processes_of(words: list[str]) -> int:
+    """The processes that a launcher's command starts on all machines."""
+    if words[0] == "accelerate":
+        return yaml.safe_load((ROOT / words[words.index("--config_file") + 1]).read_text())["num_processes"]
+    sizes = [int(words[words.index(name) + 1]) for name in ("--nnodes", "--nproc_per_node") if name in words]
+    return math.prod(sizes)
 
 
 @pytest.mark.parametrize("page, line", commands())
 def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys):
-    words = shlex.split(line)
+    words, count = shlex.split(line), 1
     if words[0] != "python":  # a launcher, its options, then a script
         script = next(i for i, word in enumerate(words) if word.endswith(".py"))
         files = [word for word in words[:script] if word.startswith("configs/")]
         assert all((ROOT / file).exists() for file in files)
-        words = ["python", *words[script:]]
+        count, words = processes_of(words), ["python", *words[script:]]
     if words[1] == "-m":
         module = ROOT / words[2].replace(".", "/")
         there = module.with_suffix(".py").exists() or (module / "__main__.py").exists()
@@ -83,6 +100,10 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     config, _ = load(*TRAINING[script], argv, task=script.split("_")[0])
     assert config.iterations > 0
+    if count > 1:
+        monkeypatch.setattr(processes, "world_size", lambda: 1 if config.parallel.agents == "apart" else count)
+        monkeypatch.setattr(processes, "run_size", lambda: count)
+        processes.check(config)
 
 
 def test_python_in_the_pages_compiles():

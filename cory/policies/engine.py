@@ -163,7 +163,7 @@ def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
 
 def _command(config: Config) -> str:
     """The command that starts a server for the run."""
-    at, dtype = urlsplit(config.sampling.engine_url), "bfloat16" if config.precision == "bf16" else "float32"
+    at, dtype = urlsplit(config.sampling.engine_url), "bfloat16" if config.precision == "bf16" else config.model.dtype
     revision = f" --revision {config.model.revision}" if config.model.revision else ""
     lora = f" --enable-lora --max-lora-rank {config.lora.rank} --max-loras {config.cory.num_agents}"
     return (

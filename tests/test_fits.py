@@ -1,0 +1,113 @@
+"""The formulas of benchmarks/fits.py against what tiny runs allocate, and the tables of docs/scaling.md."""
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+import torch
+from conftest import ROOT, make_gpt2
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from benchmarks import fits, parallel
+from cory.agent import make_agents
+from cory.config import LoraConfig, ModelConfig
+from cory.policies.load import load_policy
+
+ARGUMENTS = {"batch": 4, "response": 4, "epochs": 1, "iterations": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fits")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return parallel.make_model(folder, width=64, layers=2, vocabulary=512)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "ways, rank", [(["one"], 0), (["one"], 4), (["data", "shard"], 0), (["data", "shard"], 4), (["apart"], 0)]
+)
+def test_formulas_are_what_processes_hold(folder, model, ways, rank):
+    """Bytes of weights, Adam's state, gradients and exchange buffers, summed over the tensors of each process."""
+    options = Namespace(**ARGUMENTS, lora=rank)
+    if ways == ["one"]:
+        measured = {"one": [parallel.measure("one", folder, options)]}
+    else:
+        flags = [f"--{name}={value}" for name, value in vars(options).items()]
+        measured = parallel.run(ways, folder, [*flags, "--what=time"])
+    for way, each in measured.items():
+        expected = parallel.formula(way, model, options)
+        assert len(each) == parallel.WAYS[way][0]
+        for name in parallel.PARTS:  # the mean, as a value head is one row, which is in one of the shards
+            found = mean(process[name] for process in each)
+            assert found == pytest.approx(expected[name], rel=0.01, abs=64), (way, name)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_4_bit_weights_and_adapters_by_formula(config, kind, tmp_path, tokenizer, llama_folder):
+    pytest.importorskip("bitsandbytes")
+    name = config.model.name if kind == "gpt2" else str(llama_folder)
+    model = fits.Model.of(AutoModelForCausalLM.from_pretrained(name))
+    config = replace(config, model=ModelConfig(name, quantization="4bit"), lora=LoraConfig(rank=4))
+    (policy,) = {agent.learner.policy for agent in make_agents(config)}
+    heads = 2 * 4 * (model.width + 1)
+    scales = [p.quant_state.absmax for p in policy.parameters() if hasattr(p, "quant_state")]
+    assert len(scales) == 2 * {"gpt2": 4, "llama": 7}[kind]
+    found = parallel.size_of([*policy.parameters(), *scales]) + heads
+    assert found == pytest.approx(fits.held(config, model, 1)["weights"], rel=0.001)
+
+
+def kept(model) -> int:
+    """Bytes that a forward pass over 4 * 32 tokens keeps for the backward pass, without the weights."""
+    owned, seen = {p.data_ptr() for p in model.parameters()}, {}
+
+    def keep(tensor):
+        seen[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that no other gets its address
+        return tensor
+
+    ids = torch.ones(4, 32, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=ids, attention_mask=ids.tril(28), use_cache=False, logits_to_keep=1)
+    return sum(tensor.untyped_storage().nbytes() for at, tensor in seen.items() if at not in owned)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_activations_of_a_layer_are_as_estimated(kind, tokenizer, tmp_path):
+    found = []
+    for layers in (1, 3):
+        sizes = dict(hidden_size=64, intermediate_size=172, num_attention_heads=4, num_hidden_layers=layers)
+        llama = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
+        made = make_gpt2(tokenizer, n_embd=64, n_layer=layers) if kind == "gpt2" else llama
+        made.save_pretrained(tmp_path / f"{layers}")
+        tokenizer.save_pretrained(tmp_path / f"{layers}")
+        policy = load_policy(ModelConfig(str(tmp_path / f"{layers}")))[0].eval()
+        found.append(kept(policy))
+    estimate = 4 * 4 * 32 * fits.SAVED * fits.Model.of(policy).features
+    assert (found[1] - found[0]) / 2 == pytest.approx(estimate, rel=0.2)
+
+
+def test_sizes_of_llama_2_are_those_of_the_published_models():
+    counts = [fits.llama(*sizes).parameters for sizes in fits.LLAMAS.values()]
+    assert counts == [6_738_415_616, 13_015_864_320, 68_976_648_192]
+
+
+def test_tables_of_the_page_are_those_of_the_script():
+    done = subprocess.run([sys.executable, ROOT / "benchmarks/fits.py"], capture_output=True, text=True, check=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ") and "---" not in line]
+    page = (ROOT / "docs/scaling.md").read_text()
+    assert len(rows) > 20 and [row for row in rows if row not in page] == []
+
+
+def test_measured_memory_on_the_page_is_that_of_results():
+    page = (ROOT / "docs/scaling.md").read_text()
+    for name in ("parallel_memory", "parallel_memory_lora", "parallel_memory_lora_36_layers"):
+        text = (ROOT / f"results/speed/{name}.md").read_text()
+        assert text.split("\n\n")[1].strip() in page
+        assert json.loads((ROOT / f"results/speed/{name}.json").read_text())["ways"]
