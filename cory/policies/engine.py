@@ -11,7 +11,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +27,7 @@ from cory.policies.sampling import end_tokens
 from cory.policies.sharding import is_sharded
 from cory.run import processes
 
-AT_ONCE = 256  # requests; vLLM puts them into batches
+PROMPTS = 1000  # in one request; vLLM takes 1,024
 CONNECT = 5  # seconds to wait for a connection
 TRIES = 50  # to empty the server's cache, in 5 seconds
 LIMIT = 0.5  # mean difference of log-probabilities, nats a token, above which the engine must have other weights
@@ -53,7 +52,6 @@ class Engine:
         expect(len(kinds) == 1, "sampling.engine: vllm", what, sorted(kinds))
         self.http = requests.Session()
         self.http.trust_env = False  # no proxy
-        self.http.mount(self.settings.engine_url, requests.adapters.HTTPAdapter(pool_maxsize=AT_ONCE))
         if key := os.environ.get("VLLM_API_KEY"):
             self.http.headers["Authorization"] = f"Bearer {key}"
         served = [model for model in self._ask("GET", "/v1/models")["data"] if not model.get("parent")]
@@ -75,7 +73,7 @@ class Engine:
         """Samples one response per query, as `cory.policies.sampling.sample` does, with the policy's weights of now.
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability of each token, as
-        the engine computes it, at temperature 1.
+        the engine computes it, at temperature 1. The random numbers are the server's.
 
         Raises a UserError if the server does not answer, or refuses.
         """
@@ -83,17 +81,18 @@ class Engine:
             processes.everyone(None)  # the server answers none of them any more
             self.names[agent] = processes.broadcast(processes.agreed(lambda: self._push(agent, policy)))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
-        seeds = torch.randint(2**31, (len(queries),)).tolist()  # prompts of one request would share a random stream
-        shared = _request(self.settings, end_tokens(policy)) | {"model": self.names[agent], "max_tokens": longest}
-        bodies = [shared | {"prompt": query.tolist(), "seed": seed} for query, seed in zip(queries, seeds, strict=True)]
+        body = _request(self.settings, end_tokens(policy)) | {"model": self.names[agent], "max_tokens": longest}
 
         def answers() -> list[Any]:
-            with ThreadPoolExecutor(min(AT_ONCE, len(bodies))) as pool:
-                return list(pool.map(lambda body: self._ask("POST", "/v1/completions", body)["choices"][0], bodies))
+            found = []
+            for start in range(0, len(queries), PROMPTS):
+                body["prompt"] = [query.tolist() for query in queries[start : start + PROMPTS]]
+                found += sorted(self._ask("POST", "/v1/completions", body)["choices"], key=lambda one: one["index"])
+            return found
 
-        device, each = queries[0].device, processes.agreed(answers)
-        responses = [torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in each]
-        return responses, [torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in each]
+        rows, device = processes.agreed(answers), queries[0].device
+        responses = [torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows]
+        return responses, [torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows]
 
     def _push(self, agent: str, policy: PreTrainedModel | PeftModel) -> str:
         """Hands an agent's weights to the server; returns the server's name for them."""

@@ -18,7 +18,8 @@ class Server:
     """Its weights, and what it was asked: `requests` has (path, body) in order.
 
     With `stale` it says that it has taken over weights and keeps the old ones. It ends the connection, as a killed
-    server does, from the completion on whose number is `dies_at`. It refuses to empty its cache `kept_cache` times.
+    server does, from the request for completions on whose number is `dies_at`. It refuses to empty its cache
+    `kept_cache` times.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,6 +28,7 @@ class Server:
         self.adapters: dict[str, Any] = {}
         self.requests: list[tuple[str, Any]] = []
         self.url, self.longest, self.stale, self.dies_at, self.key = "", 96, False, -1, ""
+        self.draws = torch.Generator().manual_seed(0)
         self.completions, self.kept_cache, self.lock = 0, 0, threading.Lock()
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
@@ -59,17 +61,17 @@ class Server:
         model = self.adapters.get(body["model"], self.model if body["model"] == "base" else None)
         if model is None:
             return 404, {"error": {"message": f"The model {body['model']!r} does not exist"}}
-        return 200, {"choices": [self.complete(model, body)]}
+        choices = [self.complete(model, prompt, body) | {"index": i} for i, prompt in enumerate(body["prompt"])]
+        return 200, {"choices": choices[::-1]}  # the order is not promised
 
     @torch.no_grad()
-    def complete(self, model: Any, body: Any) -> dict[str, Any]:
+    def complete(self, model: Any, prompt: list[int], body: Any) -> dict[str, Any]:
         """Token by token, without a cache."""
-        draws = torch.Generator().manual_seed(body["seed"])
-        prompt, new, logprobs = body["prompt"], [], []
+        new, logprobs = [], []
         while len(new) < body["max_tokens"]:
             logits = model(torch.tensor([prompt + new])).logits[0, -1]
             each = (logits / body["temperature"]).softmax(-1)
-            new.append(torch.multinomial(each, 1, generator=draws).item())
+            new.append(torch.multinomial(each, 1, generator=self.draws).item())
             logprobs.append(logits.log_softmax(-1)[new[-1]].item())
             if new[-1] in body["stop_token_ids"] or any(s in self.tokenizer.decode(new) for s in body["stop"]):
                 break
