@@ -240,6 +240,10 @@ def main() -> None:
                 measure(way, Path(folder, "small"), options)  # loads what libraries load when they are first used
             found = measure(way, Path(folder), options)
             Path(folder, f"{way}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
+        from torch import distributed  # here, as the parent does without it
+
+        if distributed.is_initialized():
+            distributed.destroy_process_group()  # its threads may abort a process that ends under them
         return
     options.ways = options.ways or DEFAULTS[options.what]
     if options.what == "time" and "one" not in options.ways:

@@ -195,6 +195,7 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     choose_device(config.device, config.parallel)
     check_optimizer(config.ppo.optimizer)
     processes.check(config)
+    engine = Engine(config) if config.sampling.engine == "vllm" else None
     num_agents = config.cory.num_agents if num_agents is None else num_agents
     settings, wrap = [copy.copy(config.of_agent(index)) for index in range(num_agents)], wrapper(config.algorithm)
     bases: dict[str, tuple[Any, PreTrainedTokenizerBase]] = {}  # by `key`
@@ -227,7 +228,6 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     frozen = dict.fromkeys(keys[index] for index in policies if not settings[index].lora.rank)
     references = {key: split(wrap(bases[key][0]).requires_grad_(False).eval(), config.precision) for key in frozen}
     agents: list[Any] = []
-    engine = Engine(config) if config.sampling.engine == "vllm" else None
     for index, (own, key) in enumerate(zip(settings, keys, strict=True)):
         name, agent = f"agent_{index + 1}", None
         if index in policies:

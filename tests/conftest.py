@@ -7,6 +7,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny; and a run's numbers depend on its threads
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ from transformers import (
 
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 from study.small_models import train_tokenizer
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in what a script starts with `&`; programs inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = "the film was a good bad story with some very fine or awful acting and music in every single scene".split()

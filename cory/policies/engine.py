@@ -138,13 +138,14 @@ class Engine:
         try:
             answer = self.http.request(method, url, json=body, timeout=(CONNECT, processes.TIME_LIMIT.total_seconds()))
         except requests.RequestException as error:
-            reason = f"{type(error).__name__}: {error}"
             raise UserError(
-                f"sampling.engine_url: expected a server at {url}, got no answer ({reason}). In vLLM's environment:\n"
-                f"  {self.started_by}"
+                f"sampling.engine_url: expected a server at {url}, got no answer ({type(error).__name__}). "
+                f"To start one, in vLLM's environment:\n  {self.started_by}"
             ) from None
         if answer.status_code == 404 and path != "/v1/completions":
-            raise UserError(f"sampling.engine_url: the server lacks {url}. In vLLM's environment:\n  {self.started_by}")
+            raise UserError(
+                f"sampling.engine_url: the server lacks {url}. To start one that has it:\n  {self.started_by}"
+            )
         if not answer.ok:
             raise UserError(f"sampling.engine_url: {url} answers {answer.status_code}: {answer.text[:500]}")
         return answer.json() if answer.headers.get("content-type", "").startswith("application/json") else None

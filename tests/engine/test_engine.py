@@ -185,7 +185,7 @@ def test_several_processes_share_an_engine(settings, server, tmp_path):
     for shard, rank in (("full", 0), ("full", 4), ("none", 4), ("none", 0)):
         changed = replace(learner(settings, "ppo", rank), output=str(tmp_path / f"{shard}-{rank}"), iterations=2)
         jobs.append(replace(changed, parallel=ParallelConfig(shard=shard)))
-    (tmp_path / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
+    (tmp_path / "jobs.json").write_text(json.dumps([(asdict(job), "") for job in jobs]))
     command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "tests/run/parallel_run.py"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, *command, str(tmp_path / "jobs.json")], check=True, cwd=ROOT, env=env, timeout=240)

@@ -1,7 +1,7 @@
 """Chains of any number of agents, of any models: each trains, is resumed to the bit, and runs in two processes."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +51,7 @@ def test_it_trains_and_is_resumed_to_the_bit(chain, tmp_path):
 
 
 def test_two_processes_keep_its_agents_equal(chain, tmp_path):
-    done = launch(chain, tmp_path)
+    done = launch("distributed_run.py", [{"run": asdict(chain), "fault": ""}], tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = ranks(chain)
     assert first["digests"] == second["digests"] and len(set(first["digests"])) == 6
