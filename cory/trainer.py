@@ -73,10 +73,8 @@ class CoryTrainer:
         count, wanted, rows = len(agents), config.cory.num_agents, len(task.dataset)
         size = config.ppo.batch_size // config.group_size
         held_out = ["eval_task_reward"] if config.eval_every else []
-        missing = ["value_loss"] * (config.algorithm != "ppo") + ["engine_difference"] * (
-            config.sampling.engine == "native"
-        )
-        own = [key for key in STATS if key not in missing]
+        absent = {"value_loss": config.algorithm != "ppo", "engine_difference": config.sampling.engine == "native"}
+        own = [key for key in STATS if not absent.get(key)]
         known, best = sorted([*own, *MEASURED, *task.metrics, *held_out]), config.checkpoint.best
         expect(count == wanted, "cory.num_agents", f"the number of agents, {count}", wanted)
         needed = f"at least ppo.batch_size / group_size = {size} rows" if size < config.ppo.batch_size else ""
