@@ -59,18 +59,22 @@ def policy_folder(tokenizer, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def llama_folder(tmp_path_factory) -> Path:
-    """A random Llama with a tokenizer of its own, other than that of `policy_folder`."""
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    tokenizer = train_tokenizer(sentences(120), vocab_size=290)
+def save_llama(tokenizer, folder: Path, width: int) -> Path:
+    """Writes a random Llama of two heads and its tokenizer as a Hugging Face folder."""
     torch.manual_seed(1)
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
+    sizes = dict(hidden_size=width, intermediate_size=width * 3 // 2, num_hidden_layers=2, num_attention_heads=2)
     ids = dict(bos_token_id=0, eos_token_id=0, initializer_range=0.2)
     settings = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **ids)
     LlamaForCausalLM(settings).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory) -> Path:
+    """A random Llama with a tokenizer of its own, other than that of `policy_folder`."""
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    return save_llama(train_tokenizer(sentences(120), vocab_size=290), folder, width=32)
 
 
 @pytest.fixture(scope="session")

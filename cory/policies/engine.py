@@ -29,6 +29,7 @@ from cory.run import processes
 
 PROMPTS = 1000  # in one request; vLLM takes 1,024
 CONNECT = 5  # seconds to wait for a connection
+MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-rank
 TRIES = 50  # to empty the server's cache, in 5 seconds
 LIMIT = 0.5  # mean difference of log-probabilities, nats a token, above which the engine must have other weights
 
@@ -163,11 +164,13 @@ def _command(config: Config) -> str:
     """The command that starts a server for the run."""
     at, dtype = urlsplit(config.sampling.engine_url), "bfloat16" if config.precision == "bf16" else config.model.dtype
     revision = f" --revision {config.model.revision}" if config.model.revision else ""
-    lora = f" --enable-lora --max-lora-rank {config.lora.rank} --max-loras {config.cory.num_agents}"
+    ranks = [config.of_agent(index).lora.rank for index in range(config.cory.num_agents)]
+    most = next((rank for rank in MAX_RANKS if rank >= max(ranks)), max(ranks))
+    lora = f" --enable-lora --max-lora-rank {most} --max-loras {len(ranks)}" if max(ranks) else ""
     return (
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
         f"--model {config.resolve(config.model.name)} --host {at.hostname} --port {at.port or 80} "
-        f"--dtype {dtype} --generation-config vllm{revision}{lora if config.lora.rank else ''}"
+        f"--dtype {dtype} --generation-config vllm{revision}{lora}"
     )
 
 

@@ -136,7 +136,7 @@ def test_no_server_and_other_servers(settings, server):
         UserError, match=r"no answer .*\n.*--host 127.0.0.1 --port 9 --dtype float32 --generation-config vllm$"
     ):
         make_agents(nowhere)
-    with pytest.raises(UserError, match=r"--enable-lora --max-lora-rank 4 --max-loras 2$"):
+    with pytest.raises(UserError, match=r"--enable-lora --max-lora-rank 8 --max-loras 2$"):
         make_agents(learner(nowhere, "ppo", 4))
     server.key = "secret"
     with pytest.raises(UserError, match="answers 401"):

@@ -13,8 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 import torch
+from conftest import save_llama
 from test_engine import count_good, learner, train
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from cory.agent import make_agents
 from cory.config import LoraConfig, UserError
@@ -27,14 +27,7 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="CORY_VLLM names no Python wi
 @pytest.fixture(scope="module")
 def wide_llama(tokenizer, tmp_path_factory):
     """A random Llama with heads of a width that vLLM has on a CPU."""
-    folder = tmp_path_factory.mktemp("models") / "wide"
-    torch.manual_seed(1)
-    sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2)
-    ids = dict(bos_token_id=0, eos_token_id=0, initializer_range=0.2)
-    settings = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **ids)
-    LlamaForCausalLM(settings).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_llama(tokenizer, tmp_path_factory.mktemp("models") / "wide", width=64)
 
 
 class Started:
