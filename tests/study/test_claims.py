@@ -11,7 +11,7 @@ from handmade import make_run
 
 from cory.config import UserError
 from study import claims
-from study.estimates import Estimate, difference, estimate
+from study.estimates import Estimate, difference, estimate, less_variance
 from study.experiment import plan
 
 
@@ -43,6 +43,8 @@ def test_a_single_seed_has_no_interval_and_no_verdict():
     one, unequal = estimate(statistics.fmean, [0.5]), estimate(difference, [1.0, 1.2], [0.6])
     assert (str(one), str(unequal)) == ("0.50 (n = 1)", "0.50 (n = 2 and 1)")
     assert one.verdict((0, math.inf)) == unequal.verdict((0, math.inf)) == "not tested"
+    two = estimate(less_variance, [[0.5], [0.6]], [[0.1], [0.8]], least=3)  # nor have two one of a variance
+    assert str(two) == "0.98 (n = 2)" and two.verdict((0, math.inf)) == "not tested"
 
 
 def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
@@ -129,7 +131,7 @@ def test_what_has_not_ended_is_not_tested(tmp_path, capsys):
         row = claims.judge(["tiny"], tmp_path)[1]
         return row["value"], row["verdict"]
 
-    assert first() == ("nan (nan to nan; n = 5)", "not tested")  # a ratio of KLs that are 0
+    assert first() == ("nan (n = 5)", "not tested")  # a ratio of KLs that are 0
     last = tmp_path / "tiny/imdb_cory_tiny-seed4"
     (last / "summary.json").rename(last / "summary")
     assert first() == ("9 of 10 runs ended", "not tested")
