@@ -106,6 +106,18 @@ def measured(
     return lambda evidence: estimate(statistic, [of(run) for run in evidence.of(name)])
 
 
+def over_values(
+    name: str, of: Callable[[Record], M], statistic: Callable[[Sequence[M]], float]
+) -> Callable[[Evidence], Estimate]:
+    """An estimate from a group's runs at all values together; seeds are resampled, each with its runs at all values."""
+
+    def of_seeds(evidence: Evidence) -> Estimate:
+        seeds = [[of(run) for run in runs] for runs in evidence.by_seed(name)]
+        return estimate(lambda drawn: statistic([one for seed in drawn for one in seed]), seeds)
+
+    return of_seeds
+
+
 def estimate(
     statistic: Callable[..., float], one: Sequence[M], two: Sequence[M] | None = None, least: int = 2
 ) -> Estimate:

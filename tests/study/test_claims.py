@@ -159,3 +159,24 @@ def test_a_table_can_be_completed_by_runs_of_another_machine(tmp_path, capsys):
     assert out.read_text() == first and "| not run | not tested |" in first
     claims.command_line(elsewhere)
     assert out.read_text() != first
+
+
+def test_what_is_over_all_rates_resamples_seeds_with_all_their_rates(tmp_path):
+    make_experiment("imdb_learning_rate", tmp_path)
+
+    def judged():
+        rows = claims.judge(["tiny"], tmp_path)
+        return {row["at"]: row["value"] for row in rows if row["the paper says"] == "CORY converges near iteration 10"}
+
+    # agent_2 earns 1 more than the pioneer of the first iteration, and rewards rise by 0.1 an iteration: the gain is
+    # 0.5 + 0.1 * 14.5 by iterations 11 to 20, and 0.5 + 0.1 * 94.5 at the end
+    assert judged()["imdb, tiny"] == f"{1.95 / 9.95:.2f} (0.20 to 0.20; n = 3)"
+    runs = list((tmp_path / "tiny").glob("imdb_cory*learning_rate*"))  # at all rates but the configuration's
+    assert len(runs) == 9
+    for run in runs:
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            row["task_reward"] *= 2 if row["iteration"] > 20 else 1
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    value = 4 * 1.95 / (9.95 + 3 * (2 * 9.95))
+    assert judged()["imdb, tiny"] == f"{value:.2f} ({value:.2f} to {value:.2f}; n = 3)"  # seeds are alike
