@@ -120,10 +120,16 @@ def early_gain(run: Record) -> tuple[float, float]:
 
 
 def unsteadiness(run: Record) -> float:
-    """Standard deviation of the task reward (mean over agents) around its running mean over 10 iterations."""
-    series = np.array(rewards(run))
-    smooth = np.convolve(series, np.ones(LAST) / LAST, "valid")
-    return float((series[LAST // 2 : LAST // 2 + len(smooth)] - smooth).std())
+    """Standard deviation of a role's task reward around its running mean over 10 iterations, mean over roles.
+
+    By role, as the mean over agents is of more responses the more agents there are, and so is steadier by itself.
+    """
+    spreads = []
+    for role in dict.fromkeys(row["role"] for row in run.rows):
+        series = np.array([row["task_reward"] for row in run.rows if row["role"] == role])
+        smooth = np.convolve(series, np.ones(LAST) / LAST, "valid")
+        spreads.append(float((series[LAST // 2 : LAST // 2 + len(smooth)] - smooth).std()))
+    return mean(spreads)
 
 
 def distinct_share(run: Record) -> float:
