@@ -24,6 +24,10 @@ class Untested(Exception):
     """Why a claim cannot be judged."""
 
 
+class Elsewhere(Untested):
+    """What it is judged by is not here: on another machine, or not made yet."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """An estimate with its confidence interval: the ends of the 95 % interval, and the number of seeds on each side."""
@@ -228,7 +232,7 @@ def passes(other: str) -> Callable[[Evidence], Estimate]:
                 alone = [row[key] for key in row if key.startswith("pass@") and not key.endswith("_ci")]
                 runs[kind].setdefault(folder, []).append(alone)
         except FileNotFoundError:
-            raise Untested("no evaluation") from None
+            raise Elsewhere("no evaluation") from None
         except (ValueError, TypeError, KeyError):
             raise Untested(f"{evidence.evaluation.name} is damaged") from None
         if not len(runs[CORY]) == len(evidence.of(CORY)) or not runs["base"] or not runs[PPO]:

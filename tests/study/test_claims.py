@@ -149,16 +149,47 @@ def test_the_table_is_written_and_an_unknown_scale_refused(tmp_path):
         claims.command_line(["--runs", str(tmp_path), "--scales", "tiny", "huge"])
 
 
-def test_a_table_can_be_completed_by_runs_of_another_machine(tmp_path, capsys):
+def kept(runs, out, *scales):
+    """The table after it was written again with `--keep` and these runs."""
+    claims.command_line(["--runs", str(runs), "--out", str(out), "--keep", "--scales", *scales])
+    return out.read_text()
+
+
+def test_a_table_can_be_completed_by_runs_of_another_machine(tmp_path):
     make_experiment("imdb_curves", tmp_path / "here", kl=lambda label, settings: 1.0)
+    make_experiment("imdb_curves", tmp_path / "here", "tiny_full_kl", kl=lambda label, settings: 2.0)
     out = tmp_path / "claims.md"
-    claims.command_line(["--runs", str(tmp_path / "here"), "--out", str(out)])
+    claims.command_line(["--runs", str(tmp_path / "here"), "--out", str(out), "--scales", "tiny", "tiny_full_kl"])
     first = out.read_text()
-    elsewhere = ["--runs", str(tmp_path / "none"), "--out", str(out)]
-    claims.command_line([*elsewhere, "--keep"])
-    assert out.read_text() == first and "| not run | not tested |" in first
-    claims.command_line(elsewhere)
+    assert "| not run | not tested |" in first
+    assert kept(tmp_path / "none", out, "tiny", "tiny_full_kl") == first
+    for runs in ("none", "here"):
+        assert sorted(kept(tmp_path / runs, out, "tiny").splitlines()) == sorted(
+            first.splitlines()
+        )  # other scales stay
+    before = first.replace("CORY's texts do not |", "CORY's do not |")
+    out.write_text(before)
+    rows = kept(tmp_path / "none", out, "tiny", "tiny_full_kl").splitlines()
+    assert set(before.splitlines()[12:]) < set(rows)  # nor is a claim lost that had other words
+    assert not any(
+        "CORY's do not" in row and "imdb" in row for row in kept(tmp_path / "here", out, "tiny_full_kl", "tiny")
+    )
+    claims.command_line(["--runs", str(tmp_path / "none"), "--out", str(out)])
     assert out.read_text() != first
+
+
+def test_of_runs_that_are_here_no_earlier_row_is_kept(tmp_path):
+    out, rate = tmp_path / "claims.md", "PPO collapses at learning rates at which CORY is stable"
+
+    def said(text):
+        (row,) = (line for line in text.splitlines() if rate in line and "imdb" in line)
+        return row.split(" | ")[4:]
+
+    make_experiment("imdb_learning_rate", tmp_path / "a", distinct=lambda label, _: 0.3 if label == "PPO" else 0.9)
+    make_experiment("imdb_learning_rate", tmp_path / "b", distinct=lambda label, _: 0.9)
+    assert said(kept(tmp_path / "a", out, "tiny"))[1].startswith("reproduced")
+    assert said(kept(tmp_path / "none", out, "tiny"))[1].startswith("reproduced")
+    assert said(kept(tmp_path / "b", out, "tiny"))[0] == "no run collapsed"
 
 
 def test_what_is_over_all_rates_resamples_seeds_with_all_their_rates(tmp_path):
