@@ -83,7 +83,8 @@ def method_note(comparison: Comparison) -> str:
     """What the columns of `group_table` mean."""
     return (
         f"Baseline: {comparison.baseline}. Policy optimality: mean combined reward over the last {LAST} "
-        "iterations and over agents. Training variance: of the task reward across seeds, mean over iterations. "
+        "iterations and over agents. Training variance: of the task reward (mean over agents) across seeds, mean over "
+        "iterations; the mean of two agents is of twice the responses, which by itself lowers it. "
         "Differences are relative to the size of the baseline's value, with the 95 % interval of 10,000 bootstrap "
-        "resamples of the seeds: rough at few seeds, and none where there is a single one.\n"
+        "resamples of the seeds: rough at few seeds, and none where there is a single one (of a variance: or two).\n"
     )
