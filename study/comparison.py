@@ -213,8 +213,8 @@ class Comparison:
         """The settings and the fingerprints in which groups differ, a column for each group."""
         settings = {g.name: flat(g.settings) for g in self.groups}
         keys = varying([g.settings for g in self.groups], ("seed",))
-        if len({each.get("iterations") for each in settings.values()}) > 1:
-            keys.append("iterations")
+        if len({each.get("iterations") for each in settings.values()}) > 1:  # which count only with a schedule
+            keys = [*(key for key in keys if key != "iterations"), "iterations"]
         rows = [{"setting": key, **{name: shown(of.get(key, "")) for name, of in settings.items()}} for key in keys]
         return rows + self._data_rows()
 
@@ -253,19 +253,22 @@ class Comparison:
         return said
 
     def _other_rewards(self) -> list[str]:
-        """A caveat if groups were trained on different rewards, by function or by its source."""
-        trained: dict[tuple[str, str], list[str]] = {}
+        """A caveat if groups were trained on different rewards, by function, its source, or a reward model."""
+        trained: dict[tuple[str, str, str], list[str]] = {}
         for g in self.groups:
             of = flat(g.settings)
             reward = str(of.get("fingerprint.reward", "")), str(of.get("fingerprint.reward_sha256", ""))
             if reward[0]:
-                trained.setdefault(reward, []).append(g.name)
+                trained.setdefault((*reward, shown(of.get("task.reward_model") or "")), []).append(g.name)
         if len(trained) < 2:
             return []
-        functions = [function for function, _ in trained]
+        functions = [function for function, _, _ in trained]
+        sources = {(function, source) for function, source, _ in trained}
         parts: list[str] = []
-        for (function, source), groups in trained.items():
-            said = f"{function} (source {source[:8]})" if functions.count(function) > 1 else function
+        for (function, source, model), groups in trained.items():
+            said = function
+            if functions.count(function) > 1:
+                said += f" of {model}" if len(sources) == 1 else f" (source {source[:8]})"
             verb = "" if parts else f" {'was' if len(groups) == 1 else 'were'} trained"
             parts.append(f"{' and '.join(groups)}{verb} on {'' if parts else 'the reward '}{said}")
         separator = "; " if any("," in g.name for g in self.groups) else ", "

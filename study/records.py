@@ -99,6 +99,9 @@ def read(folder: Path) -> Record:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         record.samples, record.stopped = summary.get("samples", {}), summary.get("stopped", False)
+        recorded = len({row["iteration"] for row in record.rows})
+        if not record.problems and recorded < summary.get("iterations", recorded):
+            record.problems.append(f"metrics.jsonl has {recorded} of the {summary['iterations']} iterations")
     except (OSError, ValueError, AttributeError):
         if record.rows:
             record.problems.append(f"incomplete: {record.iterations} of {planned} iterations, and no summary.json")

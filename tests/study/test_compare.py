@@ -1,6 +1,7 @@
 """Comparing runs, on runs' folders written by hand."""
 
 import csv
+import json
 import math
 import re
 import statistics
@@ -80,6 +81,17 @@ def test_unequal_incomplete_crashed_and_damaged_runs_are_named(tmp_path):
     write(comparison, tmp_path / "out")  # whole nonetheless
     counts = [row["n"] for row in csv.DictReader(open(tmp_path / "out/curves.csv"))]
     assert counts[:1] == ["4"] and counts[-1:] == ["1"]
+
+
+def test_a_run_whose_metrics_are_cut_short_is_named(tmp_path):
+    folder = make_run(tmp_path / "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"iterations": 12}))
+    assert read(folder).complete
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    for rest in (lines[:9], lines[:5] + lines[8:]):
+        (folder / "metrics.jsonl").write_text("\n".join(rest) + "\n")
+        assert read(folder).problems == ["metrics.jsonl has 9 of the 12 iterations"]
 
 
 def test_one_seed_and_identical_runs(tmp_path):
@@ -226,6 +238,17 @@ def test_groups_of_other_rewards_are_said_not_to_compare(tmp_path):
     assert f"**Caveats:**\n\n* {caveat}\n" in text
     assert "| fingerprint.reward | a.alliteration | b.letters |" in text
     assert "dataset" not in text and "fingerprint.rows" not in text
+
+
+def test_one_reward_function_of_two_reward_models_is_said_not_to_compare(tmp_path):
+    for agents, model in ((1, "some/judge"), (2, "/a/b/c/judge")):
+        changes = {"task__reward_model": model, "ppo__schedule": "linear"}
+        same = fingerprint(reward="imdb.PositiveLogit")
+        make_run(tmp_path / str(agents), 0, agents, 11 + agents, fingerprint=same, **changes)
+    comparison = compared(tmp_path)
+    said = "PPO was trained on the reward imdb.PositiveLogit of some/judge, CORY on imdb.PositiveLogit of c/judge"
+    assert comparison.problems()[0] == f"{said}: their task rewards do not compare"
+    assert [row["setting"] for row in comparison.setting_rows()].count("iterations") == 1
 
 
 def test_one_method_on_two_rewards_is_two_groups(tmp_path):
