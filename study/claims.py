@@ -21,6 +21,7 @@ from cory.run.settings import main
 from study.estimates import (
     CORY,
     PPO,
+    Elsewhere,
     Estimate,
     Evidence,
     Untested,
@@ -32,6 +33,7 @@ from study.estimates import (
     less_variance,
     measured,
     of_gain,
+    over_values,
     passes,
     ratio,
     relative,
@@ -39,6 +41,7 @@ from study.estimates import (
     values_apart,
 )
 from study.measures import (
+    VARIANCE,
     agents,
     apart_and_gain,
     decline,
@@ -56,6 +59,7 @@ from study.plan import Experiment, checkout_file, plan, read_experiment
 from study.records import Record, flat, read
 from study.tables import markdown_table
 
+COLUMNS = ("claim", "the paper says", "at", "measured", "value", "verdict")
 SIMILAR = 0.2  # of the gain in task reward: values this far apart count as similar or close
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
@@ -102,7 +106,7 @@ CLAIMS = [
           GSM8K, measured(PPO, decline)),
     Claim("E2", "CORY's task reward does not decline", "task reward, middle - last 10 iterations", (-math.inf, 0.05),
           GSM8K, measured(CORY, decline)),
-    Claim("E2", "CORY is steadier", "spread around running mean, PPO / CORY", MORE, GSM8K,
+    Claim("E2", "CORY is steadier", "spread by role around running mean, PPO / CORY", MORE, GSM8K,
           between(PPO, CORY, unsteadiness, ratio)),
     Claim("E2", "PPO's KL does not converge", "growth of the KL in the last 10 iterations", (0.05, math.inf), GSM8K,
           measured(PPO, growth_of_kl, share)),
@@ -116,8 +120,9 @@ CLAIMS = [
     Claim("E3", "CORY is above PPO at every k", "pass@k, CORY - PPO, smallest over k", ABOVE, GSM8K, passes(PPO)),
     Claim("E4", "CORY's frontier lies outside PPO's", "hypervolume, (CORY - PPO) / all", ABOVE, FRONTIERS,
           frontiers_apart),
-    Claim("E5", "without knowledge transfer the reward is less steady", "spread around running mean, without / with",
-          MORE, ABLATIONS, between(NO_TRANSFER, CORY, unsteadiness, ratio)),
+    Claim("E5", "without knowledge transfer the reward is less steady",
+          "spread by role around running mean, without / with", MORE, ABLATIONS,
+          between(NO_TRANSFER, CORY, unsteadiness, ratio)),
     Claim("E5", "without knowledge transfer the KL is higher", "KL, without / with", MORE, ABLATIONS,
           between(NO_TRANSFER, CORY, end("kl"), ratio)),
     Claim("E5", "without role exchange the reward is as good", "task reward, (without - with) / gain",
@@ -129,7 +134,7 @@ CLAIMS = [
     Claim("E6", "PPO collapses at learning rates at which CORY is stable", "collapse rate over all rates, PPO - CORY",
           ABOVE, RATES, collapses(1.0)),
     Claim("E6", "CORY converges near iteration 10", "gain by iterations 11 to 20 / gain, all rates", (0.8, math.inf),
-          RATES, measured(CORY, early_gain, share)),
+          RATES, over_values(CORY, early_gain, share)),
     Claim("E6", "PPO's KL accelerates at the smallest rate", "KL, second half's gain / first half's", MORE, RATES,
           kl_accelerates),
     Claim("E7", "cooperation gives more reward than competition", "task reward, coefficient 1 - coefficient -1", ABOVE,
@@ -149,7 +154,7 @@ CLAIMS = [
     Claim("secondary", "67 % fewer collapses", "collapse rate over all rates, 0.33 PPO - CORY", ABOVE, RATES,
           collapses(1 - 0.67)),
     Claim("secondary", "41 % lower training variance", "1 - variance of CORY / PPO", (0.41, math.inf), CURVES,
-          between(CORY, PPO, rewards, less_variance)),
+          between(CORY, PPO, rewards, less_variance, VARIANCE)),
 ]  # fmt: skip
 
 
@@ -164,23 +169,23 @@ def gather(name: str, scale: str, runs: Path) -> Evidence:
     """What an experiment's runs tell. Where model and data lie is as in the first run, and must be so in all.
 
     Raises:
-        Untested: not all of its runs have ended, or they have other settings.
+        Elsewhere: not all of its runs have ended here, or they have other settings.
         UserError: a file cannot be read.
     """
     experiment = experiment_of(name)
     needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
     there = [item for item in plan(experiment, scale, needs, runs) if (item.folder / "summary.json").exists()]
     if not there:
-        raise Untested("not run")
+        raise Elsewhere("not run")
     used, stated = flat(read(there[0].folder).settings), flat(there[0].settings)
     keys = [key for key in dict.fromkeys([*needs, *PLACES]) if key in used and used[key] != stated.get(key)]
     planned = plan(experiment, scale, {key: str(used[key]) for key in keys}, runs)
     try:
         ended = [item for item in planned if item.state() == "finished"]
     except UserError:
-        raise Untested("runs of other settings") from None
+        raise Elsewhere("runs of other settings") from None
     if len(ended) < len(planned):
-        raise Untested(f"{len(ended)} of {len(planned)} runs ended")
+        raise Elsewhere(f"{len(ended)} of {len(planned)} runs ended")
     by_name: dict[str, list[Record]] = {}
     for item in ended:
         by_name.setdefault(item.label, []).append(read(item.folder))
@@ -189,10 +194,16 @@ def gather(name: str, scale: str, runs: Path) -> Evidence:
     return Evidence(by_name, values, experiment.over, evaluation)
 
 
-def judge(scales: Sequence[str], runs: Path) -> list[dict[str, str]]:
-    """A row for each claim, task and scale: the estimate and the verdict."""
-    known: dict[tuple[str, str], Evidence | Untested] = {}
-    rows = []
+def judge(scales: Sequence[str], runs: Path, earlier: str = "") -> list[dict[str, str]]:
+    """A row for each claim, task and scale: the estimate and the verdict.
+
+    Args:
+        earlier: a table of before. Its rows stay as they are, but for those of experiments that have ended in `runs`.
+    """
+    known: dict[tuple[str, str], Evidence | Elsewhere] = {}
+    before = {tuple(row.values())[:3]: row for row in _rows_of(earlier)}
+    rows: list[dict[str, str]] = []
+    ended = set()
     for claim in CLAIMS:
         for name in claim.experiments:
             for scale in scales:
@@ -201,29 +212,41 @@ def judge(scales: Sequence[str], runs: Path) -> list[dict[str, str]]:
                 if (name, scale) not in known:
                     try:
                         known[name, scale] = gather(name, scale, runs)
-                    except Untested as why:
+                    except Elsewhere as why:
                         known[name, scale] = why
+                key = claim.number, claim.says, f"{_task(name)}, {scale}"
+                old = before.pop(key, None)
                 try:
                     evidence = known[name, scale]
-                    if isinstance(evidence, Untested):
+                    if isinstance(evidence, Elsewhere):
                         raise evidence
+                    ended.add((key[0], key[2]))
                     found = claim.estimate(evidence)
                     text, verdict = str(found), found.verdict(claim.holds)
                 except Untested as why:
                     text, verdict = str(why), "not tested"
-                rows.append(
-                    {"claim": claim.number, "the paper says": claim.says, "at": f"{_task(name)}, {scale}",
-                     "measured": f"{claim.measured}: {_range(claim.holds)}", "value": text, "verdict": verdict}
-                )  # fmt: skip
-    return rows
+                    if old and isinstance(why, Elsewhere):
+                        rows.append(old)
+                        continue
+                measured = f"{claim.measured}: {_range(claim.holds)}"
+                rows.append(dict(zip(COLUMNS, (*key, measured, text, verdict), strict=True)))
+    # of other scales, or of claims in other words
+    rows += [row for key, row in before.items() if (key[0], key[2]) not in ended]
+    return sorted(rows, key=_place)
 
 
-def updated(text: str, rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The rows, where those not tested are as in an earlier table, whose runs may be on another machine."""
-    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    earlier = {tuple(cells[:4]): cells for cells in ([html.unescape(cell) for cell in line] for line in lines)}
-    kept = [earlier.get(tuple(row.values())[:4]) if row["verdict"] == "not tested" else None for row in rows]
-    return [row | {"value": old[4], "verdict": old[5]} if old else row for row, old in zip(rows, kept, strict=True)]
+def _rows_of(text: str) -> list[dict[str, str]]:
+    """The rows of a table of claims."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    return [dict(zip(COLUMNS, map(html.unescape, line), strict=True)) for line in lines if len(line) == len(COLUMNS)]
+
+
+def _place(row: dict[str, str]) -> int:
+    """Where a row stands: with its claim, or, if no claim has its words, after those of its number."""
+    alike = [i for i, claim in enumerate(CLAIMS) if claim.number == row["claim"]]
+    task = row["at"].split(", ")[0]
+    same = [i for i in alike if CLAIMS[i].says == row["the paper says"] and task in map(_task, CLAIMS[i].experiments)]
+    return max(same or alike, default=len(CLAIMS))
 
 
 def _task(name: str) -> str:
@@ -243,16 +266,16 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, smollm2, paper")
     parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the experiments' runs")
     parser.add_argument("--out", type=str | None, help="File for the table. null: print it only")
-    parser.add_argument("--keep", action="store_true", help="Rows without runs here stay as they are in that file")
+    parser.add_argument("--keep", action="store_true", help="Keep the rows in that file of experiments not ended here")
     args = parser.of(argv)
     files = dict.fromkeys(name for claim in CLAIMS for name in claim.experiments)
     known = {scale for name in files for scale in experiment_of(name).scales}
     for scale in args.scales:
         if scale not in known:
             raise UserError(f"scales: expected some of {sorted(known)}, got {scale!r}")
-    rows = judge(args.scales, Path(args.runs).resolve())
-    if args.keep and args.out and Path(args.out).exists():
-        rows = updated(Path(args.out).read_text(encoding="utf-8"), rows)
+    keep = args.keep and args.out and Path(args.out).exists()
+    earlier = Path(args.out).read_text(encoding="utf-8") if keep else ""
+    rows = judge(args.scales, Path(args.runs).resolve(), earlier)
     text = markdown_table(rows)
     print(text)
     if args.out:
@@ -269,9 +292,9 @@ The claims of the paper, judged by the runs of this repository. A claim is repro
 estimate (bootstrap over seeds) lies wholly in the range named with it. It is contradicted if the interval lies wholly
 outside that range, and undecided otherwise. Verdicts apply to the scale in the table, not to the paper's models.
 Estimates are from training, over both agents and their roles as in the paper's curves, unless stated otherwise. Those
-of pass@k are of each agent solo, and their intervals leave out the spread over problems. With three seeds an interval
-is too narrow: it covers about three cases in four. Definitions: docs/metrics.md, "Comparison", and docs/experiments.md,
-"Claims".
+of pass@k are of each agent solo, and their intervals leave out the spread over problems. With few seeds an interval
+is too narrow: with three it covers about three cases in four, with two little more than half. Definitions:
+docs/metrics.md, "Comparison", and docs/experiments.md, "Claims".
 """
 
 

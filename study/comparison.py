@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from cory.config import UserError
 from cory.run.report import CURVES
+from study.estimates import difference, relative
 from study.groups import DATA, Group, folders, method, single, varying
-from study.measures import collapsed, final, rewards, spread, variance, variance_of
+from study.measures import VARIANCE, collapsed, final, near_zero, rewards, spread, variance, variance_change
 from study.records import Record, flat, natural, shown
 from study.statistics import Interval, bootstrap, hypervolume, nondominated
 
@@ -75,9 +76,9 @@ class Comparison:
                 for row in run.rows:
                     row["combined_reward"] = row["task_reward"] - self.eta * row["kl"]
 
-    def against(self, g: Group) -> Group:
-        """The group to compare with: the baseline's group of the same value, if it has one."""
-        return next((base for base in self.base if base.value == g.value), self.base[0])
+    def against(self, g: Group) -> Group | None:
+        """The group to compare with: the baseline, or of a family that of the same value, if it has one."""
+        return next((base for base in self.base if base.value == g.value or base.name == self.baseline), None)
 
     def agents(self, g: Group) -> list[tuple[str, str]]:
         """A group's agents and their labels: the group's name, with `agent_1`, ... where there are several."""
@@ -140,25 +141,30 @@ class Comparison:
                 "collapse_rate": statistics.fmean(collapsed(run) for run in g.whole),
                 "training_variance": variance(g.whole),
             }
-            if g not in self.base:
-                row["optimality_change"] = self.change(g, _optimality, statistics.fmean)
-                row["variance_change"] = self.change(g, rewards, variance_of)
+            if g not in self.base and (base := self.against(g)):
+                row["optimality_change"] = self.change(g, base, _optimality, relative)
+                row["optimality_difference"] = self.change(g, base, _optimality, difference)
+                row["near_zero"] = near_zero([_optimality(run) for run in base.whole])
+                row["variance_change"] = self.change(g, base, rewards, variance_change, VARIANCE)
             rows.append(row)
         return rows
 
-    def change(self, g: Group, of: Callable[[Record], M], measure: Callable[[Sequence[M]], float]) -> Interval:
-        """A group against its baseline: the difference over the size of the baseline's value, and its 95 % interval.
+    def change(
+        self,
+        g: Group,
+        base: Group,
+        of: Callable[[Record], M],
+        statistic: Callable[[Sequence[M], Sequence[M]], float],
+        least: int = 2,
+    ) -> Interval:
+        """A difference of a group to its baseline, and its 95 % interval.
 
         Args:
-            of: the quantity of one run. measure: a number from those of several runs.
+            of: the quantity of one run. statistic: a number from those of the runs of both groups.
+            least: runs of each from which on there is an interval.
         """
-
-        def relative(runs: Sequence[M], baseline: Sequence[M]) -> float:
-            base = measure(baseline)
-            return (measure(runs) - base) / abs(base) if base else float("nan")
-
-        ours, theirs = ([of(run) for run in each.whole] for each in (g, self.against(g)))
-        return bootstrap(relative, ours, theirs)
+        ours, theirs = ([of(run) for run in each.whole] for each in (g, base))
+        return bootstrap(statistic, ours, theirs, least=least)
 
     def curves(self) -> list[Curve]:
         """By group and agent, each metric of every run; shorter runs end in NaN."""
@@ -235,6 +241,8 @@ class Comparison:
                 said.append(f"{g.name}: no run ended; the group is left out of the tables")
             if len(g.whole) == 1:
                 said.append(f"{g.name}: a single run, so there is no spread")
+            if g.whole and not self.against(g):
+                said.append(f"{g.name}: no run of the baseline {self.baseline} ended at this value, so no difference")
             seeds = [run.settings.get("seed") for run in g.whole]
             if len(set(seeds)) < len(seeds):
                 said.append(f"{g.name}: seed {_twice(seeds)} occurs more than once; such runs are not repetitions")

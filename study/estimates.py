@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from study.measures import collapsed, end, final, halves_of_kl, variance_of
+from study.measures import collapsed, end, final, halves_of_kl, variance_change
 from study.records import Record, flat
 from study.statistics import bootstrap, hypervolume, over
 
@@ -22,6 +22,10 @@ mean = statistics.fmean
 
 class Untested(Exception):
     """Why a claim cannot be judged."""
+
+
+class Elsewhere(Untested):
+    """What it is judged by is not here: on another machine, or not made yet."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Estimate:
 
     def __str__(self) -> str:
         count = " and ".join(map(str, dict.fromkeys(self.seeds)))
-        interval = f"{self.low:.2f} to {self.high:.2f}; " if min(self.seeds) > 1 else ""  # one seed has none
+        interval = "" if math.isnan(self.low) else f"{self.low:.2f} to {self.high:.2f}; "  # one seed has none
         return f"{self.value:.2f} ({interval}n = {count})"
 
 
@@ -84,10 +88,19 @@ class Evidence:
 
 
 def between(
-    first: str, second: str, of: Callable[[Record], M], statistic: Callable[[Sequence[M], Sequence[M]], float]
+    first: str,
+    second: str,
+    of: Callable[[Record], M],
+    statistic: Callable[[Sequence[M], Sequence[M]], float],
+    least: int = 2,
 ) -> Callable[[Evidence], Estimate]:
-    """An estimate from what `of` gives for each run of two groups."""
-    return lambda evidence: estimate(statistic, *([of(run) for run in evidence.of(name)] for name in (first, second)))
+    """An estimate from what `of` gives for each run of two groups; `least` runs of each make an interval."""
+
+    def of_both(evidence: Evidence) -> Estimate:
+        one, two = ([of(run) for run in evidence.of(name)] for name in (first, second))
+        return estimate(statistic, one, two, least)
+
+    return of_both
 
 
 def measured(
@@ -97,9 +110,24 @@ def measured(
     return lambda evidence: estimate(statistic, [of(run) for run in evidence.of(name)])
 
 
-def estimate(statistic: Callable[..., float], one: Sequence[M], two: Sequence[M] | None = None) -> Estimate:
-    """A statistic of one or two samples of runs, with its interval."""
-    return Estimate(*bootstrap(statistic, one, two), (len(one),) if two is None else (len(one), len(two)))
+def over_values(
+    name: str, of: Callable[[Record], M], statistic: Callable[[Sequence[M]], float]
+) -> Callable[[Evidence], Estimate]:
+    """An estimate from a group's runs at all values together; seeds are resampled, each with its runs at all values."""
+
+    def of_seeds(evidence: Evidence) -> Estimate:
+        seeds = [[of(run) for run in runs] for runs in evidence.by_seed(name)]
+        return estimate(lambda drawn: statistic([one for seed in drawn for one in seed]), seeds)
+
+    return of_seeds
+
+
+def estimate(
+    statistic: Callable[..., float], one: Sequence[M], two: Sequence[M] | None = None, least: int = 2
+) -> Estimate:
+    """A statistic of one or two samples of runs, with its interval, for which each must have `least` members."""
+    seeds = (len(one),) if two is None else (len(one), len(two))
+    return Estimate(*bootstrap(statistic, one, two, least=least), seeds)
 
 
 def ratio(one: Sequence[float], two: Sequence[float]) -> float:
@@ -129,7 +157,7 @@ def share(runs: Sequence[tuple[float, float]]) -> float:
 
 def less_variance(cory: Sequence[Sequence[float]], ppo: Sequence[Sequence[float]]) -> float:
     """1 - CORY's training variance over PPO's."""
-    return 1 - over(variance_of(cory), variance_of(ppo))
+    return -variance_change(cory, ppo)
 
 
 def collapses(weight: float) -> Callable[[Evidence], Estimate]:
@@ -204,7 +232,7 @@ def passes(other: str) -> Callable[[Evidence], Estimate]:
                 alone = [row[key] for key in row if key.startswith("pass@") and not key.endswith("_ci")]
                 runs[kind].setdefault(folder, []).append(alone)
         except FileNotFoundError:
-            raise Untested("no evaluation") from None
+            raise Elsewhere("no evaluation") from None
         except (ValueError, TypeError, KeyError):
             raise Untested(f"{evidence.evaluation.name} is damaged") from None
         if not len(runs[CORY]) == len(evidence.of(CORY)) or not runs["base"] or not runs[PPO]:

@@ -3,6 +3,7 @@
 Definitions: docs/metrics.md, "Comparison"; docs/experiments.md, "Claims".
 """
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,7 @@ from study.records import Record, flat
 from study.statistics import over
 
 LAST = 10  # iterations averaged into a final value
+VARIANCE = 3  # runs from which on a variance has an interval: two can be resampled in one way that has a variance
 mean = statistics.fmean
 
 
@@ -42,17 +44,29 @@ def rewards(run: Record) -> list[float]:
     return pd.DataFrame(run.rows).groupby("iteration", sort=False)["task_reward"].mean().tolist()
 
 
+def near_zero(values: Sequence[float]) -> bool:
+    """Whether values are of both signs, or one is less than a tenth of another: a share of their mean says little."""
+    sizes = [abs(value) for value in values]
+    return min(values) * max(values) <= 0 or min(sizes) < 0.1 * max(sizes)
+
+
 def variance(runs: Sequence[Record]) -> float:
     """Training variance: of the task reward across seeds (mean over agents), averaged over iterations; 0 for one."""
     return variance_of([rewards(run) for run in runs])
 
 
 def variance_of(series: Sequence[Sequence[float]]) -> float:
-    """Variance across series, averaged over their places (as many as the shortest has); 0 for one."""
-    if len(series) < 2:
-        return 0.0
+    """Variance across series, averaged over their places (as many as the shortest has); 0 for one or equal ones."""
+    if all(values == series[0] for values in series):
+        return 0.0  # without the rounding of their mean
     length = min(map(len, series))
     return float(np.var([values[:length] for values in series], axis=0, ddof=1).mean())
+
+
+def variance_change(runs: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]]) -> float:
+    """Relative difference of two variances; NaN where one is 0, as that of a resample of one run again and again."""
+    one, two = variance_of(runs), variance_of(baseline)
+    return one / two - 1 if one > 0 and two > 0 else math.nan
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
@@ -112,10 +126,16 @@ def early_gain(run: Record) -> tuple[float, float]:
 
 
 def unsteadiness(run: Record) -> float:
-    """Standard deviation of the task reward (mean over agents) around its running mean over 10 iterations."""
-    series = np.array(rewards(run))
-    smooth = np.convolve(series, np.ones(LAST) / LAST, "valid")
-    return float((series[LAST // 2 : LAST // 2 + len(smooth)] - smooth).std())
+    """Standard deviation of a role's task reward around its running mean over 10 iterations, mean over roles.
+
+    By role, as the mean over agents is of more responses the more agents there are, and so is steadier by itself.
+    """
+    spreads = []
+    for role in dict.fromkeys(row["role"] for row in run.rows):
+        series = np.array([row["task_reward"] for row in run.rows if row["role"] == role])
+        smooth = np.convolve(series, np.ones(LAST) / LAST, "valid")
+        spreads.append(float((series[LAST // 2 : LAST // 2 + len(smooth)] - smooth).std()))
+    return mean(spreads)
 
 
 def distinct_share(run: Record) -> float:

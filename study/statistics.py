@@ -17,6 +17,7 @@ def bootstrap(
     second: Sequence[Any] | None = None,
     resamples: int = 10_000,
     seed: int = 0,
+    least: int = 2,
 ) -> Interval:
     """A statistic of one or two samples and its 95 % interval: percentiles over resamples of each (Efron, 1979).
 
@@ -25,15 +26,16 @@ def bootstrap(
 
     Args:
         statistic: takes as many sequences as there are samples; members may be any objects.
+        least: members of each sample from which on there is an interval; a single member has no spread.
 
     Returns:
-        the value and the ends of the interval, which are NaN where a sample has a single member: it has no spread.
+        the value and the ends of the interval, which are NaN where there is none.
     """
     from scipy import stats  # here, as importing it takes a while
 
     samples = [first] if second is None else [first, second]
     value = statistic(*samples)
-    if min(map(len, samples)) < 2:
+    if min(map(len, samples)) < least:
         return value, math.nan, math.nan
 
     @cache

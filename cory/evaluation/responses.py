@@ -141,4 +141,5 @@ def answer(
     responses = reply(loaded, task, columns, sampling, read, batch_size, seed, chat_template=chat_template, kl=kl)
     others = {name: values for name, values in columns.items() if name != "prompt"}
     others["role"] = [role_name(role)] * len(responses.completions)
-    return responses, score(task.reward, columns["prompt"], responses.completions, others).tolist()
+    with torch.autocast(loaded[0].device.type, enabled=False):  # rewards are computed as in training
+        return responses, score(task.reward, columns["prompt"], responses.completions, others).tolist()

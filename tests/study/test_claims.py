@@ -11,7 +11,7 @@ from handmade import make_run
 
 from cory.config import UserError
 from study import claims
-from study.estimates import Estimate, difference, estimate
+from study.estimates import Estimate, difference, estimate, less_variance
 from study.experiment import plan
 
 
@@ -43,6 +43,8 @@ def test_a_single_seed_has_no_interval_and_no_verdict():
     one, unequal = estimate(statistics.fmean, [0.5]), estimate(difference, [1.0, 1.2], [0.6])
     assert (str(one), str(unequal)) == ("0.50 (n = 1)", "0.50 (n = 2 and 1)")
     assert one.verdict((0, math.inf)) == unequal.verdict((0, math.inf)) == "not tested"
+    two = estimate(less_variance, [[0.5], [0.6]], [[0.1], [0.8]], least=3)  # nor have two one of a variance
+    assert str(two) == "0.98 (n = 2)" and two.verdict((0, math.inf)) == "not tested"
 
 
 def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):
@@ -129,7 +131,7 @@ def test_what_has_not_ended_is_not_tested(tmp_path, capsys):
         row = claims.judge(["tiny"], tmp_path)[1]
         return row["value"], row["verdict"]
 
-    assert first() == ("nan (nan to nan; n = 5)", "not tested")  # a ratio of KLs that are 0
+    assert first() == ("nan (n = 5)", "not tested")  # a ratio of KLs that are 0
     last = tmp_path / "tiny/imdb_cory_tiny-seed4"
     (last / "summary.json").rename(last / "summary")
     assert first() == ("9 of 10 runs ended", "not tested")
@@ -147,13 +149,65 @@ def test_the_table_is_written_and_an_unknown_scale_refused(tmp_path):
         claims.command_line(["--runs", str(tmp_path), "--scales", "tiny", "huge"])
 
 
-def test_a_table_can_be_completed_by_runs_of_another_machine(tmp_path, capsys):
+def kept(runs, out, *scales):
+    """The table after it was written again with `--keep` and these runs."""
+    claims.command_line(["--runs", str(runs), "--out", str(out), "--keep", "--scales", *scales])
+    return out.read_text()
+
+
+def test_a_table_can_be_completed_by_runs_of_another_machine(tmp_path):
     make_experiment("imdb_curves", tmp_path / "here", kl=lambda label, settings: 1.0)
+    make_experiment("imdb_curves", tmp_path / "here", "tiny_full_kl", kl=lambda label, settings: 2.0)
     out = tmp_path / "claims.md"
-    claims.command_line(["--runs", str(tmp_path / "here"), "--out", str(out)])
+    claims.command_line(["--runs", str(tmp_path / "here"), "--out", str(out), "--scales", "tiny", "tiny_full_kl"])
     first = out.read_text()
-    elsewhere = ["--runs", str(tmp_path / "none"), "--out", str(out)]
-    claims.command_line([*elsewhere, "--keep"])
-    assert out.read_text() == first and "| not run | not tested |" in first
-    claims.command_line(elsewhere)
+    assert "| not run | not tested |" in first
+    assert kept(tmp_path / "none", out, "tiny", "tiny_full_kl") == first
+    for runs in ("none", "here"):
+        assert sorted(kept(tmp_path / runs, out, "tiny").splitlines()) == sorted(
+            first.splitlines()
+        )  # other scales stay
+    before = first.replace("CORY's texts do not |", "CORY's do not |")
+    out.write_text(before)
+    rows = kept(tmp_path / "none", out, "tiny", "tiny_full_kl").splitlines()
+    assert set(before.splitlines()[12:]) < set(rows)  # nor is a claim lost that had other words
+    assert not any(
+        "CORY's do not" in row and "imdb" in row for row in kept(tmp_path / "here", out, "tiny_full_kl", "tiny")
+    )
+    claims.command_line(["--runs", str(tmp_path / "none"), "--out", str(out)])
     assert out.read_text() != first
+
+
+def test_of_runs_that_are_here_no_earlier_row_is_kept(tmp_path):
+    out, rate = tmp_path / "claims.md", "PPO collapses at learning rates at which CORY is stable"
+
+    def said(text):
+        (row,) = (line for line in text.splitlines() if rate in line and "imdb" in line)
+        return row.split(" | ")[4:]
+
+    make_experiment("imdb_learning_rate", tmp_path / "a", distinct=lambda label, _: 0.3 if label == "PPO" else 0.9)
+    make_experiment("imdb_learning_rate", tmp_path / "b", distinct=lambda label, _: 0.9)
+    assert said(kept(tmp_path / "a", out, "tiny"))[1].startswith("reproduced")
+    assert said(kept(tmp_path / "none", out, "tiny"))[1].startswith("reproduced")
+    assert said(kept(tmp_path / "b", out, "tiny"))[0] == "no run collapsed"
+
+
+def test_what_is_over_all_rates_resamples_seeds_with_all_their_rates(tmp_path):
+    make_experiment("imdb_learning_rate", tmp_path)
+
+    def judged():
+        rows = claims.judge(["tiny"], tmp_path)
+        return {row["at"]: row["value"] for row in rows if row["the paper says"] == "CORY converges near iteration 10"}
+
+    # agent_2 earns 1 more than the pioneer of the first iteration, and rewards rise by 0.1 an iteration: the gain is
+    # 0.5 + 0.1 * 14.5 by iterations 11 to 20, and 0.5 + 0.1 * 94.5 at the end
+    assert judged()["imdb, tiny"] == f"{1.95 / 9.95:.2f} (0.20 to 0.20; n = 3)"
+    runs = list((tmp_path / "tiny").glob("imdb_cory*learning_rate*"))  # at all rates but the configuration's
+    assert len(runs) == 9
+    for run in runs:
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            row["task_reward"] *= 2 if row["iteration"] > 20 else 1
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    value = 4 * 1.95 / (9.95 + 3 * (2 * 9.95))
+    assert judged()["imdb, tiny"] == f"{value:.2f} ({value:.2f} to {value:.2f}; n = 3)"  # seeds are alike

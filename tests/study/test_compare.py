@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 import statistics
 
 import pytest
@@ -16,6 +17,7 @@ from study.evaluation_plots import plot_bars
 from study.groups import find, names
 from study.measures import collapsed, variance
 from study.records import read
+from study.tables import group_table
 
 
 def test_groups_final_values_and_differences(tmp_path):
@@ -155,6 +157,44 @@ def test_a_key_of_the_method_does_not_concern_ppo(tmp_path):
         ("PPO", None), ("CORY, weight 1.0", 1.0), ("CORY, weight -1.0", -1.0)
     }  # fmt: skip
     write(comparison, tmp_path / "out")
+
+
+def test_a_value_at_which_no_run_of_the_baseline_ended_has_no_difference(tmp_path):
+    for rate, kl in ((1e-5, 1.0), (1e-3, math.nan)):
+        make_run(tmp_path / f"p{rate}", 0, ppo__learning_rate=rate, kl=kl)
+        make_run(tmp_path / f"c{rate}", 0, agents=2, ppo__learning_rate=rate)
+    comparison = compared(tmp_path, over="ppo.learning_rate")
+    rows = {row["name"]: row for row in comparison.group_rows()}
+    assert rows["CORY, learning_rate 1e-05"]["optimality_change"][0] > 0
+    assert "optimality_change" not in rows["CORY, learning_rate 0.001"]
+    said = "CORY, learning_rate 0.001: no run of the baseline PPO ended at this value, so no difference"
+    assert said in comparison.problems()
+    write(comparison, tmp_path / "out")
+    one = compared(tmp_path, over="ppo.learning_rate", baseline="PPO, learning_rate 1e-05")  # for all values
+    assert all(row["name"].startswith("PPO") or row["optimality_change"][0] > 0 for row in one.group_rows())
+
+
+def test_a_difference_of_variances_has_an_interval_from_three_seeds_on(tmp_path):
+    """Resamples of one run again and again, whose variance is 0, are left out of both groups."""
+    for seed in range(3):
+        make_run(tmp_path / f"p{seed}", seed, reward=2.0 * seed)
+        make_run(tmp_path / f"c{seed}", seed, agents=2, reward=1.0 * seed)
+        if seed == 1:
+            (row,) = (row for row in compared(tmp_path).group_rows() if row["name"] == "CORY")
+            value, low, high = row["variance_change"]
+            assert value == pytest.approx(-0.75) and math.isnan(low) and math.isnan(high)
+    (row,) = (row for row in compared(tmp_path).group_rows() if row["name"] == "CORY")
+    # differences of two runs are 1 or 2 (CORY) and 2 or 4: of a resample with one drawn twice, 1/3 of their squares
+    assert row["variance_change"] == pytest.approx((-0.75, (1 / 3) / (16 / 3) - 1, 0.0))
+
+
+def test_a_difference_to_a_baseline_near_zero_is_absolute(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / f"p{seed}", seed, reward=seed - 1.0)
+        make_run(tmp_path / f"c{seed}", seed, agents=2, reward=seed + 0.0)
+    (row,) = (row for row in group_table(compared(tmp_path)) if row["group"] == "CORY")
+    value, low, high = re.fullmatch(r"(\S+) \((\S+) to (\S+)\), absolute", row["difference to baseline"]).groups()
+    assert float(value) == 1.5 and -0.1 < float(low) < 1.5 < float(high) < 3.1
 
 
 def test_names_tell_groups_apart():
