@@ -179,8 +179,8 @@ def gather(name: str, scale: str, runs: Path) -> Evidence:
         raise Elsewhere("not run")
     used, stated = flat(read(there[0].folder).settings), flat(there[0].settings)
     keys = [key for key in dict.fromkeys([*needs, *PLACES]) if key in used and used[key] != stated.get(key)]
-    planned = plan(experiment, scale, {key: str(used[key]) for key in keys}, runs)
     try:
+        planned = plan(experiment, scale, {key: str(used[key]) for key in keys}, runs)
         ended = [item for item in planned if item.state() == "finished"]
     except UserError:
         raise Elsewhere("runs of other settings") from None

@@ -26,6 +26,7 @@ from typing import Literal
 
 from cory.config import UserError, expect
 from cory.run.arguments import Arguments
+from cory.run.checks import is_local
 from cory.run.evaluation_settings import trained
 from cory.run.settings import main
 from study import ray_engine
@@ -120,7 +121,8 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
         older = next(path for n in itertools.count(1) if not (path := Path(f"{folder}-older-{n}")).exists())
         folder.rename(older)
         print(f"The runs have changed since they were evaluated. The old evaluation is now in {older}")
-    if (folder / "evaluation.md").exists():
+    asked = folder / "command.txt"  # an evaluation without it is older
+    if (folder / "evaluation.md").exists() and (not asked.exists() or asked.read_text(encoding="utf-8") == command):
         print(f"Already evaluated: {folder}")
     else:
         script, *options = shlex.split(command)
@@ -129,6 +131,7 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
         done = subprocess.run([*start(script), *runs, *options, "--output", str(folder)], cwd=cwd)
         if done.returncode:
             raise UserError(f"{command}: failed with status {done.returncode}")
+        asked.write_text(command, encoding="utf-8")
         if is_module(script):
             write_report(folder)
     for file in [*folder.glob("evaluation.*"), *folder.glob("*.png")]:
@@ -147,7 +150,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser = Arguments(__doc__)
     parser.add_argument("file", type=str, help="An experiment: configs/experiments/NAME.yaml")
     parser.add_argument("--scale", type=str | None, help="One of the file's scales. null: tiny, or else the first")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Sets a key for every run")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Sets a key, which no run varies, for all")
     parser.add_argument("--dry-run", action="store_true", help="Only print the command line of each unfinished run")
     parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
     parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help="What starts the runs")
@@ -196,7 +199,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     shipped = (ROOT / "configs/experiments" / Path(args.file).name).resolve() == Path(args.file).resolve()
     shown = f"configs/experiments/{Path(args.file).name}" if shipped else args.file
     command = f"python -m study.experiment {shown} --scale {args.scale}"
-    command += "".join(f" --set {key}={'FOLDER' if '/' in value else value}" for key, value in changes.items())
+    for key, value in changes.items():
+        local = is_local(value) or ("/" in value and Path(value).exists())
+        command += f" --set {shlex.quote(f'{key}=FOLDER' if local else f'{key}={value}')}"
     written = write(Comparison(groups, experiment.baseline, experiment.over), out, experiment.title,
                     experiment.question, command)  # fmt: skip
     print(f"Written to {written}")

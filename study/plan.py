@@ -105,13 +105,16 @@ class Planned:
         if not (self.folder / "metrics.jsonl").exists():
             return "begun"
         there = read(self.folder)
-        changed = list(differences(there.settings, self.settings))
+        changed = dict.fromkeys(differences(there.settings, self.settings))
+        planned, wanted = there.settings["iterations"], self.settings["iterations"]
+        if planned > wanted:  # a run of fewer is continued
+            changed[f"iterations: {planned} -> {wanted}"] = None
         if changed:
             raise UserError(
                 f"{self.folder}: expected a run of this experiment, got one of other settings ({'; '.join(changed)}). "
                 "Name another folder with --runs, or remove that one"
             )
-        done = there.stopped or there.iterations >= self.settings["iterations"]
+        done = there.stopped or there.iterations >= wanted
         return "finished" if there.complete and done else "begun"
 
 
@@ -172,7 +175,8 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
         runs: the folder in which the runs' folders lie.
 
     Raises:
-        UserError: there is no such scale, a key or a file is missing, or a configuration is refused.
+        UserError: there is no such scale, a key or a file is missing, a configuration is refused, or the experiment
+            itself varies a key of `changes`.
     """
     if scale_name not in experiment.scales:
         raise UserError(f"scale: expected one of {list(experiment.scales)}, got {scale_name!r}")
@@ -188,7 +192,8 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
             continue
         changed = spec.flags | spec.at.get(scale_name, {})
         kind = "cory" if is_module(spec.script) else Path(spec.script).stem
-        file = str(changed.pop("config", scale.config.format(method=kind)))
+        usual = scale.config.format(method=kind)
+        file = str(changed.pop("config", usual))
         if is_module(spec.script) and _settings(spec.script, file, *_flags(changed))["cory"]["num_agents"] == 1:
             kind = "ppo"
         concerned = experiment.over and not (experiment.over.startswith("cory.") and kind == "ppo")
@@ -197,6 +202,9 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
             flags = _flags({**scale.flags, **own, **changes})
             unseeded = _settings(spec.script, file, *flags)
             base = _settings(spec.script, file)
+            for key in changes:
+                varied = key in own or key == "seed" or _get(base, key) != _get(_settings(spec.script, usual), key)
+                expect(not varied, "--set", f"keys that the experiment does not vary, as it does for {label!r}", key)
             of_scale = _settings(spec.script, file, *_flags(scale.flags))
             for seed in scale.seeds:
                 settings = unseeded | {"seed": seed}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from conftest import ROOT
 from handmade import make_run
 
 from cory.config import UserError
+from imdb_train import toy
 from study import experiment
 from study.plan import Planned
 
@@ -97,6 +99,35 @@ def test_finished_runs_are_skipped_and_other_settings_refused(tmp_path, capsys):
         message = rf"expected a run of this experiment, got one of other settings \({block}.{key}"
         with pytest.raises(UserError, match=message):
             experiment.command_line(dry)
+
+
+def test_a_run_of_more_iterations_is_another_run(tmp_path):
+    (tmp_path / "trial.yaml").write_text(SMALL)
+    item = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs")[0]
+    make_run(item.folder, iterations=5)
+    for planned, schedule in ((5, "constant"), (5, "linear"), (2, "constant")):
+        settings = {**item.settings, "iterations": planned, "ppo": {**item.settings["ppo"], "schedule": schedule}}
+        (item.folder / "config.yaml").write_text(yaml.safe_dump(settings))
+        if planned > 3:
+            with pytest.raises(UserError, match=r"other settings \(iterations: 5 -> 3(; ppo.schedule: [^;]*)?\)"):
+                item.state()
+    (item.folder / "metrics.jsonl").write_text("".join((item.folder / "metrics.jsonl").open().readlines()[:2]))
+    assert item.state() == "begun"  # a run of fewer is continued
+
+
+@pytest.mark.parametrize("change", ["ppo.learning_rate=0.5", "cory.exchange_period=7", "seed=9"])
+def test_a_key_that_the_experiment_varies_is_not_set_for_all(tmp_path, change):
+    (tmp_path / "trial.yaml").write_text(SMALL)
+    key = change.split("=")[0]
+    with pytest.raises(UserError, match=rf"--set: expected keys that the experiment does not vary.*, got '{key}'"):
+        experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run", "--set", change])
+
+
+def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
+    file = str(ROOT / "configs/experiments/imdb_ablations.yaml")
+    for scale in ("tiny", "paper"):  # by a key, and by a configuration of its own
+        with pytest.raises(UserError, match=r"does not vary, as it does for 'PPO, larger model', got 'model.name'"):
+            experiment.command_line([file, "--scale", scale, "--dry-run", "--set", "model.name=gpt2"])
 
 
 @pytest.mark.parametrize(
@@ -199,11 +230,17 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
         "2",
         "--out",
         str(tmp_path / "out"),
+        "--set",
+        (prompt := 'task.observer_prompt="{prompt}{response}", better: {prompt}'),
+        "--set",
+        f"task.reward_model={toy.REWARD_MODEL}",
     ]
     with pytest.raises(UserError, match="1 runs failed; the same command resumes them"):
         experiment.command_line(argv)
     text = (tmp_path / "out/comparison.md").read_text()
     assert text.startswith("# A trial\n\nDoes it run?") and "| PPO | 1 |" in text
+    said = shlex.split(text.split("```bash\n")[1].splitlines()[0])  # as it is pasted, without folders of this machine
+    assert said[-4:] == ["--set", prompt, "--set", "task.reward_model=FOLDER"]
     out = capfd.readouterr().out
     assert "2 runs, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
     (log,) = (tmp_path / "runs/tiny").glob("*such*.log")
@@ -237,7 +274,7 @@ def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path)
 JUDGE = """
 import sys, pathlib
 folder = pathlib.Path(sys.argv[-1])
-folder.mkdir()
+folder.mkdir(exist_ok=True)
 (folder / "evaluation.md").write_text(" ".join(sys.argv[1:-2]))
 (folder / "figure.png").write_text("a figure")
 """
@@ -253,6 +290,9 @@ def test_runs_are_evaluated_once_and_the_results_are_beside_the_comparison(tmp_p
     said = (tmp_path / "out/evaluation.md").read_text()
     assert said == f"{planned[0].folder} {planned[1].folder} --samples 2"
     assert (tmp_path / "out/figure.png").read_text() == "a figure"
+    experiment.evaluate(f"{tmp_path / 'judge.py'} --samples 4", *arguments[1:])  # the script's to continue or refuse
+    assert (tmp_path / "out/evaluation.md").read_text().endswith("--samples 4")
+    experiment.evaluate(*arguments)
     (tmp_path / "judge.py").unlink()
     experiment.evaluate(*arguments)
     assert "Already evaluated" in capsys.readouterr().out
