@@ -150,7 +150,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser = Arguments(__doc__)
     parser.add_argument("file", type=str, help="An experiment: configs/experiments/NAME.yaml")
     parser.add_argument("--scale", type=str | None, help="One of the file's scales. null: tiny, or else the first")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Sets a key, which no run varies, for all")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="For all runs; none varies it")
     parser.add_argument("--dry-run", action="store_true", help="Only print the command line of each unfinished run")
     parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
     parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help="What starts the runs")
