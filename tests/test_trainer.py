@@ -332,7 +332,10 @@ def test_optimizer_of_another_name_is_used_and_an_unknown_one_refused(config):
 def test_held_out_queries_are_checked_before_training(config):
     task = make_trainer(config).task
     config = replace(config, eval_every=2)
-    for rows, message in (([], "eval_every: expected held-out rows, got 0"), (["good " * 200], "expected at most 96")):
+    for rows, message in (
+        ([], "expected held-out rows, at least one for each process, got 0"),
+        (["good " * 200], "expected at most 96"),
+    ):
         dataset = datasets.Dataset.from_dict({"prompt": rows}) if rows else task.dataset.select([])
         with pytest.raises(UserError, match=message):
             CoryTrainer(config, make_agents(config), task, eval_dataset=dataset)
