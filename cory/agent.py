@@ -19,7 +19,7 @@ from cory.policies.apart import Apart, is_here
 from cory.policies.engine import Engine
 from cory.policies.load import choose_device, load_policy
 from cory.policies.lora import activate, add_adapter, save_policy
-from cory.policies.sampling import check_lengths, context_length, encode, plain_text, seed_everything
+from cory.policies.sampling import are_turns, check_lengths, context_length, encode, plain_text, seed_everything
 from cory.policies.sharding import split
 from cory.policies.tokens import token_record
 from cory.run import processes
@@ -113,7 +113,8 @@ class Agent:
             responses = self.learner.generate(queries, self.sampling, max_new_tokens)
         else:
             responses, logprobs = self.engine.sample(self.name, self.policy, queries, max_new_tokens)
-        completions = [plain_text(self.tokenizer, response, self.sampling.stop) for response in responses]
+        turn = are_turns(prompts, self.chat_template)
+        completions = [plain_text(self.tokenizer, response, self.sampling.stop, turn) for response in responses]
         return Rollout(prompts, completions, queries, responses, logprobs)
 
     def learn(self, rollouts: Sequence[Rollout], rewards: torch.Tensor, rate: float = 1.0) -> list[dict[str, float]]:

@@ -85,8 +85,9 @@ class CoryTrainer:
             columns = sorted(task.dataset.column_names)
             expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
             assert eval_dataset is not None
-            eval_dataset = eval_dataset.select(range(processes.even(min(config.eval_queries, len(eval_dataset)))))
-            expect(len(eval_dataset) > 0, "eval_every", "held-out rows", 0)
+            rows = processes.even(min(config.eval_queries, len(eval_dataset)), config)
+            expect(rows > 0, "eval_every", "held-out rows, at least one for each process", rows)
+            eval_dataset = eval_dataset.select(range(rows))
             replace(task, dataset=eval_dataset)  # checks its prompts
         self.config, self.agents, self.task, self.name = config, list(agents), task, name
         self.eval_dataset, self.callbacks = eval_dataset, list(callbacks)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from cory.config import UserError
 from cory.run.report import CURVES
-from study.estimates import relative
+from study.estimates import difference, relative
 from study.groups import DATA, Group, folders, method, single, varying
-from study.measures import VARIANCE, collapsed, final, rewards, spread, variance, variance_change
+from study.measures import VARIANCE, collapsed, final, near_zero, rewards, spread, variance, variance_change
 from study.records import Record, flat, natural, shown
 from study.statistics import Interval, bootstrap, hypervolume, nondominated
 
@@ -143,6 +143,8 @@ class Comparison:
             }
             if g not in self.base and (base := self.against(g)):
                 row["optimality_change"] = self.change(g, base, _optimality, relative)
+                row["optimality_difference"] = self.change(g, base, _optimality, difference)
+                row["near_zero"] = near_zero([_optimality(run) for run in base.whole])
                 row["variance_change"] = self.change(g, base, rewards, variance_change, VARIANCE)
             rows.append(row)
         return rows
@@ -152,17 +154,17 @@ class Comparison:
         g: Group,
         base: Group,
         of: Callable[[Record], M],
-        difference: Callable[[Sequence[M], Sequence[M]], float],
+        statistic: Callable[[Sequence[M], Sequence[M]], float],
         least: int = 2,
     ) -> Interval:
-        """The relative difference of a group to its baseline, and its 95 % interval.
+        """A difference of a group to its baseline, and its 95 % interval.
 
         Args:
-            of: the quantity of one run. difference: a number from those of the runs of both groups.
+            of: the quantity of one run. statistic: a number from those of the runs of both groups.
             least: runs of each from which on there is an interval.
         """
         ours, theirs = ([of(run) for run in each.whole] for each in (g, base))
-        return bootstrap(difference, ours, theirs, least=least)
+        return bootstrap(statistic, ours, theirs, least=least)
 
     def curves(self) -> list[Curve]:
         """By group and agent, each metric of every run; shorter runs end in NaN."""

@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -51,6 +52,14 @@ class Engine:
     address: str | None = None
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM to this process alone. The runs do not get it by themselves, as they get a Ctrl-C of the terminal."""
+
+
+def _terminated(*signal_and_frame: object) -> None:
+    raise Terminated
+
+
 def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
     """Runs the planned runs, each with its output in FOLDER.log.
 
@@ -71,25 +80,34 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
         if status:
             failed.append(item)
 
+    running: set[subprocess.Popen[bytes]] = set()
+
     def run(item: Planned) -> None:
         started = time.perf_counter()
         item.folder.parent.mkdir(parents=True, exist_ok=True)
         env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if engine.cpus or engine.jobs > 1 else {})
         with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
-            status = subprocess.run(
-                item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env
-            ).returncode
+            process = subprocess.Popen(item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env)
+            running.add(process)
+            status = process.wait()
+            running.remove(process)
         ended(item, status, time.perf_counter() - started)
 
     if engine.name == "ray" and planned:
         ray_engine.run_all(planned, engine.jobs, threads, engine.gpus, engine.address, ended)
         return failed
+    before = signal.signal(signal.SIGTERM, _terminated)
     with ThreadPoolExecutor(engine.jobs) as pool:
         try:
             list(pool.map(run, planned))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            print("Stopping: each run finishes its iteration and is saved.", flush=True)
+            for process in running if isinstance(stop, Terminated) else ():
+                process.terminate()
             pool.shutdown(cancel_futures=True)
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return failed
 
 

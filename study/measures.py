@@ -44,6 +44,12 @@ def rewards(run: Record) -> list[float]:
     return pd.DataFrame(run.rows).groupby("iteration", sort=False)["task_reward"].mean().tolist()
 
 
+def near_zero(values: Sequence[float]) -> bool:
+    """Whether values are of both signs, or one is less than a tenth of another: a share of their mean says little."""
+    sizes = [abs(value) for value in values]
+    return min(values) * max(values) <= 0 or min(sizes) < 0.1 * max(sizes)
+
+
 def variance(runs: Sequence[Record]) -> float:
     """Training variance: of the task reward across seeds (mean over agents), averaged over iterations; 0 for one."""
     return variance_of([rewards(run) for run in runs])

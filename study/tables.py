@@ -66,7 +66,7 @@ def group_table(comparison: Comparison) -> list[dict[str, str]]:
                 "group": row["name"],
                 "n": str(row["n"]),
                 "policy optimality": spread(row["policy_optimality"]),
-                "difference to baseline": _percent(changes[0]),
+                "difference to baseline": _absolute(row) if row.get("near_zero") else _percent(changes[0]),
                 "collapse rate": f"{row['collapse_rate']:.0%}",
                 "training variance": f"{row['training_variance']:.3g}" if row["n"] > 1 else "",
                 "difference": _percent(changes[1]) if row["n"] > 1 else "",
@@ -79,12 +79,17 @@ def _percent(change: Interval | None) -> str:
     return "" if change is None or math.isnan(change[0]) else with_interval(change, "+.0%")
 
 
+def _absolute(row: dict[str, Any]) -> str:
+    return f"{with_interval(row['optimality_difference'], '+.3f')}, absolute"
+
+
 def method_note(comparison: Comparison) -> str:
     """What the columns of `group_table` mean."""
     return (
         f"Baseline: {comparison.baseline}. Policy optimality: mean combined reward over the last {LAST} "
         "iterations and over agents. Training variance: of the task reward (mean over agents) across seeds, mean over "
         "iterations; the mean of two agents is of twice the responses, which by itself lowers it. "
-        "Differences are relative to the size of the baseline's value, with the 95 % interval of 10,000 bootstrap "
-        "resamples of the seeds: rough at few seeds, and none where there is a single one (of a variance: or two).\n"
+        "Differences are relative to the size of the baseline's value (absolute where that is near 0), with the 95 % "
+        "interval of 10,000 bootstrap resamples of the seeds: rough at few seeds, and none where there is a single "
+        "one (of a variance: or two).\n"
     )

@@ -220,3 +220,50 @@ def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp
     (run / "config.yaml").write_text(re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text))
     evaluate([run], held_out, settings(tmp_path))
     assert "the source of the reward test_evaluation.count_good has changed since" in capsys.readouterr().err
+
+
+def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, policy_folder, tmp_path):
+    """With a model that finds all tokens equally likely, responses are the random numbers themselves."""
+    model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    evaluator = evaluation.evaluator.Evaluator(held_out, settings(tmp_path, models=[str(policy_folder)]))
+    drawn = []
+    for pioneer, role in ((None, 0), ("base", 1), ("base after itself", 2)):
+        answered = evaluator._respond(evaluator.candidates["base"], (model, model, tokenizer), [0], pioneer, role, 1,
+                                      evaluator.sampling)[0]  # fmt: skip
+        drawn.append(answered.token_texts[0])
+        evaluator.done["base" if role == 0 else "base after itself", 0] = {"completions": answered.completions}
+    assert len({" ".join(tokens[:3]) for tokens in drawn}) == 3
+
+
+def test_rewards_are_computed_as_in_training_whatever_the_precision(held_out, policy_folder, tmp_path):
+    kinds = []
+
+    def by_a_model(prompts, completions):
+        values = torch.nn.Linear(4, 1)(torch.ones(len(prompts), 4))
+        kinds.append(values.dtype)
+        return values[:, 0].tolist()
+
+    task = Task(held_out.dataset, by_a_model, PROMPTS)
+    evaluate([policy_folder], task, settings(tmp_path, precision="bf16"))
+    assert set(kinds) == {torch.float32}
+
+
+@pytest.mark.parametrize("lines", [0, 4])
+def test_killed_while_it_writes_it_ends_with_the_same_responses(held_out, policy_folder, tmp_path, lines):
+    changes = {"batch_size": 3, "samples": 1}
+    whole = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
+    file = whole.folder / "responses.jsonl"
+    before, written = evaluation.evaluator.read_responses(whole.folder), file.read_text().splitlines(True)
+    file.write_text("".join(written[:lines]) + written[lines][:30])
+    again = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
+    assert evaluation.evaluator.read_responses(whole.folder) == before and again.rows == whole.rows
+    assert sum(bool(line) for line in file.read_text().splitlines()) == len(before) + 1  # and what was cut short
+
+
+def test_shorter_responses_than_the_run_drew_can_be_asked_for():
+    sampling = SamplingConfig(min_new_tokens=16, max_new_tokens=16)
+    assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(min_new_tokens=1, max_new_tokens=8)
+    with pytest.raises(UserError, match=r"sampling.min_new_tokens: expected max_new_tokens alone"):
+        sampling.after_training({"min_new_tokens": 4, "max_new_tokens": 8})

@@ -142,3 +142,11 @@ def test_table_of_when_is_that_of_results():
         for text, source in ((cells[1], row[2]), (cells[2], row[3]), (cells[4], row[7]), (cells[5], row[8])):
             assert number(text) == pytest.approx(number(source), abs=0.0051), line
     assert seen == 8
+
+
+@pytest.mark.parametrize("page", ["claims.md", "claims_smollm2.md"])
+def test_claims_are_counted(page):
+    text = (RESULTS / page).read_text()
+    verdicts = re.findall(r"(contradicted|undecided|reproduced|not tested)\)? \|$", text, re.MULTILINE)
+    tally = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in sorted(set(verdicts)))
+    assert f"Of {len(verdicts)} judgements: {tally}." in text

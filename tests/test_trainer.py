@@ -9,7 +9,8 @@ import datasets
 import pytest
 import torch
 from conftest import sentences
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from cory.agent import make_agents
 from cory.callbacks import Callback
@@ -211,6 +212,24 @@ def test_special_tokens_never_reach_text(tokenizer):
     assert plain_text(tokenizer, torch.tensor(ids + nested)) == "good film"
 
 
+def test_a_response_keeps_the_space_before_its_first_word(tokenizer):
+    """As Llama 2's tokenizer writes and reads texts: it drops a space at their start."""
+    words = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    words.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    words.decoder = decoders.Sequence(steps)
+    words.train_from_iterator(sentences(50), trainers.BpeTrainer(vocab_size=90, special_tokens=["<unk>", "</s>"]))
+    llama = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="<unk>")
+    for kind in (llama, tokenizer):
+        prompt, whole = (kind(text)["input_ids"] for text in ("the film was", "the film was good and bad"))
+        assert whole[: len(prompt)] == prompt
+        response = torch.tensor([*whole[len(prompt) :], kind.eos_token_id])
+        assert plain_text(kind, response) == " good and bad"
+        assert plain_text(kind, response, [" and"]) == " good"
+        assert plain_text(kind, response, turn=True).strip() == "good and bad"
+    assert plain_text(llama, response[:0]) == ""
+
+
 @pytest.mark.parametrize("agents", [1, 3])
 def test_chains_of_other_lengths(config, agents):
     config.cory.num_agents = agents
@@ -332,7 +351,10 @@ def test_optimizer_of_another_name_is_used_and_an_unknown_one_refused(config):
 def test_held_out_queries_are_checked_before_training(config):
     task = make_trainer(config).task
     config = replace(config, eval_every=2)
-    for rows, message in (([], "eval_every: expected held-out rows, got 0"), (["good " * 200], "expected at most 96")):
+    for rows, message in (
+        ([], "expected held-out rows, at least one for each process, got 0"),
+        (["good " * 200], "expected at most 96"),
+    ):
         dataset = datasets.Dataset.from_dict({"prompt": rows}) if rows else task.dataset.select([])
         with pytest.raises(UserError, match=message):
             CoryTrainer(config, make_agents(config), task, eval_dataset=dataset)

@@ -141,7 +141,7 @@ class Evaluator:
         """The records of every model and chain, in the order of the queries; those in the folder are not made again."""
         with (folder / RESPONSES).open("a", encoding="utf-8") as file:
             self.done = read_responses(folder)
-            if self.done:
+            if file.tell():
                 file.write("\n")  # ends a line that was cut short; empty lines are skipped
             for name in self.candidates:
                 self._answer(name, name, None, 0, file)
@@ -152,15 +152,16 @@ class Evaluator:
 
     def _answer(self, name: str, model: str, pioneer: str | None, role: int, file: TextIO) -> None:
         """Adds the missing responses of the row `name`: by `model` alone, or in a `role` after `pioneer`."""
-        n = self.settings.samples
-        chunk = max(1, self.settings.batch_size // n)
-        missing = [i for i in range(len(self.columns["prompt"])) if (name, i) not in self.done]
+        n, count = self.settings.samples, len(self.columns["prompt"])
+        size = max(1, self.settings.batch_size // n)
+        chunks = [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+        # One that was stored in part is answered whole, as its samples are drawn together.
+        missing = [index for index in chunks if any((name, i) not in self.done for i in index)]
         if not missing:
             return
         candidate = self.candidates[model]
         with self.pool.loaded(*candidate[:3]) as loaded:
-            for start in range(0, len(missing), chunk):
-                index = missing[start : start + chunk]
+            for index in missing:
                 sampled, rewards = self._respond(candidate, loaded, index, pioneer, role, n, self.sampling)
                 rows = [slice(place * n, (place + 1) * n) for place in range(len(index))]
                 records: list[dict[str, Any]] = [
@@ -175,11 +176,12 @@ class Evaluator:
                     for record, text, reward in zip(records, best.completions, best_rewards, strict=True):
                         record |= {"greedy": text, "greedy_reward": reward}
                 for record in records:
-                    self.done[name, record["query"]] = record
-                    file.write(json.dumps(record) + "\n")
+                    if (name, record["query"]) not in self.done:
+                        self.done[name, record["query"]] = record
+                        file.write(json.dumps(record) + "\n")
                 file.flush()
                 if sys.stderr.isatty():
-                    print(f"\r{name}: {start + len(index)}/{len(missing)} queries ", end="", file=sys.stderr)
+                    print(f"\r{name}: {index[-1] + 1}/{count} queries ", end="", file=sys.stderr)
 
     def _respond(
         self,
@@ -200,7 +202,9 @@ class Evaluator:
         with torch.autocast(self.pool.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
             return answer(
                 loaded, candidate.task, columns, sampling, read, role, batch_size=self.settings.batch_size,
-                seed=self.settings.seed * 1_000_003 + index[0],  # the same samples, however often it is interrupted
+                # The same samples, however often it is interrupted; of each role its own random numbers, or an observer
+                # would draw from those that drew what it reads.
+                seed=self.settings.seed * 1_000_003 + index[0] + role * 2**64,
                 chat_template=candidate.model.chat_template,
             )  # fmt: skip
 

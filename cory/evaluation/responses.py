@@ -12,7 +12,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory.config import SamplingConfig, UserError
 from cory.metrics import full_kl
 from cory.policies import window
-from cory.policies.sampling import check_lengths, context_length, encode, pad_token, plain_text, sample, seed_everything
+from cory.policies.sampling import (
+    are_turns,
+    check_lengths,
+    context_length,
+    encode,
+    pad_token,
+    plain_text,
+    sample,
+    seed_everything,
+)
 from cory.policies.tokens import rounded, token_texts
 from cory.prompts import fit_responses
 from cory.rewards import score
@@ -71,7 +80,7 @@ def respond(
     result = Responses(
         list(prompts), [""] * count, [0.0] * count, [0.0] * count, [0] * count, [[]] * count, [[]] * count
     )
-    order = sorted(range(len(queries)), key=lambda i: len(queries[i]))
+    order, turn = sorted(range(len(queries)), key=lambda i: len(queries[i])), are_turns(prompts, chat_template)
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
@@ -90,7 +99,7 @@ def respond(
             )
             nlls, ratios = (-(logprobs * packed.response_mask).sum(-1)).tolist(), mine - logprobs
         for i, response, nats, nll, ratio in zip(index, responses, kls, nlls, ratios, strict=True):
-            result.completions[i] = plain_text(tokenizer, response, sampling.stop)
+            result.completions[i] = plain_text(tokenizer, response, sampling.stop, turn)
             result.kl[i], result.base_nll[i], result.tokens[i] = nats, nll, len(response)
             result.token_texts[i] = token_texts(tokenizer, response)
             result.log_ratios[i] = rounded(ratio[: len(response)])
@@ -141,4 +150,5 @@ def answer(
     responses = reply(loaded, task, columns, sampling, read, batch_size, seed, chat_template=chat_template, kl=kl)
     others = {name: values for name, values in columns.items() if name != "prompt"}
     others["role"] = [role_name(role)] * len(responses.completions)
-    return responses, score(task.reward, columns["prompt"], responses.completions, others).tolist()
+    with torch.autocast(loaded[0].device.type, enabled=False):  # rewards are computed as in training
+        return responses, score(task.reward, columns["prompt"], responses.completions, others).tolist()

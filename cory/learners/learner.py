@@ -6,6 +6,7 @@
 * No dropout in sampling or any pass, so the first epoch's probability ratio is 1.
 """
 
+import copy
 import math
 import statistics
 import warnings
@@ -170,7 +171,7 @@ class Learner:
             layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
         batch = window.pack(queries, responses, self.pad_id)
         mask = batch.response_mask
-        scores = self._scaled(scores.to(mask.device, torch.float32))
+        scores, running = self._scaled(scores.to(mask.device, torch.float32))
         old = self._retrying(lambda: self._old(batch))
         by_engine = {"engine_difference": difference(old.logprobs, sampled, mask)} if sampled else {}
         with torch.no_grad():
@@ -183,16 +184,14 @@ class Learner:
                 steps += self._optimize(batch, old, order[start : start + self.config.backward_batch_size])
         # Sums over the batch first: they are over the processes, too.
         sums = [(old.kl * mask).sum(), (-old.logprobs * mask).sum(), (penalties * mask).sum(), mask.sum(), scores.sum()]
-        pairs = zip(old.kl.chunk(parts), mask.chunk(parts), strict=True)
-        each = [x for kls, part in pairs for x in ((kls * part).sum(), part.sum())]
+        each = [x.sum() for pair in zip((old.kl * mask).chunk(parts), mask.chunk(parts), strict=True) for x in pair]
         averages = torch.stack(steps).mean(0) if steps else torch.full((len(self.STATS),), math.nan, device=mask.device)
         numbers = torch.cat([processes.all_reduce_sum(torch.stack([*sums, *each])), averages]).tolist()
         kl, entropies, penalty, tokens, score, *means = numbers
         rows = size * processes.world_size()
         share = parts / rows
         self.parts = [{"kl": means[i] * share, "response_tokens": means[i + 1] * share} for i in range(0, 2 * parts, 2)]
-        means = means[2 * parts :]
-        stats = dict(zip(self.STATS, means, strict=True)) | {
+        stats = dict(zip(self.STATS, means[2 * parts :], strict=True)) | {
             "objective/kl": kl / rows,
             "objective/entropy": entropies / rows,
             "objective/kl_coef": self.kl_ctl.value,
@@ -204,6 +203,7 @@ class Learner:
             "dropped_steps": self.dropped_steps,
             **by_engine,
         }
+        self.running = running
         if math.isfinite(stats["objective/kl"]):
             self.kl_ctl.update(stats["objective/kl"], rows)
         return stats
@@ -215,14 +215,14 @@ class Learner:
         old = self._retrying(lambda: self._old(batch, train=False))
         return (old.kl * batch.response_mask).sum(1).tolist(), old.logprobs - old.ref_logprobs
 
-    def _scaled(self, scores: Tensor) -> Tensor:
-        """Training rewards after the optional scaling, normalization and clipping."""
+    def _scaled(self, scores: Tensor) -> tuple[Tensor, RunningMoments]:
+        """Training rewards after the optional scaling, normalization and clipping, and the moments with them."""
+        running, clip = copy.copy(self.running), self.config.score_clip
         if self.config.use_score_scaling:
-            self.running.update(scores)
-            centred = scores - self.running.mean.to(scores) if self.config.use_score_norm else scores
-            scores = centred / (self.running.std.to(scores) + torch.finfo(scores.dtype).eps)
-        clip = self.config.score_clip
-        return scores if clip is None else scores.clip(-clip, clip)
+            running.update(scores)
+            centred = scores - running.mean.to(scores) if self.config.use_score_norm else scores
+            scores = centred / (running.std.to(scores) + torch.finfo(scores.dtype).eps)
+        return scores if clip is None else scores.clip(-clip, clip), running
 
     def _forward(self, rows: Window) -> Rows:
         return self._pass(self.model, rows)
@@ -385,7 +385,7 @@ class Learner:
         """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_ctl.value = float(numbers["kl_coef"])
-        self.micro_batch = int(numbers["micro_batch"])
+        self.micro_batch = min(self.micro_batch, int(numbers["micro_batch"]))  # that of more processes is smaller
         self.running = RunningMoments(self.accelerator)
         if numbers["moments"]["count"] >= 1:  # else no reward has been seen
             for key, value in numbers["moments"].items():

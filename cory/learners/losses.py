@@ -67,10 +67,10 @@ def token_rewards(scores: Tensor, kls: Tensor, mask: Tensor, kl_coef: float) -> 
 
 
 def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance of the (batch, R) values that the mask keeps, over all processes."""
+    """Mean and unbiased variance (0 of one) of the (batch, R) values that the mask keeps, over all processes."""
     total, count = processes.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
     mean = total / count
-    return mean, processes.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1)
+    return mean, processes.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1).clamp(min=1)
 
 
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:

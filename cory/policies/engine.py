@@ -6,6 +6,7 @@ log-probabilities itself, so that the engine's arithmetic is not part of the upd
 """
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -44,13 +45,13 @@ class Engine:
     """
 
     def __init__(self, config: Config) -> None:
-        self.settings, self.quantized = config.sampling, config.model.quantization != "none"
-        self.started_by = _command(config)
         expect(config.parallel.agents == "together", "parallel.agents", "together with sampling.engine: vllm", "apart")
         agents = [config.of_agent(index) for index in range(config.cory.num_agents)]
-        kinds = {(own.model.name, bool(own.lora.rank)) for own in agents}
+        kinds = {(own.model.name, own.model.revision, own.model.quantization, bool(own.lora.rank)) for own in agents}
         what = "agents of one base, all with LoRA or none"
-        expect(len(kinds) == 1, "sampling.engine: vllm", what, sorted(kinds))
+        expect(len(kinds) == 1, "sampling.engine: vllm", what, sorted(kinds, key=str))
+        self.settings, self.quantized = config.sampling, agents[0].model.quantization != "none"
+        self.started_by = _command(agents)
         self.http = requests.Session()
         self.http.trust_env = False  # no proxy
         if key := os.environ.get("VLLM_API_KEY"):
@@ -160,17 +161,20 @@ def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
     return exact | off | stops | {"logprobs": 0, "return_token_ids": True, "skip_special_tokens": False}
 
 
-def _command(config: Config) -> str:
-    """The command that starts a server for the run."""
-    at, dtype = urlsplit(config.sampling.engine_url), "bfloat16" if config.precision == "bf16" else config.model.dtype
-    revision = f" --revision {config.model.revision}" if config.model.revision else ""
-    ranks = [config.of_agent(index).lora.rank for index in range(config.cory.num_agents)]
+def _command(agents: Sequence[Config]) -> str:
+    """The command that starts a server for a run, from the settings of its agents."""
+    config, model = agents[0], agents[0].model
+    at, dtype = urlsplit(config.sampling.engine_url), "bfloat16" if config.precision == "bf16" else model.dtype
+    more = f" --revision {model.revision}" if model.revision else ""
+    more += " --trust-remote-code" if model.trust_remote_code else ""
+    more += " --quantization bitsandbytes" if model.quantization == "4bit" else ""
+    ranks = [own.lora.rank for own in agents]
     most = next((rank for rank in MAX_RANKS if rank >= max(ranks)), max(ranks))
     lora = f" --enable-lora --max-lora-rank {most} --max-loras {len(ranks)}" if max(ranks) else ""
     return (
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
-        f"--model {config.resolve(config.model.name)} --host {at.hostname} --port {at.port or 80} "
-        f"--dtype {dtype} --generation-config vllm{revision}{lora}"
+        f"--model {shlex.quote(config.resolve(model.name))} --host {at.hostname} --port {at.port or 80} "
+        f"--dtype {dtype} --generation-config vllm{more}{lora}"
     )
 
 

@@ -105,7 +105,7 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
-        base_name = PeftConfig.from_pretrained(model.name).base_model_name_or_path
+        base_name = base_of(Path(model.name))
         base, tokenizer = load_policy(replace(model, name=base_name, revision=None))
         policy = attach(base, Path(model.name))
         return policy.merge_and_unload() if merge else policy, adapter_tokenizer(Path(model.name), tokenizer)
@@ -148,6 +148,16 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     except LOADING as error:
         fits = f"an adapter that fits its base {base.name_or_path!r}"
         raise UserError(f"model.name: expected {fits}, got {str(folder)!r} ({first_line(error)})") from None
+
+
+def base_of(folder: Path) -> str:
+    """The model that a saved adapter is for. Raises a UserError if its configuration is damaged, or names none."""
+    try:
+        name = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    except LOADING as error:
+        raise UserError(f"model.name: expected an adapter, got {str(folder)!r} ({first_line(error)})") from None
+    expect(bool(name), "model.name", "an adapter whose adapter_config.json names its base", str(folder))
+    return name
 
 
 def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

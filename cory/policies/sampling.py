@@ -31,7 +31,7 @@ def encode(
     A mapping sets options of the template. The generation prompt follows the turns. Raises a UserError if the tokenizer
     has no chat template, or the template rejects a prompt's messages.
     """
-    if chat_template in (False, None) and all(isinstance(prompt, str) for prompt in prompts):
+    if not are_turns(prompts, chat_template):
         return tokenizer(list(prompts))["input_ids"]
     has_one, name = bool(tokenizer.chat_template), tokenizer.name_or_path
     needed = "a tokenizer with a chat template" + ("" if chat_template else ", as the prompts are chat messages")
@@ -51,12 +51,26 @@ def encode(
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
 
 
-def plain_text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequence[str] = ()) -> str:
+def are_turns(prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False) -> bool:
+    """Whether prompts, and so their responses, are turns of a chat; else a response continues its prompt's text."""
+    return chat_template not in (False, None) or not all(isinstance(prompt, str) for prompt in prompts)
+
+
+def plain_text(
+    tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequence[str] = (), turn: bool = False
+) -> str:
     """The text of a response before its first stop text, without special tokens, even those that ordinary tokens spell.
 
-    The text goes into another agent's prompt and to the reward function, where a special token would act as one.
+    The text goes into another agent's prompt and to the reward function, where a special token would act as one. A
+    `turn` is a text of its own; other responses continue one, so a space before the first word belongs to them, which
+    SentencePiece's tokenizers drop at the start of a text.
     """
-    text = before = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    lead = [] if turn else tokenizer("a", add_special_tokens=False)["input_ids"]
+    known, text = (
+        tokenizer.decode(each, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for each in (lead, [*lead, *ids.tolist()])
+    )
+    text = before = text[len(known) :]
     while True:
         for token in tokenizer.all_special_tokens:
             text = text.replace(token, "")

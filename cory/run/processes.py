@@ -138,9 +138,10 @@ def shard(rows: int) -> slice:
     return slice(index * part, (index + 1) * part)
 
 
-def even(rows: int) -> int:
-    """At most `rows`, and equally many for each process if their passes must be equally many."""
-    return rows - rows % world_size() if parallel.shard == "full" else rows
+def even(rows: int, config: Config) -> int:
+    """At most `rows`, and equally many for each process if those must run equally many batches, or passes."""
+    alike = config.sampling.engine == "vllm" or parallel.shard == "full"
+    return rows - rows % world_size() if alike else rows
 
 
 def run_size() -> int:

@@ -51,4 +51,6 @@ class SamplingConfig(Settings):
         """These settings with `changes` for a trained agent, which samples itself, up to `max_new_tokens`."""
         if engine := [key for key in changes if key.startswith("engine")]:
             raise UserError(f"sampling.{engine[0]}: expected no engine, as trained agents sample themselves, got one")
-        return replace(changed(self, changes), min_new_tokens=1, engine="native")
+        if "min_new_tokens" in changes:
+            raise UserError("sampling.min_new_tokens: expected max_new_tokens alone, as no length is drawn, got both")
+        return changed(replace(self, min_new_tokens=1, engine="native"), changes)

@@ -138,6 +138,10 @@ def test_no_server_and_other_servers(settings, server):
         make_agents(nowhere)
     with pytest.raises(UserError, match=r"--enable-lora --max-lora-rank 8 --max-loras 2$"):
         make_agents(learner(nowhere, "ppo", 4))
+    model = {"name": "own/model 2", "revision": "v1", "trust_remote_code": True, "quantization": "4bit"}
+    own = replace(learner(nowhere, "ppo", 4), agents=[{"model": model}] * 2)
+    with pytest.raises(UserError, match=r"--model 'own/model 2' .*--revision v1 --trust-remote-code --quantization bi"):
+        Engine(own)
     server.key = "secret"
     with pytest.raises(UserError, match="answers 401"):
         make_agents(settings)
@@ -169,6 +173,7 @@ def test_prompts_must_fit_the_context_of_the_server(settings, server):
     [
         ({"agents": [{"model": {"name": "other"}}, {}]}, "agents of one base"),
         ({"agents": [{"lora": {"rank": 4}}, {}]}, "agents of one base"),
+        ({"agents": [{"model": {"revision": "v1"}}, {}]}, "agents of one base"),
         ({"cory": CoryConfig(num_agents=2), "engine_folder": "missing"}, "engine_folder: expected null or an existing"),
         ({"engine_url": "localhost:8000"}, "engine_url: expected an address"),
     ],
@@ -180,11 +185,15 @@ def test_settings_that_do_not_go_with_an_engine(settings, change, said):
 
 
 def test_several_processes_share_an_engine(settings, server, tmp_path):
-    """Sharded agents, and data parallelism: each process asks for its part, the main one hands over weights."""
+    """Sharded agents, and data parallelism: each process asks for its part, the main one hands over weights.
+
+    With data parallelism, held-out queries that they cannot share evenly: 5 and 4, in two batches and one.
+    """
     jobs = []
     for shard, rank in (("full", 0), ("full", 4), ("none", 4), ("none", 0)):
         changed = replace(learner(settings, "ppo", rank), output=str(tmp_path / f"{shard}-{rank}"), iterations=2)
-        jobs.append(replace(changed, parallel=ParallelConfig(shard=shard)))
+        held_out = {"eval_every": int(shard == "none"), "eval_queries": 9}
+        jobs.append(replace(changed, parallel=ParallelConfig(shard=shard), **held_out))
     (tmp_path / "jobs.json").write_text(json.dumps([(asdict(job), "") for job in jobs]))
     command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "tests/run/parallel_run.py"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -192,6 +201,7 @@ def test_several_processes_share_an_engine(settings, server, tmp_path):
     for job in jobs:
         records = [json.loads(line) for line in (Path(job.output) / "metrics.jsonl").read_text().splitlines()]
         assert len(records) == 4 and max(record["engine_difference"] for record in records) < 1e-5
+        assert all("eval_task_reward" in record for record in records) == bool(job.eval_every)
 
 
 def test_after_training_agents_sample_themselves(settings):

@@ -15,6 +15,7 @@ from cory.learners.ppo import PPOTrainer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.policies import window
 from cory.policies.sampling import seed_everything
+from cory.run.guards import NotFinite
 
 LOSSES = [
     "ppo/loss/policy", "ppo/loss/value", "ppo/loss/total", "objective/kl", "objective/kl_coef", "ppo/policy/entropy",
@@ -309,3 +310,34 @@ def test_responses_stop_at_their_first_end_token(tokenizer):
         assert len(row) >= 1
         assert not set(row[:-1].tolist()) & set(ends)
         assert len(row) == 12 or row[-1].item() in ends
+
+
+def test_mini_batches_of_one_token(tokenizer):
+    """Its values have no variance, which is no reason to end the run."""
+    trainer, _ = make_trainer("ours", tokenizer, mini_batch_size=1)
+    before, (queries, responses, scores) = weights(trainer), ragged()
+    stats = trainer.step(queries, [response[:1] for response in responses], scores)
+    assert stats["ppo/returns/var"] == 0 and stats["ppo/loss/value"] > 0
+    assert not torch.equal(weights(trainer), before)
+
+
+def test_state_of_other_mini_batches_is_taken_over(tokenizer):
+    """As where a run continues in twice as many processes: each has half of every mini-batch."""
+    (first, _), (second, _), (expected, _) = (
+        make_trainer("ours", tokenizer, mini_batch_size=size) for size in (8, 4, 4)
+    )
+    second.load_state(*first.save_state())
+    assert_same_update(expected, second, tokenizer)
+    first.load_state(*second.save_state())
+    assert first.micro_batch == 4
+
+
+def test_an_update_that_fails_leaves_the_reward_moments(tokenizer):
+    trainer, _ = make_trainer("ours", tokenizer, reward_scaling=True)
+    steps(trainer, 1)
+    before = trainer.save_state()[1]
+    assert before["moments"]["count"] == pytest.approx(8)
+    trainer._loss = lambda terms: terms[0] * torch.nan
+    with pytest.raises(NotFinite):
+        steps(trainer, 1)
+    assert trainer.save_state()[1] == before

@@ -136,6 +136,13 @@ def test_an_adapter_to_start_from_is_part_of_the_reference(config, tmp_path):
         assert [record["kl"] for record in trainer.iteration(0)[0]] == pytest.approx([0, 0], abs=1e-5)
 
 
+@pytest.mark.parametrize(("text", "said"), [("{", ""), ('{"peft_type": "LORA"}', " whose .* names its base")])
+def test_a_damaged_adapter(tmp_path, text, said):
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"model.name: expected an adapter{said}, got"):
+        load_policy(ModelConfig(str(tmp_path)))
+
+
 def test_adapter_whose_base_differs(config, tokenizer, tmp_path):
     run = make_trainer(lora(config)).train()
     other = tmp_path / "other"

@@ -38,7 +38,8 @@ def count_good(prompts, completions):
 def make_trainer(config, reward=count_good) -> CoryTrainer:
     prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
     task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts)
-    return CoryTrainer(config, make_agents(config), task)
+    held_out = task.dataset if config.eval_every else None
+    return CoryTrainer(config, make_agents(config), task, eval_dataset=held_out)
 
 
 @pytest.fixture(params=["full", "lora"])

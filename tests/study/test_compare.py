@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import statistics
 
 import pytest
@@ -17,6 +18,7 @@ from study.evaluation_plots import plot_bars
 from study.groups import find, names
 from study.measures import collapsed, variance
 from study.records import read
+from study.tables import group_table
 
 
 def test_groups_final_values_and_differences(tmp_path):
@@ -196,6 +198,15 @@ def test_a_difference_of_variances_has_an_interval_from_three_seeds_on(tmp_path)
     (row,) = (row for row in compared(tmp_path).group_rows() if row["name"] == "CORY")
     # differences of two runs are 1 or 2 (CORY) and 2 or 4: of a resample with one drawn twice, 1/3 of their squares
     assert row["variance_change"] == pytest.approx((-0.75, (1 / 3) / (16 / 3) - 1, 0.0))
+
+
+def test_a_difference_to_a_baseline_near_zero_is_absolute(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / f"p{seed}", seed, reward=seed - 1.0)
+        make_run(tmp_path / f"c{seed}", seed, agents=2, reward=seed + 0.0)
+    (row,) = (row for row in group_table(compared(tmp_path)) if row["group"] == "CORY")
+    value, low, high = re.fullmatch(r"(\S+) \((\S+) to (\S+)\), absolute", row["difference to baseline"]).groups()
+    assert float(value) == 1.5 and -0.1 < float(low) < 1.5 < float(high) < 3.1
 
 
 def test_names_tell_groups_apart():

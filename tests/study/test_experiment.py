@@ -1,10 +1,13 @@
 """Planning and running experiments."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+import time
+from subprocess import PIPE
 
 import pytest
 import yaml
@@ -244,6 +247,28 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
     assert "model.name" in log.read_text()
     experiment.command_line([*argv, "--dry-run"])
     assert "2 runs, 1 finished" in capfd.readouterr().out
+
+
+def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path):
+    (tmp_path / "trial.yaml").write_text(
+        ONE[: ONE.index("  no such")] + ONE[ONE.index("scales:") :].replace(": 2}", ": 500}")
+    )
+    command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", str(tmp_path / "runs")]
+    driver = subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, stdout=PIPE, stderr=PIPE
+    )
+    folder = tmp_path / "runs/tiny/imdb_ppo_tiny-batch_size=8-mini_batch_size=8-seed0"
+    while not (folder / "metrics.jsonl").exists():
+        assert driver.poll() is None, driver.communicate()
+        time.sleep(0.05)
+    driver.terminate()
+    out, err = driver.communicate(timeout=120)
+    assert driver.returncode == 130 and err == "interrupted\n" and "is saved" in out
+    log = (tmp_path / f"{folder}.log").read_text()  # whole: the driver has waited
+    assert "Continue with" in log and not (folder / "summary.json").exists()
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == int(
+        next(folder.glob("checkpoints/iter-*")).name.removeprefix("iter-")
+    )
 
 
 JUDGE = """
