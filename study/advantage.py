@@ -17,6 +17,7 @@ Writes advantage.md, a table, and advantage.png.
 
 import itertools
 import json
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -87,8 +88,8 @@ def _setting(entry: dict[str, Any]) -> Setting:
         rows = {row["name"]: row for row in _json(path)["rows"]}
         probe = _json(entry["observer"])
         reading, scale = probe["readings"][0], probe["spread"]
-        depends, follows = tuple(reading["dependence"]), tuple(reading["slope"])
-    except (LookupError, TypeError) as error:
+        depends, follows = (_interval(reading[key]) for key in ("dependence", "slope"))
+    except (LookupError, TypeError, ValueError) as error:
         expected = "an evaluation.json and what observer.py --out has written"
         raise UserError(f"{entry['label']}: expected {expected}, got files without {error}") from None
     expect(UNTRAINED in rows, path, f"a row {UNTRAINED!r}: evaluate the runs again", list(rows))
@@ -104,12 +105,20 @@ def _setting(entry: dict[str, Any]) -> Setting:
         return [statistics.fmean(found[seed]) for seed in sorted(found, key=int)]
 
     by_calls = [of(entry["single"], end) for end in CALLS.values()]
+    counts = [len(values) for values in by_calls]
+    expect(len(set(counts)) == 1, path, f"as many runs of {entry['single']!r} {' as '.join(CALLS)}", counts)
     one = [dict(zip(CALLS, values, strict=True)) for values in zip(*by_calls, strict=True)]
     chain = of(entry["chain"], r" after agent_\d+")
     for key, values in (("single", one), ("chain", chain)):
         expect(bool(values), key, f"the name of runs in {path}", entry[key])
     best = of(entry["single"], "", "best_of_2") if "best_of_2" in rows[UNTRAINED] else []
     return Setting(entry["label"], depends, follows, scale, one, rows[UNTRAINED]["combined_reward"], chain, best)
+
+
+def _interval(numbers: Sequence[float | None]) -> Interval:
+    """An interval of a file, where null stands for NaN: the observer's reward never varied."""
+    value, low, high = (math.nan if number is None else number for number in numbers)
+    return value, low, high
 
 
 def _json(path: str) -> Any:

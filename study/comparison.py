@@ -203,7 +203,7 @@ class Comparison:
                 {
                     "family": family,
                     "points": str(len(own)),
-                    "not dominated": ", ".join(str(points[own[i]].value) for i in best),
+                    "not dominated": ", ".join(str(points[own[i]].value) for i in best if len(own) > 1),
                     "hypervolume": f"{hypervolume([every[i] for i in own], worst):.4g}",
                 }
             )

@@ -216,7 +216,8 @@ def command_line(
             from study.coupling import coupling, text
 
             only = "no flag other than --queries with the folder of a run"
-            expect(set(argv[len(models) :: 2]) <= {"--queries"}, "flags", only, " ".join(argv[len(models) :]))
+            named = {word.split("=")[0] for word in argv[len(models) :] if word.startswith("--")}
+            expect(named <= {"--queries"}, "flags", only, " ".join(argv[len(models) :]))
             make_task = importlib.import_module(task_module).make_task
             print(f"{name}: {text(coupling(Path(name), kind, make_task, own.queries))}")
             continue

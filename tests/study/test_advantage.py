@@ -63,10 +63,21 @@ def test_an_evaluation_of_another_kind_is_explained(here):
         (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
         with pytest.raises(UserError, match=message):
             advantage.read_settings_file(here / "settings.yaml")
+    rows = [row for row in evaluation["rows"] if row["name"] != "one-seed1/agent_1 after itself"]
+    (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
+    with pytest.raises(UserError, match=r"expected as many runs of 'one' alone as after itself, got \[2, 1\]"):
+        advantage.read_settings_file(here / "settings.yaml")
     rows = [row for row in evaluation["rows"] if row["name"] != "base after itself"]
     (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
     with pytest.raises(UserError, match="expected a row 'base after itself': evaluate the runs again"):
         advantage.read_settings_file(here / "settings.yaml")
+
+
+def test_an_observer_whose_reward_never_varied_has_no_dependence(here):
+    probe = {"spread": 0.5, "readings": [{"dependence": [None] * 3, "slope": [0.0, 0.0, 0.0]}]}
+    (here / "observer.json").write_text(json.dumps(probe))
+    advantage.command_line(["settings.yaml", "--out", "out"])
+    assert "| It | 2 | nan | 0.00 (0.00 to 0.00) |" in (here / "out/advantage.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,8 @@ def test_a_key_of_the_method_does_not_concern_ppo(tmp_path):
     assert {(g.name, g.value) for g in comparison.groups} == {
         ("PPO", None), ("CORY, weight 1.0", 1.0), ("CORY, weight -1.0", -1.0)
     }  # fmt: skip
+    one = next(row for row in comparison.frontier_rows() if row["family"] == "PPO")
+    assert (one["points"], one["not dominated"]) == ("1", "")
     write(comparison, tmp_path / "out")
 
 

@@ -79,7 +79,7 @@ def test_agents_are_loaded_as_their_run_had_them(
         UserError, match=r"expected no flag other than --queries with the folder of a run, got '--querys 5'"
     ):
         imdb_observer.command_line([str(run), "--querys", "5"])
-    imdb_observer.command_line([str(run), "--queries", "6"])
+    imdb_observer.command_line([str(run), "--queries=6"])
     out = capsys.readouterr().out
     assert out.startswith(f"{run}: correlation of the agents' rewards ") and "through the pioneer's response" in out
 
