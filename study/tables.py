@@ -31,7 +31,7 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for name, of in groups:
         several = len(of) > 1
         one: dict[str, Any] = {"name": f"{name}, {len(of)} seeds" if several else name}
-        for metric in metrics:
+        for metric in (metric for metric in metrics if of[metric].notna().all()):
             one[metric] = float(of[metric].mean())
             one[f"{metric}_ci"] = float(of[metric].std() if several else of[f"{metric}_ci"].iloc[0])
         result.append(one)

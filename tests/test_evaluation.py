@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cory import evaluate, evaluation
 from cory.agent import make_agents
 from cory.config import LoraConfig, ModelConfig, SamplingConfig, UserError
+from cory.evaluation.evaluator import summarise
 from cory.policies import load
 from cory.prompts import RolePrompts
 from cory.run.evaluation_settings import EvaluationConfig
@@ -260,6 +261,15 @@ def test_killed_while_it_writes_it_ends_with_the_same_responses(held_out, policy
     again = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
     assert evaluation.evaluator.read_responses(whole.folder) == before and again.rows == whole.rows
     assert sum(bool(line) for line in file.read_text().splitlines()) == len(before) + 1  # and what was cut short
+
+
+def test_copies_of_what_was_read_are_counted(held_out):
+    common = {"rewards": [0.0, 0.0], "kl": [0.0, 0.0], "tokens": [1, 1]}
+    solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
+    chain = [{**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])]
+    records = {"one": solo, "two": chain}
+    one, two = summarise(records, held_out, EvaluationConfig(samples=2), 0.1)
+    assert "copied" not in one and two["copied"] == 0.5
 
 
 def test_shorter_responses_than_the_run_drew_can_be_asked_for():

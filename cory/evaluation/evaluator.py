@@ -240,6 +240,11 @@ def summarise(
             values["greedy"] = [r["greedy_reward"] for r in queries]
         for metric, measure in task.metrics.items():
             values[metric] = [mean(map(measure, r["completions"])) for r in queries]
+        if others := records.get(queries[0].get("read") or ""):
+            pairs = [
+                zip(own["completions"], r["completions"], strict=True) for own, r in zip(queries, others, strict=True)
+            ]
+            values["copied"] = [mean(float(own.strip() == read.strip()) for own, read in pair) for pair in pairs]
         row: dict[str, Any] = {"name": name}
         for key, numbers in values.items():
             row[key], row[f"{key}_ci"] = mean_interval(numbers)
