@@ -11,7 +11,7 @@ from cory.config import UserError
 from cory.run.report import CURVES
 from study.estimates import difference, relative
 from study.groups import DATA, Group, folders, method, single, varying
-from study.measures import VARIANCE, collapsed, final, near_zero, rewards, spread, variance, variance_change
+from study.measures import collapsed, final, near_zero, rewards, spread, variance, variance_change
 from study.records import Record, flat, natural, shown
 from study.statistics import Interval, bootstrap, hypervolume, nondominated
 
@@ -145,7 +145,7 @@ class Comparison:
                 row["optimality_change"] = self.change(g, base, _optimality, relative)
                 row["optimality_difference"] = self.change(g, base, _optimality, difference)
                 row["near_zero"] = near_zero([_optimality(run) for run in base.whole])
-                row["variance_change"] = self.change(g, base, rewards, variance_change, VARIANCE)
+                row["variance_change"] = self.change(g, base, rewards, variance_change, distinct=2)
             rows.append(row)
         return rows
 
@@ -155,16 +155,16 @@ class Comparison:
         base: Group,
         of: Callable[[Record], M],
         statistic: Callable[[Sequence[M], Sequence[M]], float],
-        least: int = 2,
+        distinct: int = 1,
     ) -> Interval:
         """A difference of a group to its baseline, and its 95 % interval.
 
         Args:
             of: the quantity of one run. statistic: a number from those of the runs of both groups.
-            least: runs of each from which on there is an interval.
+            distinct: runs of each that a resample must have.
         """
         ours, theirs = ([of(run) for run in each.whole] for each in (g, base))
-        return bootstrap(statistic, ours, theirs, least=least)
+        return bootstrap(statistic, ours, theirs, distinct=distinct)
 
     def curves(self) -> list[Curve]:
         """By group and agent, each metric of every run; shorter runs end in NaN."""

@@ -92,13 +92,13 @@ def between(
     second: str,
     of: Callable[[Record], M],
     statistic: Callable[[Sequence[M], Sequence[M]], float],
-    least: int = 2,
+    distinct: int = 1,
 ) -> Callable[[Evidence], Estimate]:
-    """An estimate from what `of` gives for each run of two groups; `least` runs of each make an interval."""
+    """An estimate from what `of` gives for each run of two groups. `distinct`: see `bootstrap`."""
 
     def of_both(evidence: Evidence) -> Estimate:
         one, two = ([of(run) for run in evidence.of(name)] for name in (first, second))
-        return estimate(statistic, one, two, least)
+        return estimate(statistic, one, two, distinct)
 
     return of_both
 
@@ -123,11 +123,11 @@ def over_values(
 
 
 def estimate(
-    statistic: Callable[..., float], one: Sequence[M], two: Sequence[M] | None = None, least: int = 2
+    statistic: Callable[..., float], one: Sequence[M], two: Sequence[M] | None = None, distinct: int = 1
 ) -> Estimate:
-    """A statistic of one or two samples of runs, with its interval, for which each must have `least` members."""
+    """A statistic of one or two samples of runs, with its interval."""
     seeds = (len(one),) if two is None else (len(one), len(two))
-    return Estimate(*bootstrap(statistic, one, two, least=least), seeds)
+    return Estimate(*bootstrap(statistic, one, two, distinct=distinct), seeds)
 
 
 def ratio(one: Sequence[float], two: Sequence[float]) -> float:

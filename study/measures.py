@@ -3,7 +3,6 @@
 Definitions: docs/metrics.md, "Comparison"; docs/experiments.md, "Claims".
 """
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -13,7 +12,6 @@ from study.records import Record, flat
 from study.statistics import over
 
 LAST = 10  # iterations averaged into a final value
-VARIANCE = 3  # runs from which on a variance has an interval: two can be resampled in one way that has a variance
 mean = statistics.fmean
 
 
@@ -64,9 +62,8 @@ def variance_of(series: Sequence[Sequence[float]]) -> float:
 
 
 def variance_change(runs: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]]) -> float:
-    """Relative difference of two variances; NaN where one is 0, as that of a resample of one run again and again."""
-    one, two = variance_of(runs), variance_of(baseline)
-    return one / two - 1 if one > 0 and two > 0 else math.nan
+    """Relative difference of two variances. Resamples must have 2 distinct runs of each."""
+    return over(variance_of(runs), variance_of(baseline)) - 1
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+UNDEFINED = 0.05  # share of resamples without a value above which there is no interval
 Interval = tuple[float, float, float]  # a value, and the ends of its 95 % interval
 
 
@@ -17,33 +18,35 @@ def bootstrap(
     second: Sequence[Any] | None = None,
     resamples: int = 10_000,
     seed: int = 0,
-    least: int = 2,
+    distinct: int = 1,
 ) -> Interval:
     """A statistic of one or two samples and its 95 % interval: percentiles over resamples of each (Efron, 1979).
 
-    With few members there are few distinct resamples, each computed once, and the interval is rough. Resamples for
-    which the statistic is not finite are left out.
+    With few members there are few distinct resamples, each computed once, and the interval is rough.
 
     Args:
         statistic: takes as many sequences as there are samples; members may be any objects.
-        least: members of each sample from which on there is an interval; a single member has no spread.
+        distinct: members that each resample must have; others are left out. 2 for a variance.
 
     Returns:
-        the value and the ends of the interval, which are NaN where there is none.
+        the value and the ends of the interval. They are NaN where a sample has no more members than `distinct`, and
+        where the statistic is not finite for more than one resample in twenty, as a ratio whose denominator may be 0.
     """
     from scipy import stats  # here, as importing it takes a while
 
     samples = [first] if second is None else [first, second]
     value = statistic(*samples)
-    if min(map(len, samples)) < least:
+    if min(map(len, samples)) <= distinct:
         return value, math.nan, math.nan
 
     @cache
     def of(*drawn: tuple[int, ...]) -> float:
+        if min(len(set(places)) for places in drawn) < distinct:
+            return math.inf  # left out
         return statistic(*([sample[i] for i in places] for sample, places in zip(samples, drawn, strict=True)))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # of values that are not finite
+        warnings.simplefilter("ignore", RuntimeWarning)  # of values that are not finite
         distribution = stats.bootstrap(
             [np.arange(len(sample)) for sample in samples],
             lambda *drawn: of(*(tuple(sorted(places.tolist())) for places in drawn)),
@@ -52,8 +55,11 @@ def bootstrap(
             method="percentile",
             random_state=np.random.default_rng(seed),
         ).bootstrap_distribution
-    finite = distribution[np.isfinite(distribution)]
-    low, high = np.percentile(finite, [2.5, 97.5]).tolist() if finite.size else (math.nan, math.nan)
+    kept = distribution[distribution != math.inf]
+    finite = kept[np.isfinite(kept)]
+    if finite.size < (1 - UNDEFINED) * kept.size:
+        return value, math.nan, math.nan
+    low, high = np.percentile(finite, [2.5, 97.5]).tolist()
     return value, low, high
 
 

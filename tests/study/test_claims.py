@@ -11,7 +11,7 @@ from handmade import make_run
 
 from cory.config import UserError
 from study import claims
-from study.estimates import Estimate, difference, estimate, less_variance
+from study.estimates import Estimate, difference, estimate, less_variance, share
 from study.experiment import plan
 
 
@@ -43,8 +43,15 @@ def test_a_single_seed_has_no_interval_and_no_verdict():
     one, unequal = estimate(statistics.fmean, [0.5]), estimate(difference, [1.0, 1.2], [0.6])
     assert (str(one), str(unequal)) == ("0.50 (n = 1)", "0.50 (n = 2 and 1)")
     assert one.verdict((0, math.inf)) == unequal.verdict((0, math.inf)) == "not tested"
-    two = estimate(less_variance, [[0.5], [0.6]], [[0.1], [0.8]], least=3)  # nor have two one of a variance
+    two = estimate(less_variance, [[0.5], [0.6]], [[0.1], [0.8]], distinct=2)  # nor have two one of a variance
     assert str(two) == "0.98 (n = 2)" and two.verdict((0, math.inf)) == "not tested"
+
+
+def test_a_share_of_a_gain_that_may_be_0_has_no_verdict():
+    gains = [(0.9, 1.0), (1.0, 0.4), (1.1, -1.1)]
+    found = estimate(share, gains)
+    assert found.value == pytest.approx(10) and found.verdict((0.8, math.inf)) == "not tested"
+    assert estimate(share, [(x, gain + 2) for x, gain in gains]).verdict((0.2, math.inf)) == "reproduced"
 
 
 def test_every_claim_is_judged_by_experiments_that_there_are(tmp_path):

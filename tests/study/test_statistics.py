@@ -44,13 +44,22 @@ def test_bootstrap_of_one_sample_of_any_objects_computes_each_resample_once():
     assert len(calls) <= 1 + 10  # three members have ten multisets
 
 
-def test_bootstrap_leaves_out_resamples_without_a_value(recwarn):
+def test_bootstrap_has_no_interval_where_resamples_have_no_value(recwarn):
     def ratio(a, b):
         return statistics.fmean(a) / statistics.fmean(b) if statistics.fmean(b) else math.nan
 
     value, low, high = bootstrap(ratio, [1.0, 1.0], [0.0, 2.0])
-    assert (value, low, high) == (1.0, 0.5, 1.0) and not recwarn.list
+    assert value == 1.0 and math.isnan(low) and math.isnan(high) and not recwarn.list  # of four resamples one has none
+    value, low, high = bootstrap(ratio, [1.0, 1.0], [0.0, 2.0, 2.0, 2.0])  # one of 256
+    assert (value, low, high) == (1 / 1.5, 0.5, 2.0) and not recwarn.list
     assert all(math.isnan(x) for x in bootstrap(ratio, [1.0, 1.0], [0.0, 0.0]))
+
+
+def test_resamples_must_have_so_many_distinct_members(recwarn):
+    samples = [[0.0, 1.0, 3.0], [0.0, 2.0, 6.0]]
+    found = bootstrap(lambda a, b: statistics.variance(a) / statistics.variance(b), *samples, distinct=2)
+    assert found == pytest.approx((0.25, (1 / 3) / 12, 3 / (4 / 3))) and not recwarn.list
+    assert math.isnan(bootstrap(lambda a: statistics.variance(a), [1.0, 2.0], distinct=2)[1])
 
 
 def test_an_interval_is_printed_where_there_is_one():
