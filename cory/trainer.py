@@ -121,9 +121,9 @@ class CoryTrainer:
             for k in range(state.iteration, self.config.iterations):
                 started = time.perf_counter()
                 steps = [agent.optimizer_steps for agent in self.agents]
-                for callback in self.callbacks:
-                    callback.on_iteration_begin(self, k)
                 try:
+                    for callback in self.callbacks:
+                        callback.on_iteration_begin(self, k)
                     records, samples = self.iteration(k, run.history)
                     if self.config.eval_every and (k + 1) % self.config.eval_every == 0:
                         self.held_out(k, records)
