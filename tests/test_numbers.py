@@ -63,8 +63,7 @@ class Quoted:
 
     def end(self, group: str, digits: int = 2) -> str:
         """End of training, over agents and roles: combined reward."""
-        rows = csv.DictReader((RESULTS / self.folder / "runs.csv").open())
-        return f"{mean(float(row['combined_reward']) for row in rows if row['group'] == group):.{digits}f}"
+        return self.final(group, "combined_reward", digits)
 
     def difference(self, group: str) -> str:
         """... against the baseline, in percent, without sign."""
@@ -73,6 +72,16 @@ class Quoted:
     def interval(self, group: str) -> str:
         low, high = re.findall(r"([-+]?\d+)%", groups(self.folder)[group][2])[1:]
         return f"{int(low)} to {int(high)}"
+
+    def apart(self, group: str) -> str:
+        """... where it is absolute: the difference and its interval."""
+        value, low, high = (float(x) for x in re.findall(r"[-+][\d.]+", groups(self.folder)[group][2]))
+        return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+    def final(self, group: str, metric: str, digits: int = 2) -> str:
+        """End of training, over agents and roles: mean of a metric over seeds."""
+        rows = csv.DictReader((RESULTS / self.folder / "runs.csv").open())
+        return f"{mean(float(row[metric]) for row in rows if row['group'] == group):.{digits}f}"
 
     def below(self, group: str) -> str:
         """The interval of a difference that is below zero, as shares below."""
@@ -102,7 +111,15 @@ NAMES = {
     ),
 }
 A1, A2, A21, A12, SELF = "agent_1", "agent_2", "agent_2 after agent_1", "agent_1 after agent_2", "agent_1 after itself"
-NAMES |= {"A1": A1, "A2": A2, "A21": A21, "A12": A12, "SELF": SELF, "CAUSAL": "-credit=causal"}
+NAMES |= {
+    "A1": A1,
+    "A2": A2,
+    "A21": A21,
+    "A12": A12,
+    "SELF": SELF,
+    "CAUSAL": "-credit=causal",
+    "FIXED": "-exchange_period=0",
+}
 
 QUOTATIONS = yaml.safe_load((ROOT / "tests/quotations.yaml").read_text())
 
