@@ -102,7 +102,7 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
             list(pool.map(run, planned))
         except KeyboardInterrupt as stop:
             print("Stopping: each run finishes its iteration and is saved.", flush=True)
-            for process in running if isinstance(stop, Terminated) else ():
+            for process in list(running) if isinstance(stop, Terminated) else ():
                 process.terminate()
             pool.shutdown(cancel_futures=True)
             raise
