@@ -218,7 +218,8 @@ def main(work: Callable[[], None]) -> None:
     try:
         work()
         if (torch := sys.modules.get("torch")) and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()  # its threads may abort a process that ends under them
+            torch.distributed.barrier()  # one that leaves early takes connections with it, which aborts the others
+            torch.distributed.destroy_process_group()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
