@@ -11,6 +11,7 @@ with `--samples 2`, the better response of two is shown, too) and the probe of i
       observer: results/when/gsm8k/observer.json
       chain: gsm8k_cory_tiny          # runs gsm8k_cory_tiny-seed0, -seed1, ...
       single: gsm8k_ppo_tiny
+      order: agent_2 after agent_1    # of a pair with fixed roles; without it, the mean of both orders
 
 Writes advantage.md, a table, and advantage.png.
 """
@@ -33,6 +34,7 @@ from cory.run.settings import main
 from study.statistics import Interval, bootstrap, with_interval
 
 KEYS = {"label", "evaluation", "observer", "chain", "single"}
+ORDER = "order"  # the key that may be left out
 CALLS = {"alone": "", "after itself": " after itself"}  # of one agent; the ends of rows' names
 UNTRAINED = "base after itself"
 MARKERS = "os^Dv"
@@ -46,8 +48,8 @@ class Setting:
         dependence, slope: of the untrained observer's reward on what it reads (docs/metrics.md).
         scale: standard deviation of the untrained pioneer's task reward.
         one: for each seed, the combined rewards of one agent by CALLS. untrained: that of the base after itself.
-        chain: those of the pair, mean of both orders. best_of_2: task rewards of one agent's better response of two;
-            empty if each query was answered once.
+        chain: those of the pair, mean of both orders, or in the order named.
+        best_of_2: task rewards of one agent's better response of two; empty if each query was answered once.
     """
 
     label: str
@@ -77,7 +79,7 @@ def read_settings_file(path: Path) -> list[Setting]:
         raise UserError(f"expected a list of settings, got {str(path)!r} ({error})") from None
     expect(isinstance(listed, list) and bool(listed), str(path), "a list of settings", listed)
     for number, entry in enumerate(listed):
-        ok = isinstance(entry, dict) and set(entry) == KEYS
+        ok = isinstance(entry, dict) and set(entry) - {ORDER} == KEYS
         expect(ok, f"{path}, setting {number + 1}", f"the keys {', '.join(sorted(KEYS))}", entry)
     return [_setting(entry) for entry in listed]
 
@@ -94,9 +96,9 @@ def _setting(entry: dict[str, Any]) -> Setting:
         raise UserError(f"{entry['label']}: expected {expected}, got files without {error}") from None
     expect(UNTRAINED in rows, path, f"a row {UNTRAINED!r}: evaluate the runs again", list(rows))
 
-    def of(group: str, end: str, metric: str = "combined_reward") -> list[float]:
-        """A metric of the rows GROUP-seedN/agent_X END by seed, mean over agents."""
-        form = re.compile(rf"{re.escape(group)}-seed(\d+)/agent_\d+{end}")
+    def of(group: str, end: str, metric: str = "combined_reward", agent: str = r"agent_\d+") -> list[float]:
+        """A metric of the rows GROUP-seedN/AGENT END by seed, mean over agents."""
+        form = re.compile(rf"{re.escape(group)}-seed(\d+)/{agent}{end}")
         found: dict[str, list[float]] = {}
         for name, row in rows.items():
             if match := form.fullmatch(name):
@@ -108,9 +110,18 @@ def _setting(entry: dict[str, Any]) -> Setting:
     counts = [len(values) for values in by_calls]
     expect(len(set(counts)) == 1, path, f"as many runs of {entry['single']!r} {' as '.join(CALLS)}", counts)
     one = [dict(zip(CALLS, values, strict=True)) for values in zip(*by_calls, strict=True)]
-    chain = of(entry["chain"], r" after agent_\d+")
-    for key, values in (("single", one), ("chain", chain)):
+    pair = of(entry["chain"], r" after agent_\d+")
+    for key, values in (("single", one), ("chain", pair)):
         expect(bool(values), key, f"the name of runs in {path}", entry[key])
+    order = str(entry.get(ORDER, ""))
+    known = " after " in order
+    chain = of(entry["chain"], "", agent=re.escape(order)) if known else pair
+    expect(
+        bool(chain) and (known or not order),
+        ORDER,
+        f"a chain of {entry['chain']!r} in {path}, such as agent_2 after agent_1",
+        order,
+    )
     best = of(entry["single"], "", "best_of_2") if "best_of_2" in rows[UNTRAINED] else []
     return Setting(entry["label"], depends, follows, scale, one, rows[UNTRAINED]["combined_reward"], chain, best)
 

@@ -45,6 +45,13 @@ def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
     assert row in capsys.readouterr().out
 
 
+def test_of_a_pair_with_fixed_roles_one_order_counts(here):
+    text = (here / "settings.yaml").read_text()
+    (here / "settings.yaml").write_text(text.replace("single: one", "single: one, order: agent_2 after agent_1"))
+    (setting,) = advantage.read_settings_file(here / "settings.yaml")
+    assert setting.chain == pytest.approx([1.0, 1.6])
+
+
 def test_the_better_of_two_responses_is_shown_where_two_were_drawn(here):
     evaluation = json.loads((here / "evaluation.json").read_text())
     rows = [{key: value for key, value in row.items() if key != "best_of_2"} for row in evaluation["rows"]]
@@ -86,6 +93,7 @@ def test_an_observer_whose_reward_never_varied_has_no_dependence(here):
         ("chain: two", "chain: three", "chain: expected the name of runs in evaluation.json, got 'three'"),
         ("evaluation.json", "none.json", "expected a file of results, got 'none.json'"),
         ("single: one", "one: one", "setting 1: expected the keys chain, evaluation, label, observer, single"),
+        ("single: one", "single: one, order: agent_2", "order: expected a chain of 'two' in evaluation.json, such as"),
     ],
 )
 def test_mistakes_are_explained(here, old, new, message):
