@@ -19,13 +19,9 @@ def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
     return task_reward - kl_coef * kl
 
 
-def full_kl(logits: torch.Tensor, ref_logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """KL(pi, pi_0) over the whole vocabulary (Eq. 2), summed over each response's tokens.
-
-    From (batch, R, vocabulary) logits and the (batch, R) mask: (batch,), in nats.
-    """
-    logprobs, ref_logprobs = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-    return ((logprobs.exp() * (logprobs - ref_logprobs)).sum(-1) * mask).sum(-1)
+def full_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """KL(pi, pi_0) over the whole vocabulary (Eq. 2): from (..., vocabulary) log-probabilities, (...), in nats."""
+    return logprobs.exp().mul_(logprobs - ref_logprobs).sum(-1)
 
 
 def distinct(texts: Sequence[str], n: int) -> float:

@@ -65,6 +65,11 @@ class Quoted:
         """End of training, over agents and roles: combined reward."""
         return self.final(group, "combined_reward", digits)
 
+    def both(self, chain: str, pioneer: str, kl_coef: float = 0.05, digits: int = 2) -> str:
+        """Held out: combined reward of a chain in which the KL of the first response counts, too."""
+        last, first = evaluation(self.folder)[chain], evaluation(self.folder)[pioneer]
+        return f"{last['combined_reward'] - kl_coef * first['kl']:.{digits}f}"
+
     def difference(self, group: str) -> str:
         """... against the baseline, in percent, without sign."""
         return f"{abs(number(groups(self.folder)[group][2])):.0f}"
@@ -119,6 +124,7 @@ NAMES |= {
     "SELF": SELF,
     "CAUSAL": "-credit=causal",
     "FIXED": "-exchange_period=0",
+    "HALF": "-init_kl_coef=0.025",
 }
 
 

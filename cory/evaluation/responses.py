@@ -85,24 +85,22 @@ def respond(
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
         responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens)
-        kls = nlls = [0.0] * len(chosen)
-        ratios = torch.zeros(len(chosen), sampling.max_new_tokens)
         if kl:
             packed = window.pack(chosen, responses, pad_token(tokenizer))
             width = packed.response_ids.shape[1]
-            logits = window.forward(model, *packed[:3], width)[0].float()
+            logits = window.forward(model, *packed[:3], width)[0]
             with model.disable_adapter() if base is None else nullcontext():
-                base_logits = window.forward(base or model, *packed[:3], width)[0].float()
-            kls = full_kl(logits, base_logits, packed.response_mask).tolist()
-            mine, logprobs = (
-                x.log_softmax(-1).gather(-1, packed.response_ids[..., None])[..., 0] for x in (logits, base_logits)
-            )
-            nlls, ratios = (-(logprobs * packed.response_mask).sum(-1)).tolist(), mine - logprobs
-        for i, response, nats, nll, ratio in zip(index, responses, kls, nlls, ratios, strict=True):
+                base_logits = window.forward(base or model, *packed[:3], width)[0]
+        for place, (i, response) in enumerate(zip(index, responses, strict=True)):
             result.completions[i] = plain_text(tokenizer, response, sampling.stop, turn)
-            result.kl[i], result.base_nll[i], result.tokens[i] = nats, nll, len(response)
-            result.token_texts[i] = token_texts(tokenizer, response)
-            result.log_ratios[i] = rounded(ratio[: len(response)])
+            result.tokens[i], result.token_texts[i] = len(response), token_texts(tokenizer, response)
+            if kl:  # a response at a time, as a processor's cache holds one's vocabulary, not a batch's
+                both = [x[place, : len(response)].float().log_softmax(-1) for x in (logits, base_logits)]
+                mine, theirs = (x.gather(-1, response[:, None])[:, 0] for x in both)
+                result.kl[i], result.base_nll[i] = full_kl(*both).sum().item(), -theirs.sum().item()
+                result.log_ratios[i] = rounded(mine - theirs)
+            else:
+                result.log_ratios[i] = [0.0] * len(response)
     return result
 
 
