@@ -14,6 +14,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from study.statistics import bootstrap
 from study.tables import over_seeds
 
 RESULTS = ROOT / "results"
@@ -69,6 +70,15 @@ class Quoted:
         """Held out: combined reward of a chain in which the KL of the first response counts, too."""
         last, first = evaluation(self.folder)[chain], evaluation(self.folder)[pioneer]
         return f"{last['combined_reward'] - kl_coef * first['kl']:.{digits}f}"
+
+    def ahead(self, row: str, rival: str) -> str:
+        """Held out: difference in combined reward, and its interval over seeds."""
+        rows = json.loads((RESULTS / self.folder / "evaluation.json").read_text())["rows"]
+        runs = [
+            [r["combined_reward"] for r in rows if re.sub(r"-seed\d+", "", r["name"]) == name] for name in (row, rival)
+        ]
+        value, low, high = bootstrap(lambda mine, others: mean(mine) - mean(others), *runs)
+        return f"{value:.2f} ({low:.2f} to {high:.2f})"
 
     def difference(self, group: str) -> str:
         """... against the baseline, in percent, without sign."""
