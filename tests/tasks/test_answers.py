@@ -172,10 +172,10 @@ UNITS = [
 def test_pathological_text_is_read_at_once(unit, length):
     body = unit * (length // len(unit))
     for text in (body, "#### " + body, "answer is " + body, r"\boxed{" + body, body + "x", body + " 5"):
-        start = time.perf_counter()
+        start = time.process_time()
         value = extract(text)
         gold(text)
-        assert time.perf_counter() - start < 1  # measured: 0.03 s at most
+        assert time.process_time() - start < 1  # measured: 0.03 s at most
         str(value)
     assert extract(body + "\n#### 5") == 5
 
