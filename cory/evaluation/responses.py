@@ -84,18 +84,18 @@ def respond(
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
-        responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens)
-        if kl:
-            packed = window.pack(chosen, responses, pad_token(tokenizer))
-            width = packed.response_ids.shape[1]
-            logits = window.forward(model, *packed[:3], width)[0]
+        logits: list[list[torch.Tensor]] = [[] for _ in index] if kl else []
+        responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens, logits, stems=True)
+        if kl and base is not model:
             with model.disable_adapter() if base is None else nullcontext():
-                base_logits = window.forward(base or model, *packed[:3], width)[0]
+                base_logits = window.response_logits(base or model, chosen, responses, pad_token(tokenizer))
         for place, (i, response) in enumerate(zip(index, responses, strict=True)):
             result.completions[i] = plain_text(tokenizer, response, sampling.stop, turn)
             result.tokens[i], result.token_texts[i] = len(response), token_texts(tokenizer, response)
             if kl:  # a response at a time, as a processor's cache holds one's vocabulary, not a batch's
-                both = [x[place, : len(response)].float().log_softmax(-1) for x in (logits, base_logits)]
+                own = torch.stack(logits[place]).float().log_softmax(-1)
+                other = own if base is model else base_logits[place, : len(response)].float().log_softmax(-1)
+                both = own, other
                 mine, theirs = (x.gather(-1, response[:, None])[:, 0] for x in both)
                 result.kl[i], result.base_nll[i] = full_kl(*both).sum().item(), -theirs.sum().item()
                 result.log_ratios[i] = rounded(mine - theirs)

@@ -12,7 +12,7 @@ from transformers.generation import logits_process
 
 from cory.config import SamplingConfig, UserError, expect
 from cory.policies.sharding import device_of
-from cory.policies.window import accepts, pad
+from cory.policies.window import accepts, pad, read_stems
 
 
 def seed_everything(*key: int) -> None:
@@ -114,6 +114,8 @@ def sample(
     queries: Sequence[torch.Tensor],
     settings: SamplingConfig,
     max_new_tokens: int,
+    seen: Sequence[list[torch.Tensor]] = (),
+    stems: bool = False,
 ) -> list[torch.Tensor]:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
@@ -121,7 +123,9 @@ def sample(
     have ended leave the batch.
 
     Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
-    token, with the token that completes its first stop text, or after `max_new_tokens` tokens.
+    token, with the token that completes its first stop text, or after `max_new_tokens` tokens. `seen`, where given, has
+    a list for each query, which gets the logits (vocabulary) of each of its tokens, as they are before warping. With
+    `stems` also the common beginnings of different prompts are read once; that changes logits in their last bits.
     """
     device, asked = device_of(model), [tuple(query.tolist()) for query in queries]
     distinct = {query: row for row, query in enumerate(dict.fromkeys(asked))}
@@ -136,6 +140,10 @@ def sample(
     options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
     takes_positions = accepts(model, "position_ids")
     new, position = ids, (mask.cumsum(1) - 1).clamp(min=0)
+    if stems and (read := read_stems(model, list(distinct), pad_token(tokenizer))):
+        cache, (new, rest) = read.cache, pad([torch.tensor(rest, device=device) for rest in read.rests], 0, "left")
+        mask = torch.cat([read.mask, rest], 1)
+        position = (mask.cumsum(1) - 1)[:, -rest.shape[1] :]
     responses: dict[int, torch.Tensor] = {}
     rows = list(range(len(queries)))  # those still in the batch
     while True:
@@ -145,6 +153,9 @@ def sample(
         if len(ids) < len(rows) and ids.shape[1] == width:  # prompts have been read: from here on a row for each query
             ids, mask, position, logits = (x[copies] for x in (ids, mask, position, logits))
             cache.batch_select_indices(copies)
+        for row, its_logits in zip(rows, logits, strict=True) if seen else ():
+            if row not in responses:
+                seen[row].append(its_logits)
         new = draw(warp(ids, logits.float()).softmax(-1))
         ids, mask, position = torch.cat([ids, new], 1), torch.cat([mask, mask[:, -1:]], 1), position[:, -1:] + 1
         ended = torch.isin(new[:, 0], ends).tolist()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 
 class Window(NamedTuple):
@@ -89,9 +90,17 @@ def accepts(model: torch.nn.Module, argument: str) -> bool:
 
 
 def forward(
-    model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, width: int
+    model: torch.nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    width: int,
+    cache: DynamicCache | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that they come from."""
+    """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that they come from.
+
+    `cache`: of what stands before `input_ids`; the mask covers it, too.
+    """
     seen: list[Tensor] = []
 
     def before_head(module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -101,10 +110,76 @@ def forward(
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
     options = {"position_ids": position_ids, "logits_to_keep": width}
     options = {name: value for name, value in options.items() if accepts(model, name)}
+    reading = {"use_cache": False} if cache is None else {"use_cache": True, "past_key_values": cache}
     try:
-        logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options).logits
+        logits = model(input_ids=input_ids, attention_mask=attention_mask, **reading, **options).logits
     finally:
         hook.remove()
     # A model that does not take logits_to_keep projects every position. (A slice of everything is not free either.)
     logits, hidden = (x if x.shape[1] == width else x[:, -width:] for x in (logits, seen[-1]))
     return logits, hidden
+
+
+def stem_lengths(prompts: Sequence[tuple[int, ...]]) -> list[int]:
+    """How many of its first tokens each prompt shares with others, so that they need to be read only once.
+
+    Prompts are taken in the order of their tokens. One joins those before it if fewer tokens are read that way. One
+    token of each prompt is left, to predict the first of the response.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: prompts[i])
+    groups: list[tuple[int, list[int]]] = []  # tokens shared, and the prompts
+    for i in order:
+        shared = len(prompts[i]) - 1
+        if groups:
+            stem, members = groups[-1]
+            pairs = zip(prompts[members[-1]][:stem], prompts[i][:shared], strict=False)
+            common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(stem, shared))
+            if (stem - common) * (len(members) - 1) < common:
+                groups[-1] = common, [*members, i]
+                continue
+        groups.append((shared, [i]))
+    lengths = [0] * len(prompts)
+    for stem, members in groups:
+        for i in members:
+            lengths[i] = stem
+    return lengths
+
+
+class Stems(NamedTuple):
+    """What prompts begin with, read: the cache and its mask, with a row for each prompt, and what is left of each."""
+
+    cache: DynamicCache
+    mask: Tensor
+    rests: list[tuple[int, ...]]
+
+
+@torch.no_grad()
+def read_stems(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int) -> Stems | None:
+    """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their tokens."""
+    lengths = stem_lengths(prompts)
+    stems = {stem: row for row, stem in enumerate(dict.fromkeys(p[:n] for p, n in zip(prompts, lengths, strict=True)))}
+    saved = sum(lengths) - sum(map(len, stems))
+    if min(lengths) == 0 or saved < sum(map(len, prompts)) / 5:  # two passes must pay
+        return None
+    device = next(model.parameters()).device
+    cache = DynamicCache(config=model.config)
+    ids, mask = pad([torch.tensor(stem, device=device) for stem in stems], pad_id, "left")
+    forward(model, ids, mask, (mask.cumsum(1) - 1).clamp(min=0), 1, cache)
+    copies = torch.tensor([stems[p[:n]] for p, n in zip(prompts, lengths, strict=True)], device=device)
+    cache.batch_select_indices(copies)
+    return Stems(cache, mask[copies], [p[n:] for p, n in zip(prompts, lengths, strict=True)])
+
+
+@torch.no_grad()
+def response_logits(
+    model: PreTrainedModel, queries: Sequence[Tensor], responses: Sequence[Tensor], pad_id: int
+) -> Tensor:
+    """Logits (batch, longest response, vocabulary) at the tokens of the responses. Common beginnings are read once."""
+    stems = read_stems(model, [tuple(query.tolist()) for query in queries], pad_id)
+    if stems is None:
+        packed = pack(queries, responses, pad_id)
+        return forward(model, *packed[:3], packed.response_ids.shape[1])[0]
+    packed = pack([torch.tensor(rest, device=stems.mask.device) for rest in stems.rests], responses, pad_id)
+    mask = torch.cat([stems.mask, packed.attention_mask], 1)
+    positions = (mask.cumsum(1) - 1)[:, stems.mask.shape[1] :]
+    return forward(model, packed.input_ids, mask, positions, packed.response_ids.shape[1], stems.cache)[0]

@@ -1,0 +1,61 @@
+"""The forward passes over the response window."""
+
+import pytest
+import torch
+from test_lora import llama_folder  # noqa: F401
+from test_sampling import model, rows  # noqa: F401
+
+from cory.config import SamplingConfig
+from cory.policies.sampling import sample
+from cory.policies.window import forward, pack, response_logits, stem_lengths
+
+STEM = "some very fine or awful acting and music"
+ALIKE = [f"{STEM}{more}" for more in ("", " a", " a bad story", " the film was a good", " a")]
+APART = ["the film was", "a good story", "bad film"]
+
+
+def test_stems_are_what_neighbours_share():
+    three = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (1, 2, 3, 4, 7)]
+    assert stem_lengths(three) == [4, 4, 4]
+    assert stem_lengths([*three, (9,)]) == [4, 4, 4, 0]
+    assert stem_lengths([*three, (1, 2, 3, 8)]) == [3] * 4  # two tokens are read once more to save three
+    assert stem_lengths([*three, (1, 8, 8)]) == [4, 4, 4, 2]  # six would be read once more to save one
+    assert stem_lengths([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]  # all but a token, which predicts the response
+    assert stem_lengths([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # of the shorter one, too
+
+
+@pytest.mark.parametrize("prompts", [ALIKE, ALIKE + APART, APART, ["a", *ALIKE]])
+def test_reading_beginnings_once_changes_no_logits(model, tokenizer, prompts):  # noqa: F811
+    queries = rows(tokenizer, prompts)
+    torch.manual_seed(0)
+    responses = [torch.randint(3, 40, (length,)) for length in (5, 1, 3, 7, 2, 4, 6, 5)[: len(queries)]]
+    packed = pack(queries, responses, 0)
+    with torch.no_grad():
+        expected = forward(model, *packed[:3], packed.response_ids.shape[1])[0]
+    read = []
+    model.register_forward_pre_hook(lambda _, __, given: read.append(given["input_ids"].numel()), with_kwargs=True)
+    found = response_logits(model, queries, responses, 0)
+    for row, response in enumerate(responses):
+        torch.testing.assert_close(found[row, : len(response)], expected[row, : len(response)], rtol=0, atol=2e-5)
+    if prompts in (ALIKE, ALIKE + APART):
+        assert sum(read) < packed.input_ids.numel()
+    else:
+        assert read == [packed.input_ids.numel()]  # nothing to share: one pass
+
+
+@pytest.mark.parametrize("stems", [False, True])
+def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer, stems):  # noqa: F811
+    queries = rows(tokenizer, [*APART, *APART, *ALIKE])
+    model.generation_config.eos_token_id = model.config.eos_token_id = list(
+        range(3, 300, 3)
+    )  # they end at different times
+    seen: list[list[torch.Tensor]] = [[] for _ in queries]
+    torch.manual_seed(1)
+    responses = sample(model, tokenizer, queries, SamplingConfig(temperature=0.5), 6, seen, stems=stems)
+    torch.manual_seed(1)
+    again = sample(model, tokenizer, queries, SamplingConfig(temperature=0.5), 6)
+    assert all(torch.equal(a, b) for a, b in zip(responses, again, strict=True))
+    assert len({len(response) for response in responses}) > 1
+    expected = response_logits(model, queries, responses, 0)
+    for row, response in enumerate(responses):
+        torch.testing.assert_close(torch.stack(seen[row]), expected[row, : len(response)], rtol=0, atol=2e-5)
