@@ -109,9 +109,9 @@ def test_a_run_with_a_chat_template_is_evaluated_with_it(config, held_out, polic
     seen = {}
     original = evaluation.responses.sample
 
-    def spy(model, tokenizer, queries, *rest):
+    def spy(model, tokenizer, queries, *rest, **options):
         seen.setdefault(len(seen), tokenizer.decode(queries[0]))
-        return original(model, tokenizer, queries, *rest)
+        return original(model, tokenizer, queries, *rest, **options)
 
     monkeypatch.setattr(evaluation.responses, "sample", spy)
     evaluate([with_chat, plain], held_out, settings(tmp_path))
@@ -213,6 +213,26 @@ def test_a_run_that_was_trained_on_is_not_taken_for_evaluated(config, held_out, 
     (run / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(UserError, match=r"expected the settings with which .* was begun, got others: \['trained'\]"):
         evaluate([run], held_out, settings(tmp_path))
+
+
+def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
+    first, second = (make_run(config, 1, output=str(tmp_path / name), iterations=1) for name in ("a", "b"))
+    whole = evaluate([first, second], held_out, settings(tmp_path / "other")).rows
+    folder, rows = evaluate([first], held_out, settings(tmp_path))
+    lines = (folder / "responses.jsonl").read_text().splitlines()
+    folder, more = evaluate([first, second], held_out, settings(tmp_path))
+    now = (folder / "responses.jsonl").read_text().splitlines()
+    assert now[: len(lines)] == lines and len(now) > len(lines)
+    assert more == whole and [row for row in more if row["name"] in {r["name"] for r in rows}] == rows
+    for others in ([second, first], [second], [first]):  # another first run, whose base and prompts count; fewer
+        with pytest.raises(UserError, match=r"got others: \['models'"):
+            evaluate(others, held_out, settings(tmp_path))
+
+
+def test_runs_whose_rows_would_have_the_same_names_are_refused(config, held_out, tmp_path):
+    runs = [make_run(config, 1, output=str(tmp_path / name / "run"), iterations=1) for name in "ab"]
+    with pytest.raises(UserError, match="runs with folders of different names, which name the rows, got"):
+        evaluate(runs, held_out, settings(tmp_path))
 
 
 def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp_path, capsys):

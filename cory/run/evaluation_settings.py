@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from cory.config import Config, ModelConfig, Settings, UserError, changed, expect
+from cory.run.jsonl import replace_text
 from cory.run.settings import as_config, new_folder, read_settings
 
 FREE = ("device", "output", "ks", "shown")  # may differ when an evaluation is continued
@@ -35,7 +36,8 @@ class EvaluationConfig(Settings):
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their type.
         seed: Of the choice of queries and of sampling.
         device: auto, cpu, cuda or cuda:N.
-        output: Folder of the results; one that was begun with the same settings is continued. null: a new one.
+        output: Folder of the results; one that was begun with the same settings is continued, also with more models.
+            null: a new one.
         shown: Queries whose responses are shown side by side.
     """
 
@@ -110,6 +112,16 @@ def trained(models: Sequence[str]) -> dict[str, str]:
     return ends
 
 
+def extends(models: Sequence[str], before: Mapping[str, Any]) -> bool:
+    """Whether an evaluation with the settings `before` has its first model and all others among `models`, unchanged."""
+    then = before.get("models") or []
+    return (
+        list(models[:1]) == then[:1]
+        and set(then) <= set(models)
+        and before.get("trained", {}).items() <= trained(models).items()
+    )
+
+
 def output_folder(settings: EvaluationConfig, name: str, reward: str = "") -> Path:
     """The folder of the results: a new one, or one that was begun with the same settings; else a UserError.
 
@@ -119,12 +131,13 @@ def output_folder(settings: EvaluationConfig, name: str, reward: str = "") -> Pa
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():
         before = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-        changed = sorted(key for key in known if known[key] != before.get(key, known[key]) and key not in FREE)
+        free = (*FREE, "models", "trained") if extends(settings.models, before) else FREE
+        changed = sorted(key for key in known if known[key] != before.get(key, known[key]) and key not in free)
         if changed:
             raise UserError(
                 f"output: expected the settings with which {str(folder)!r} was begun, got others: {changed}"
             )
-        return folder
-    folder = new_folder(settings.output, name)
-    (folder / "settings.json").write_text(json.dumps(known, indent=2), encoding="utf-8")
+    else:
+        folder = new_folder(settings.output, name)
+    replace_text(folder / "settings.json", json.dumps(known, indent=2))
     return folder
