@@ -58,15 +58,16 @@ def final_table(comparison: Comparison) -> list[dict[str, str]]:
 
 def group_table(comparison: Comparison) -> list[dict[str, str]]:
     """By group: policy optimality, collapse rate, training variance, and the differences to the baseline."""
-    table = []
-    for row in comparison.group_rows():
+    table, rows = [], comparison.group_rows()
+    absolute = any(row.get("near_zero") for row in rows)  # of one column, all
+    for row in rows:
         changes = [row.get(f"{key}_change") for key in ("optimality", "variance")]
         table.append(
             {
                 "group": row["name"],
                 "n": str(row["n"]),
                 "policy optimality": spread(row["policy_optimality"]),
-                "difference to baseline": _absolute(row) if row.get("near_zero") else _percent(changes[0]),
+                "difference to baseline": _absolute(row) if absolute else _percent(changes[0]),
                 "collapse rate": f"{row['collapse_rate']:.0%}",
                 "training variance": f"{row['training_variance']:.3g}" if row["n"] > 1 else "",
                 "difference": _percent(changes[1]) if row["n"] > 1 else "",
@@ -80,7 +81,7 @@ def _percent(change: Interval | None) -> str:
 
 
 def _absolute(row: dict[str, Any]) -> str:
-    return f"{with_interval(row['optimality_difference'], '+.3f')}, absolute"
+    return f"{with_interval(change, '+.3f')}, absolute" if (change := row.get("optimality_difference")) else ""
 
 
 def method_note(comparison: Comparison) -> str:
@@ -89,7 +90,7 @@ def method_note(comparison: Comparison) -> str:
         f"Baseline: {comparison.baseline}. Policy optimality: mean combined reward over the last {LAST} "
         "iterations and over agents. Training variance: of the task reward (mean over agents) across seeds, mean over "
         "iterations; the mean of two agents is of twice the responses, which by itself lowers it. "
-        "Differences are relative to the size of the baseline's value (absolute where that is near 0), with the 95 % "
-        "interval of 10,000 bootstrap resamples of the seeds: rough at few seeds, and none where there is a single "
-        "one (of a variance: or two).\n"
+        "Differences are relative to the size of the baseline's value (absolute if one baseline is near 0), with the "
+        "95 % interval of 10,000 bootstrap resamples of the seeds: rough at few seeds, and none where there is a "
+        "single one (of a variance: or two).\n"
     )

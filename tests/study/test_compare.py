@@ -211,6 +211,18 @@ def test_a_difference_to_a_baseline_near_zero_is_absolute(tmp_path):
     assert float(value) == 1.5 and -0.1 < float(low) < 1.5 < float(high) < 3.1
 
 
+def test_one_baseline_near_zero_makes_the_whole_column_absolute(tmp_path):
+    for seed in range(2):
+        for reward, rate in ((2.0, 1e-4), (seed - 0.5, 1e-3)):
+            make_run(tmp_path / f"p{rate}{seed}", seed, reward=reward, ppo__learning_rate=rate)
+            make_run(tmp_path / f"c{rate}{seed}", seed, agents=2, reward=reward + 1.0, ppo__learning_rate=rate)
+    rows = group_table(compared(tmp_path, over="ppo.learning_rate"))
+    shown = {row["group"]: row["difference to baseline"] for row in rows}
+    assert re.fullmatch(r"\+1\.500 \(.*, absolute", shown["CORY, learning_rate 0.0001"]), shown
+    assert re.fullmatch(r"\+1\.500 \(.*, absolute", shown["CORY, learning_rate 0.001"]), shown
+    assert shown["PPO, learning_rate 0.0001"] == shown["PPO, learning_rate 0.001"] == ""
+
+
 def test_names_tell_groups_apart():
     def settings(agents, **keys):
         return {"cory": {"num_agents": agents, "exchange_period": keys.pop("period", 5)}, "ppo": {"lr": 1, **keys}}
