@@ -5,8 +5,8 @@
     python -m study.make_imdb_models FOLDER --only reward_model
 
 Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders, and prints how good they are on the
-test reviews; FOLDER/quality.json keeps it. Same seed, machine and number of threads: same models. Use them where
-no hub is reachable; elsewhere, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
+test reviews; FOLDER/quality.json keeps it. Same seed and kind of processor: same models, as training uses one thread.
+Use them where no hub is reachable; elsewhere, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
 """
 
 import json
@@ -25,6 +25,7 @@ LM_TOKENS = 96  # of a review, for the language model to learn
 LM_REVIEWS = 70_000  # of the 75,000 without the test's
 QUALITY_WORDS = (16, 32, 96)  # of a test review, at which the classifier is judged
 QUALITY_REVIEWS = 2000
+MINUTES = {"reward_model": 20, "policy": 30}  # measured
 LEAST = 0.6  # accuracy on the longest of these; some trainings stay at chance
 
 
@@ -68,10 +69,15 @@ def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, f
         )  # fmt: skip
         save(model, tokenizer, target)
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more threads sum in another order, and a training ends in other weights
     for name, build in (("reward_model", reward_model), ("policy", policy)):
         if only in (None, name):
             there = (folder / name).exists()
+            if not there:
+                print(f"Making {folder / name}: about {MINUTES[name]} minutes on one core of a CPU", flush=True)
             print(f"{'There already' if there else 'Made'}: {cached(folder / name, build)}", flush=True)
+    torch.set_num_threads(threads)
     chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
     with torch.no_grad():
         quality = measure(folder, [test[i] for i in chosen], [test_labels[i] for i in chosen])
