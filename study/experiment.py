@@ -27,7 +27,7 @@ from typing import Literal
 from cory.config import UserError, expect
 from cory.run.arguments import Arguments
 from cory.run.checks import is_local
-from cory.run.evaluation_settings import trained
+from cory.run.evaluation_settings import extends, trained
 from cory.run.settings import main
 from study import ray_engine
 from study.compare import write
@@ -50,6 +50,9 @@ class Engine:
     cpus: int | None = None
     gpus: float = 0.0
     address: str | None = None
+
+
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a run that was interrupted
 
 
 class Terminated(KeyboardInterrupt):
@@ -76,6 +79,8 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
     def ended(item: Planned, status: int | str, seconds: float) -> None:
         count[0] += 1
         how = f"{seconds:.0f} s" if not status else f"FAILED ({status}), see {item.folder}.log"
+        if status in STOPPED:
+            how = "stopped; the same command continues"
         print(f"[{count[0]}/{len(planned)}] {item.folder.name}: {how}", flush=True)
         if status:
             failed.append(item)
@@ -117,16 +122,20 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
     Raises:
         UserError: the script failed.
     """
-    if (folder / "settings.json").exists() and not _of_these(folder, planned):
+    runs, before = [str(item.folder) for item in planned], folder / "settings.json"
+    then = json.loads(before.read_text(encoding="utf-8")) if before.exists() else {}
+    if "trained" in then and not extends(runs, then):
         older = next(path for n in itertools.count(1) if not (path := Path(f"{folder}-older-{n}")).exists())
         folder.rename(older)
         print(f"The runs have changed since they were evaluated. The old evaluation is now in {older}")
     asked = folder / "command.txt"  # an evaluation without it is older
-    if (folder / "evaluation.md").exists() and (not asked.exists() or asked.read_text(encoding="utf-8") == command):
+    whole = (folder / "evaluation.md").exists() and then.get("trained") in (None, trained(runs))
+    if whole and (not asked.exists() or asked.read_text(encoding="utf-8") == command):
         print(f"Already evaluated: {folder}")
     else:
+        if asked.exists():
+            asked.write_text("", encoding="utf-8")  # not of these runs until it has ended
         script, *options = shlex.split(command)
-        runs = [str(item.folder) for item in planned]
         cwd = None if is_module(script) else ROOT
         done = subprocess.run([*start(script), *runs, *options, "--output", str(folder)], cwd=cwd)
         if done.returncode:
@@ -136,13 +145,6 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
             write_report(folder)
     for file in [*folder.glob("evaluation.*"), *folder.glob("*.png")]:
         shutil.copyfile(file, out / file.name)
-
-
-def _of_these(folder: Path, planned: Sequence[Planned]) -> bool:
-    """Whether an evaluation is of these runs as they are now; one that does not record its runs counts as such."""
-    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    now = trained([str(item.folder) for item in planned])
-    return settings.get("trained", now) == now
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

@@ -15,6 +15,7 @@ from conftest import ROOT
 from handmade import make_run
 
 from cory.config import UserError
+from cory.run.evaluation_settings import trained
 from imdb_train import toy
 from study import experiment
 from study.plan import Planned
@@ -264,6 +265,7 @@ def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path)
     driver.terminate()
     out, err = driver.communicate(timeout=120)
     assert driver.returncode == 130 and err == "interrupted\n" and "is saved" in out
+    assert f"{folder.name}: stopped; the same command continues" in out and "FAILED" not in out
     log = (tmp_path / f"{folder}.log").read_text()  # whole: the driver has waited
     assert "Continue with" in log and not (folder / "summary.json").exists()
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == int(
@@ -298,3 +300,30 @@ def test_runs_are_evaluated_once_and_the_results_are_beside_the_comparison(tmp_p
     assert "Already evaluated" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"judge.py --samples 2: failed with status 2"):
         experiment.evaluate(arguments[0], planned, tmp_path / "other", tmp_path / "out")
+
+
+def test_an_evaluation_goes_on_with_more_runs_and_starts_anew_with_changed_ones(tmp_path, capsys):
+    (tmp_path / "trial.yaml").write_text(SMALL)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    planned = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs")
+    for seed, item in enumerate(planned):
+        make_run(item.folder, seed)
+        (item.folder / "summary.json").write_text(json.dumps({"iterations": seed}))
+    folder, judge = tmp_path / "evaluation", str(tmp_path / "judge.py")
+
+    def evaluated(runs):
+        """Evaluates runs, as the script does, which records them; returns what it was called with."""
+        experiment.evaluate(judge, runs, folder, tmp_path)
+        names = [str(item.folder) for item in runs]
+        (folder / "settings.json").write_text(json.dumps({"models": names, "trained": trained(names)}))
+        return (folder / "evaluation.md").read_text().split()
+
+    assert evaluated(planned[:1]) == [str(planned[0].folder)]
+    assert evaluated(planned[:2]) == [str(item.folder) for item in planned[:2]]
+    assert "older" not in capsys.readouterr().out and not list(tmp_path.glob("evaluation-older*"))
+    experiment.evaluate(judge, planned[:2], folder, tmp_path)
+    assert "Already evaluated" in capsys.readouterr().out
+    (planned[1].folder / "summary.json").write_text(json.dumps({"iterations": 9}))
+    evaluated(planned[:2])
+    assert "The old evaluation is now in" in capsys.readouterr().out
+    assert (tmp_path / "evaluation-older-1/evaluation.md").exists()
