@@ -151,7 +151,7 @@ def lines(paths) -> int:
 def test_files_and_packages_stay_small():
     for path in SOURCES:
         assert len(path.read_text().splitlines()) <= 400, path
-    assert lines(ROOT.glob("cory/**/*.py")) <= 7800
+    assert lines(ROOT.glob("cory/**/*.py")) <= 7850
     commands = [ROOT / "cory/train.py", ROOT / "cory/evaluate.py", ROOT / "cory/push.py"]
     method = [*ROOT.glob("cory/*.py"), *ROOT.glob("cory/learners/*.py")]
     assert lines(path for path in method if path not in commands) <= 2500

@@ -94,8 +94,7 @@ def respond(
             result.tokens[i], result.token_texts[i] = len(response), token_texts(tokenizer, response)
             if kl:  # a response at a time, as a processor's cache holds one's vocabulary, not a batch's
                 own = torch.stack(logits[place]).float().log_softmax(-1)
-                other = own if base is model else base_logits[place, : len(response)].float().log_softmax(-1)
-                both = own, other
+                both = own, own if base is model else base_logits[place, : len(response)].float().log_softmax(-1)
                 mine, theirs = (x.gather(-1, response[:, None])[:, 0] for x in both)
                 result.kl[i], result.base_nll[i] = full_kl(*both).sum().item(), -theirs.sum().item()
                 result.log_ratios[i] = rounded(mine - theirs)
@@ -110,26 +109,23 @@ def reply(
     columns: Mapping[str, Sequence[Any]],
     sampling: SamplingConfig,
     read: Sequence[str] | None = None,
-    batch_size: int = 64,
-    seed: int = 0,
-    chat_template: bool | Mapping[str, Any] = False,
-    kl: bool = True,
+    **options: Any,
 ) -> Responses:
     """A response to each row of a task.
 
     Args:
         loaded: model, base and tokenizer, as `ModelPool.loaded` has them. columns: of the rows, `prompt` among them.
         read: the responses that an observer reads; None: the prompts are the pioneer's.
-        batch_size, seed, chat_template, kl: as in `respond`.
+        options: `batch_size`, `seed`, `chat_template` and `kl` of `respond`.
     """
     model, base, tokenizer = loaded
     if read is None:
         prompts = task.render(0, columns)
     else:
-        tokens = partial(encode, tokenizer, chat_template=chat_template)
+        tokens = partial(encode, tokenizer, chat_template=options.get("chat_template", False))
         render, length = partial(task.render, 1, columns), sampling.max_new_tokens
         prompts = fit_responses(render, read, tokens, context_length(model), length)
-    return respond(model, base, tokenizer, prompts, sampling, batch_size, seed, chat_template=chat_template, kl=kl)
+    return respond(model, base, tokenizer, prompts, sampling, **options)
 
 
 def answer(
@@ -139,13 +135,10 @@ def answer(
     sampling: SamplingConfig,
     read: Sequence[str] | None = None,
     role: int = 0,
-    batch_size: int = 64,
-    seed: int = 0,
-    chat_template: bool | Mapping[str, Any] = False,
-    kl: bool = True,
+    **options: Any,
 ) -> tuple[Responses, list[float]]:
     """A response to each row of a task, as `reply` gives it, and their task rewards. `role` is passed to the reward."""
-    responses = reply(loaded, task, columns, sampling, read, batch_size, seed, chat_template=chat_template, kl=kl)
+    responses = reply(loaded, task, columns, sampling, read, **options)
     others = {name: values for name, values in columns.items() if name != "prompt"}
     others["role"] = [role_name(role)] * len(responses.completions)
     with torch.autocast(loaded[0].device.type, enabled=False):  # rewards are computed as in training

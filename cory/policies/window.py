@@ -8,6 +8,7 @@ no vocabulary projection and no memory for it.
 
 import inspect
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -120,29 +121,22 @@ def forward(
     return logits, hidden
 
 
-def stem_lengths(prompts: Sequence[tuple[int, ...]]) -> list[int]:
-    """How many of its first tokens each prompt shares with others, so that they need to be read only once.
+def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """What each prompt begins with, in such groups that few tokens are read if a group's beginning is read once.
 
     Prompts are taken in the order of their tokens. One joins those before it if fewer tokens are read that way. One
     token of each prompt is left, to predict the first of the response.
     """
-    order = sorted(range(len(prompts)), key=lambda i: prompts[i])
-    groups: list[tuple[int, list[int]]] = []  # tokens shared, and the prompts
-    for i in order:
-        shared = len(prompts[i]) - 1
-        if groups:
-            stem, members = groups[-1]
-            pairs = zip(prompts[members[-1]][:stem], prompts[i][:shared], strict=False)
-            common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(stem, shared))
-            if (stem - common) * (len(members) - 1) < common:
-                groups[-1] = common, [*members, i]
-                continue
-        groups.append((shared, [i]))
-    lengths = [0] * len(prompts)
-    for stem, members in groups:
-        for i in members:
-            lengths[i] = stem
-    return lengths
+    groups: list[tuple[tuple[int, ...], list[int]]] = []  # the beginning, and the prompts
+    for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
+        mine = prompts[i][:-1]
+        stem, members = groups[-1] if groups else ((), [])
+        common = mine[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stem, mine, strict=False)))]
+        if (len(stem) - len(common)) * (len(members) - 1) < len(common):
+            groups[-1] = common, [*members, i]
+        else:
+            groups.append((mine, [i]))
+    return [stem for _, stem in sorted((i, stem) for stem, members in groups for i in members)]
 
 
 class Stems(NamedTuple):
@@ -153,24 +147,21 @@ class Stems(NamedTuple):
     rests: list[tuple[int, ...]]
 
 
-@torch.no_grad()
 def read_stems(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int) -> Stems | None:
     """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their tokens."""
-    lengths = stem_lengths(prompts)
-    stems = {stem: row for row, stem in enumerate(dict.fromkeys(p[:n] for p, n in zip(prompts, lengths, strict=True)))}
-    saved = sum(lengths) - sum(map(len, stems))
-    if min(lengths) == 0 or saved < sum(map(len, prompts)) / 5:  # two passes must pay
+    stems, device = stems_of(prompts), next(model.parameters()).device
+    rows = {stem: row for row, stem in enumerate(dict.fromkeys(stems))}
+    saved = sum(map(len, stems)) - sum(map(len, rows))
+    if () in rows or saved < sum(map(len, prompts)) / 5:  # two passes must pay
         return None
-    device = next(model.parameters()).device
     cache = DynamicCache(config=model.config)
-    ids, mask = pad([torch.tensor(stem, device=device) for stem in stems], pad_id, "left")
+    ids, mask = pad([torch.tensor(stem, device=device) for stem in rows], pad_id, "left")
     forward(model, ids, mask, (mask.cumsum(1) - 1).clamp(min=0), 1, cache)
-    copies = torch.tensor([stems[p[:n]] for p, n in zip(prompts, lengths, strict=True)], device=device)
+    copies = torch.tensor([rows[stem] for stem in stems], device=device)
     cache.batch_select_indices(copies)
-    return Stems(cache, mask[copies], [p[n:] for p, n in zip(prompts, lengths, strict=True)])
+    return Stems(cache, mask[copies], [p[len(stem) :] for p, stem in zip(prompts, stems, strict=True)])
 
 
-@torch.no_grad()
 def response_logits(
     model: PreTrainedModel, queries: Sequence[Tensor], responses: Sequence[Tensor], pad_id: int
 ) -> Tensor:

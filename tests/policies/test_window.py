@@ -7,7 +7,7 @@ from test_sampling import model, rows  # noqa: F401
 
 from cory.config import SamplingConfig
 from cory.policies.sampling import sample
-from cory.policies.window import forward, pack, response_logits, stem_lengths
+from cory.policies.window import forward, pack, response_logits, stems_of
 
 STEM = "some very fine or awful acting and music"
 ALIKE = [f"{STEM}{more}" for more in ("", " a", " a bad story", " the film was a good", " a")]
@@ -15,13 +15,18 @@ APART = ["the film was", "a good story", "bad film"]
 
 
 def test_stems_are_what_neighbours_share():
+    def shared(prompts):
+        stems = stems_of(prompts)
+        assert all(prompt[: len(stem)] == stem for prompt, stem in zip(prompts, stems, strict=True))
+        return list(map(len, stems))
+
     three = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (1, 2, 3, 4, 7)]
-    assert stem_lengths(three) == [4, 4, 4]
-    assert stem_lengths([*three, (9,)]) == [4, 4, 4, 0]
-    assert stem_lengths([*three, (1, 2, 3, 8)]) == [3] * 4  # two tokens are read once more to save three
-    assert stem_lengths([*three, (1, 8, 8)]) == [4, 4, 4, 2]  # six would be read once more to save one
-    assert stem_lengths([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]  # all but a token, which predicts the response
-    assert stem_lengths([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # of the shorter one, too
+    assert shared(three) == [4, 4, 4]
+    assert shared([*three, (9,)]) == [4, 4, 4, 0]
+    assert shared([*three, (1, 2, 3, 8)]) == [3] * 4  # two tokens are read once more to save three
+    assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]  # six would be read once more to save one
+    assert shared([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]  # all but a token, which predicts the response
+    assert shared([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # of the shorter one, too
 
 
 @pytest.mark.parametrize("prompts", [ALIKE, ALIKE + APART, APART, ["a", *ALIKE]])
