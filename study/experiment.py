@@ -27,7 +27,7 @@ from typing import Literal
 from cory.config import UserError, expect
 from cory.run.arguments import Arguments
 from cory.run.checks import is_local
-from cory.run.evaluation_settings import extends, trained
+from cory.run.evaluation_settings import extends
 from cory.run.settings import main
 from study import ray_engine
 from study.compare import write
@@ -52,7 +52,8 @@ class Engine:
     address: str | None = None
 
 
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a run that was interrupted
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+STOPPED = [*(128 + s for s in INTERRUPTS), *(-s for s in INTERRUPTS)]  # statuses of runs; the latter before they load
 
 
 class Terminated(KeyboardInterrupt):
@@ -128,19 +129,17 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
         older = next(path for n in itertools.count(1) if not (path := Path(f"{folder}-older-{n}")).exists())
         folder.rename(older)
         print(f"The runs have changed since they were evaluated. The old evaluation is now in {older}")
-    asked = folder / "command.txt"  # an evaluation without it is older
-    whole = (folder / "evaluation.md").exists() and then.get("trained") in (None, trained(runs))
-    if whole and (not asked.exists() or asked.read_text(encoding="utf-8") == command):
+    asked, whole = folder / "command.txt", "\n".join([command, *runs])  # stands there when it has ended
+    if asked.exists() and asked.read_text(encoding="utf-8") == whole:
         print(f"Already evaluated: {folder}")
     else:
-        if asked.exists():
-            asked.write_text("", encoding="utf-8")  # not of these runs until it has ended
+        asked.unlink(missing_ok=True)
         script, *options = shlex.split(command)
         cwd = None if is_module(script) else ROOT
         done = subprocess.run([*start(script), *runs, *options, "--output", str(folder)], cwd=cwd)
         if done.returncode:
             raise UserError(f"{command}: failed with status {done.returncode}")
-        asked.write_text(command, encoding="utf-8")
+        asked.write_text(whole, encoding="utf-8")
         if is_module(script):
             write_report(folder)
     for file in [*folder.glob("evaluation.*"), *folder.glob("*.png")]:

@@ -220,13 +220,39 @@ def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
     whole = evaluate([first, second], held_out, settings(tmp_path / "other")).rows
     folder, rows = evaluate([first], held_out, settings(tmp_path))
     lines = (folder / "responses.jsonl").read_text().splitlines()
+    with pytest.raises(UserError, match="'mistyped'"):
+        evaluate([first, "mistyped"], held_out, settings(tmp_path))
     folder, more = evaluate([first, second], held_out, settings(tmp_path))
     now = (folder / "responses.jsonl").read_text().splitlines()
     assert now[: len(lines)] == lines and len(now) > len(lines)
     assert more == whole and [row for row in more if row["name"] in {r["name"] for r in rows}] == rows
-    for others in ([second, first], [second], [first]):  # another first run, whose base and prompts count; fewer
+    assert evaluate([first], held_out, settings(tmp_path)).rows == rows  # fewer again
+    for others in ([second, first], [second]):  # another first run, whose base and prompts count
         with pytest.raises(UserError, match=r"got others: \['models'"):
             evaluate(others, held_out, settings(tmp_path))
+    elsewhere = make_run(config, 1, output=str(tmp_path / "elsewhere/b"), iterations=1)
+    with pytest.raises(UserError, match=r"got others: \['models'"):  # its rows would have the same names
+        evaluate([first, elsewhere], held_out, settings(tmp_path))
+    (second / "summary.json").write_text("{}")  # trained on, also while it was left out
+    with pytest.raises(UserError, match="'trained'"):
+        evaluate([first, second], held_out, settings(tmp_path))
+
+
+def test_an_evaluation_does_not_go_on_with_another_base(config, held_out, policy_folder, tmp_path):
+    run = make_run(config, 1, output=str(tmp_path / "a"), iterations=1)
+    evaluate([policy_folder], held_out, settings(tmp_path))
+    with pytest.raises(UserError, match=r"got others: \['models'"):  # the run's base, prompts and sampling would count
+        evaluate([policy_folder, run], held_out, settings(tmp_path))
+
+
+def test_a_run_without_summary_that_got_one_counts_as_changed(config, held_out, tmp_path):
+    run = make_run(config, 1, iterations=1)
+    text = (run / "summary.json").read_text()
+    (run / "summary.json").unlink()  # as while a finished run is trained on
+    evaluate([run], held_out, settings(tmp_path))
+    (run / "summary.json").write_text(text)
+    with pytest.raises(UserError, match=r"got others: \['trained'\]"):
+        evaluate([run], held_out, settings(tmp_path))
 
 
 def test_runs_whose_rows_would_have_the_same_names_are_refused(config, held_out, tmp_path):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from cory.config import Config, ModelConfig, SamplingConfig, UserError, changed
+from cory.config import Config, ModelConfig, SamplingConfig, changed, expect
 from cory.evaluation.responses import Responses, answer
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.policies.load import ModelPool, choose_device
@@ -82,9 +82,8 @@ class Evaluator:
         self.settings, self.task = settings, task
         device = choose_device(settings.device)
         runs = {Path(name): run_config(kind, Path(name)) for name in settings.models if run_agents(Path(name))}
-        if len({run.name for run in runs}) < len(runs):
-            names = list(map(str, runs))
-            raise UserError(f"models: expected runs with folders of different names, which name the rows, got {names}")
+        different = "runs with folders of different names, which name the rows"
+        expect(len({run.name for run in runs}) == len(runs), "models", different, list(map(str, runs)))
         first = next(iter(runs.values()), None) or kind()
         self.kl_coef = (first.ppo.init_kl_coef if runs else 0.3) if settings.kl_coef is None else settings.kl_coef
         self.sampling = first.sampling.after_training(settings.sampling)

@@ -14,6 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+BY_POSITIONS = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen2", "qwen3", "smollm3")  # families tested with stems
 
 
 class Window(NamedTuple):
@@ -124,15 +127,15 @@ def forward(
 def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """What each prompt begins with, in such groups that few tokens are read if a group's beginning is read once.
 
-    Prompts are taken in the order of their tokens. One joins those before it if fewer tokens are read that way. One
-    token of each prompt is left, to predict the first of the response.
+    Prompts are taken in the order of their tokens. One joins those before it if that saves a quarter of its tokens. Its
+    last token is left, to predict the first of the response.
     """
     groups: list[tuple[tuple[int, ...], list[int]]] = []  # the beginning, and the prompts
     for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
         mine = prompts[i][:-1]
         stem, members = groups[-1] if groups else ((), [])
         common = mine[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stem, mine, strict=False)))]
-        if (len(stem) - len(common)) * (len(members) - 1) < len(common):
+        if len(common) - (len(stem) - len(common)) * (len(members) - 1) > len(mine) / 4:
             groups[-1] = common, [*members, i]
         else:
             groups.append((mine, [i]))
@@ -148,13 +151,19 @@ class Stems(NamedTuple):
 
 
 def read_stems(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int) -> Stems | None:
-    """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their tokens."""
+    """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their tokens.
+
+    Also None for models that are not known to find distances by `position_ids`. Padding stands between beginnings and
+    rests, and sliding windows, for example, count it.
+    """
+    cache = DynamicCache(config=model.config)
+    if model.config.model_type not in BY_POSITIONS or any(type(layer) is not DynamicLayer for layer in cache.layers):
+        return None
     stems, device = stems_of(prompts), next(model.parameters()).device
     rows = {stem: row for row, stem in enumerate(dict.fromkeys(stems))}
     saved = sum(map(len, stems)) - sum(map(len, rows))
     if () in rows or saved < sum(map(len, prompts)) / 5:  # two passes must pay
         return None
-    cache = DynamicCache(config=model.config)
     ids, mask = pad([torch.tensor(stem, device=device) for stem in rows], pad_id, "left")
     forward(model, ids, mask, (mask.cumsum(1) - 1).clamp(min=0), 1, cache)
     copies = torch.tensor([rows[stem] for stem in stems], device=device)

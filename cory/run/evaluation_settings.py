@@ -113,12 +113,18 @@ def trained(models: Sequence[str]) -> dict[str, str]:
 
 
 def extends(models: Sequence[str], before: Mapping[str, Any]) -> bool:
-    """Whether an evaluation with the settings `before` has its first model and all others among `models`, unchanged."""
-    then = before.get("models") or []
-    return (
-        list(models[:1]) == then[:1]
-        and set(then) <= set(models)
-        and before.get("trained", {}).items() <= trained(models).items()
+    """Whether an evaluation with the settings `before` can go on with these models, more or fewer.
+
+    The first model and run must be the same, as they decide on base, prompts and sampling; runs must be unchanged.
+    """
+
+    def first(names: Sequence[str]) -> list[str]:
+        return [*names[:1], *[name for name in names if (Path(name) / "config.yaml").exists()][:1]]
+
+    then, now = before.get("models") or [], trained(models)
+    was, rows = before.get("trained", now), {Path(name).name: name for name in then}  # a folder's name is that of rows
+    return first(models) == first(then) and all(
+        rows[Path(name).name] == name and was.get(name) == now.get(name) for name in models if Path(name).name in rows
     )
 
 
@@ -131,12 +137,15 @@ def output_folder(settings: EvaluationConfig, name: str, reward: str = "") -> Pa
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():
         before = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-        free = (*FREE, "models", "trained") if extends(settings.models, before) else FREE
+        extended = extends(settings.models, before)
+        free = (*FREE, "models", "trained") if extended else FREE
         changed = sorted(key for key in known if known[key] != before.get(key, known[key]) and key not in free)
         if changed:
-            raise UserError(
-                f"output: expected the settings with which {str(folder)!r} was begun, got others: {changed}"
-            )
+            begun = f"the settings with which {str(folder)!r} was begun"
+            raise UserError(f"output: expected {begun}, got others: {changed}")
+        if extended:
+            known["models"] = list(dict.fromkeys([*before["models"], *settings.models]))
+            known["trained"] = before.get("trained", {}) | known["trained"]
     else:
         folder = new_folder(settings.output, name)
     replace_text(folder / "settings.json", json.dumps(known, indent=2))

@@ -323,6 +323,12 @@ def test_an_evaluation_goes_on_with_more_runs_and_starts_anew_with_changed_ones(
     assert "older" not in capsys.readouterr().out and not list(tmp_path.glob("evaluation-older*"))
     experiment.evaluate(judge, planned[:2], folder, tmp_path)
     assert "Already evaluated" in capsys.readouterr().out
+    (tmp_path / "judge.py").write_text("raise SystemExit(2)")  # stopped while it answers those of a third
+    with pytest.raises(UserError, match="failed with status 2"):
+        experiment.evaluate(judge, planned[:3], folder, tmp_path)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    assert evaluated(planned[:3])[-1] == str(planned[2].folder)
+    assert evaluated(planned[:2])[-1] == str(planned[1].folder)
     (planned[1].folder / "summary.json").write_text(json.dumps({"iterations": 9}))
     evaluated(planned[:2])
     assert "The old evaluation is now in" in capsys.readouterr().out
