@@ -5,7 +5,7 @@
     python -m study.make_imdb_models FOLDER --only reward_model
 
 Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders, and prints how good they are on the
-test reviews; FOLDER/quality.json keeps it. Same seed and kind of processor: same models, as training uses one thread.
+test reviews; FOLDER/quality.json keeps it. Same seed, kind of processor and threads (1, unless stated): same models.
 Use them where no hub is reachable; elsewhere, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
 """
 
@@ -29,7 +29,7 @@ MINUTES = {"reward_model": 20, "policy": 30}  # measured
 LEAST = 0.6  # accuracy on the longest of these; some trainings stay at chance
 
 
-def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, float]:
+def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int = 1) -> dict[str, float]:
     """Fills `folder` with reward_model/ and policy/, keeping what already exists, and measures them.
 
     Raises a UserError: the data set is not available.
@@ -69,15 +69,15 @@ def make(folder: Path, dataset: str, only: str | None, seed: int) -> dict[str, f
         )  # fmt: skip
         save(model, tokenizer, target)
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more threads sum in another order, and a training ends in other weights
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     for name, build in (("reward_model", reward_model), ("policy", policy)):
         if only in (None, name):
             there = (folder / name).exists()
             if not there:
                 print(f"Making {folder / name}: about {MINUTES[name]} minutes on one core of a CPU", flush=True)
             print(f"{'There already' if there else 'Made'}: {cached(folder / name, build)}", flush=True)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(before)
     chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
     with torch.no_grad():
         quality = measure(folder, [test[i] for i in chosen], [test_labels[i] for i in chosen])
@@ -133,8 +133,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dataset", type=str, default="stanfordnlp/imdb", help="Hub id or folder of the reviews")
     parser.add_argument("--only", type=Literal["reward_model", "policy"] | None, help="Make one of the two")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="Of training; other numbers give other weights")
     args = parser.of(argv)
-    quality = make(Path(args.folder), args.dataset, args.only, args.seed)
+    quality = make(Path(args.folder), args.dataset, args.only, args.seed, args.threads)
     for name, value in quality.items():
         print(f"{name}: {value:.3f}")
     if quality.get(f"accuracy on {QUALITY_WORDS[-1]} words", 1.0) < LEAST:

@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import sentences
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -36,7 +37,10 @@ def test_small_models_of_reviews(tmp_path, monkeypatch, capsys):
     assert ("Warning: the reward model has not learned" in shown) == (quality["accuracy on 96 words"] < 0.6)
 
     made = (folder / "policy/model.safetensors").stat().st_mtime_ns
-    make_imdb_models.command_line([str(folder), "--dataset", str(data), "--only", "reward_model"])
+    threads, asked = torch.get_num_threads(), []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    make_imdb_models.command_line([str(folder), "--dataset", str(data), "--only", "reward_model", "--threads", "3"])
+    assert asked == [3, threads]
     assert (folder / "policy/model.safetensors").stat().st_mtime_ns == made
     assert f"There already: {folder / 'reward_model'}" in capsys.readouterr().out
     (data / "unsupervised.parquet").unlink()
