@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from cory.config import expect
 from cory.run.arguments import Arguments
 from cory.run.settings import main
 
@@ -135,6 +136,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="Of training; other numbers give other weights")
     args = parser.of(argv)
+    expect(args.threads > 0, "--threads", "at least 1", args.threads)
     quality = make(Path(args.folder), args.dataset, args.only, args.seed, args.threads)
     for name, value in quality.items():
         print(f"{name}: {value:.3f}")

@@ -125,7 +125,7 @@ def sample(
     Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
     token, with the token that completes its first stop text, or after `max_new_tokens` tokens. `seen`, where given, has
     a list for each query, which gets the logits (vocabulary) of each of its tokens, as they are before warping. With
-    `stems` also the common beginnings of different prompts are read once; that changes logits in their last bits.
+    `stems` common beginnings of prompts are read once, too (`read_stems`); that changes logits in their last bits.
     """
     device, asked = device_of(model), [tuple(query.tolist()) for query in queries]
     distinct = {query: row for row, query in enumerate(dict.fromkeys(asked))}

@@ -47,6 +47,8 @@ def test_small_models_of_reviews(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match=r"expected a file unsupervised\.parquet"):
         make_imdb_models.command_line([str(tmp_path / "new"), "--dataset", str(data)])
     assert not (tmp_path / "new").exists()  # said before anything is trained
+    with pytest.raises(UserError, match="--threads: expected at least 1, got 0"):
+        make_imdb_models.command_line([str(folder), "--dataset", str(data), "--threads", "0"])
     with pytest.raises(UserError, match="a Hub id or an existing local folder"):
         make_imdb_models.command_line([str(folder), "--dataset", "./none"])
 
