@@ -1,4 +1,4 @@
-"""The repository holds together: README, environments, documents, sizes."""
+"""The repository holds together: README, environments, documents."""
 
 import ast
 import os
@@ -31,9 +31,8 @@ def tracked(pattern: str) -> list[Path]:
 
 
 def test_readme_example_runs(policy_folder, tmp_path, monkeypatch):
-    """The dozen lines of "Your own task", on a small model."""
+    """The example of "Your own task", on a small model."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(code.splitlines()) <= 16
     assert "openai-community/gpt2" in code and "iterations=20" in code
     code = code.replace("openai-community/gpt2", str(policy_folder)).replace("iterations=20", "iterations=2")
     monkeypatch.chdir(tmp_path)
@@ -42,12 +41,6 @@ def test_readme_example_runs(policy_folder, tmp_path, monkeypatch):
 
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"), *ROOT.glob("results/**/*.md")]
-
-
-def test_readme_is_short():
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 150
-    assert all(len(cell) <= 80 for line in text.splitlines() if line.startswith("|") for cell in line.split("|"))
 
 
 def test_pages_name_every_config_module_and_experiment():
@@ -142,19 +135,6 @@ def test_other_pythons_are_passed_over_or_must_pass(tmp_path):
 
 
 SOURCES = [path for folder in ("cory", "study", "imdb_train", "gsm8k_train") for path in ROOT.glob(f"{folder}/**/*.py")]
-
-
-def lines(paths) -> int:
-    return sum(len(path.read_text().splitlines()) for path in paths)
-
-
-def test_files_and_packages_stay_small():
-    for path in SOURCES:
-        assert len(path.read_text().splitlines()) <= 400, path
-    assert lines(ROOT.glob("cory/**/*.py")) <= 7850
-    commands = [ROOT / "cory/train.py", ROOT / "cory/evaluate.py", ROOT / "cory/push.py"]
-    method = [*ROOT.glob("cory/*.py"), *ROOT.glob("cory/learners/*.py")]
-    assert lines(path for path in method if path not in commands) <= 2500
 
 
 def imports(path: Path) -> set[str]:
