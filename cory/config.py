@@ -205,13 +205,13 @@ class CheckpointConfig(Settings):
 
     Args:
         save_every: Iterations between checkpoints; one is also saved on a signal. 0: on signals only.
-        save_final: Also save one after the last iteration, from which the run can be extended.
+        save_final: Save one after the last iteration, from which the run can be extended.
         keep: Number of newest checkpoints kept.
         best: Metric whose best checkpoint is kept as well, mean over the agents, larger is better; null for none.
     """
 
     save_every: int = 10
-    save_final: bool = False
+    save_final: bool = True
     keep: int = 2
     best: str | None = None
 
@@ -256,6 +256,8 @@ class Config(Settings):
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.
+        overwrite: With `resume` of an older checkpoint: delete what the run has done since.
+        accept_changes: With `resume`: `reward` accepts that the reward function has changed, and records it.
         tracker: Where metrics and sample texts go besides the run's folder. wandb works offline without an account.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
@@ -278,6 +280,8 @@ class Config(Settings):
     agents: list[dict[str, Any]] = field(default_factory=list)
     output: str | None = None
     resume: str | None = None
+    overwrite: bool = False
+    accept_changes: Literal["none", "reward"] = "none"
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"

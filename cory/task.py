@@ -13,6 +13,7 @@ from cory.policies.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.rewards import Reward, RewardFunction
 from cory.run import provenance
+from cory.run.identity import Models, model_identity
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
@@ -120,6 +121,16 @@ class Task:
         ]
         hashes = [each.sha256 or provenance.source_hash(each.function) for each in self.rewards]
         return {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
+
+    def models(self) -> Models:
+        """What identifies the models that the reward functions load, and name in an attribute `models`.
+
+        That is a mapping of a setting, or any name, to a Hub id or local folder.
+        """
+        named: dict[str, str] = {}
+        for reward in self.rewards:
+            named |= getattr(reward.function, "models", {})
+        return {key: {"name": name, "identity": model_identity(name)} for key, name in named.items()}
 
     @property
     def rewards(self) -> Sequence[Reward]:

@@ -25,10 +25,12 @@ from cory.report import write_run_report
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
 from cory.run import checkpoint, processes
-from cory.run.checkpoint import CheckpointManager, RunState, find_resumed
+from cory.run.checkpoint import CheckpointManager, RunState
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
+from cory.run.identity import policy_models
+from cory.run.resume import Resumed, find_resumed
 from cory.task import Task
 
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
@@ -105,15 +107,21 @@ class CoryTrainer:
             Interrupted: after SIGTERM or SIGINT; the state is saved.
         """
         names = [agent.name for agent in self.agents]
-        made_of = run_record(self.config, self.task.fingerprint())
-        found = find_resumed(self.config, made_of, self.name, names) if processes.is_main() else None
-        resumed = processes.broadcast(found)
-        if resumed and resumed.checkpoint:
-            checkpoint.load(resumed.checkpoint, resumed.state, self.agents)
-        state: RunState = resumed.state if resumed else RunState()
-        state.config = made_of
-        place = (resumed.run, state.lengths) if resumed else ()
-        with Run(self.config, self.name, names, made_of, *place) as run, Signals() as signals:
+        record = run_record(self.config, self.fingerprint())
+        found = find_resumed(self.config, record, self.name, names) if processes.is_main() else None
+        resumed: Resumed | None = processes.broadcast(found)
+        state = RunState()
+        continued: dict[str, Any] = {}
+        if resumed is not None:
+            if resumed.finished:
+                return Run(self.config, self.name, names, record, resumed.run, finished=True)
+            state = resumed.state
+            record["changes"] = resumed.changes
+            if resumed.checkpoint is not None:
+                checkpoint.load(resumed.checkpoint, state, self.agents)
+            continued = {"folder": resumed.run, "lengths": state.lengths, "outdated": resumed.outdated}
+        state.config = record
+        with Run(self.config, self.name, names, record, **continued) as run, Signals() as signals:
             state.before = state.before or self._fixed_samples()
             checkpoints = CheckpointManager(run, self.agents, self.config.checkpoint, state)
             for callback in self.callbacks:
@@ -161,6 +169,11 @@ class CoryTrainer:
             for callback in self.callbacks:
                 callback.on_train_end(self, run)
         return run
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
+        models = policy_models(self.config) | self.task.models()
+        return {**self.task.fingerprint(), "models": models}
 
     def iteration(self, k: int, history: Sequence[dict[str, Any]] = ()) -> tuple[Records, Records]:
         """Algorithm 1, lines 3 to 17, for iteration `k`: a record per agent, and, where they are due, samples.

@@ -59,6 +59,7 @@ class PositiveLogit:
         model, self.tokenizer, self.index = load_classifier(name, "POSITIVE", "task.reward_model")
         self.model: PreTrainedModel = model.to(device)
         self.batch_size, self.separator = batch_size, separator
+        self.models = {"task.reward_model": name}  # recorded, so that another model behind this name is refused
         self.max_length = getattr(model.config, "max_position_embeddings", None)
 
     @torch.no_grad()

@@ -100,8 +100,11 @@ def read(folder: Path) -> Record:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         record.samples, record.stopped = summary.get("samples", {}), summary.get("stopped", False)
         recorded = len({row["iteration"] for row in record.rows})
-        if not record.problems and recorded < summary.get("iterations", recorded):
-            record.problems.append(f"metrics.jsonl has {recorded} of the {summary['iterations']} iterations")
+        ended = summary.get("iterations", recorded)
+        if not record.problems and recorded < ended:
+            record.problems.append(f"metrics.jsonl has {recorded} of the {ended} iterations")
+        elif not record.problems and recorded > ended:
+            record.problems.append(f"incomplete: finished after {ended} iterations, then extended to {recorded} so far")
     except (OSError, ValueError, AttributeError):
         if record.rows:
             record.problems.append(f"incomplete: {record.iterations} of {planned} iterations, and no summary.json")

@@ -26,6 +26,7 @@ from cory.roles import role_name
 from cory.run import checkpoint
 from cory.run.checkpoint import RunState
 from cory.run.evaluation_settings import agent_models, run_config
+from cory.run.identity import check_models, policy_models
 from cory.run.settings import read_settings
 from cory.task import Task
 from cory.tasks.kinds import kind_of
@@ -164,6 +165,9 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
     device = choose_device(settings.device)
     with _saved_agents(path, run, config) as (folder, iterations):
         task, why_not = _task(made_of, config, module, device)
+        recorded = (made_of.get("fingerprint") or {}).get("models") or {}
+        check_models(recorded, policy_models(config), str(run))
+        check_models(recorded, task.models(), str(run), chosen=True)
         chain = Chain(folder, config, settings, task, device)
         if why_not or (why_not := reward_differs(run, made_of.get("fingerprint") or {}, task)):
             chain.note(why_not)

@@ -29,6 +29,7 @@ from cory.policies.load import ModelPool, choose_device
 from cory.prompts import RolePrompts, text_of
 from cory.report import write_evaluation_report
 from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
+from cory.run.identity import check_models, model_identity, policy_models
 from cory.run.jsonl import replace_text
 from cory.run.report import text_table
 from cory.run.settings import read_settings
@@ -69,6 +70,10 @@ def reward_differs(run: Path, made_of: Mapping[str, Any], task: Task) -> str:
         return f"Warning: {run} was trained on the reward {trained}, not {mine['reward']}."
     if made_of and made_of.get("reward_sha256") != mine["reward_sha256"]:
         return f"Warning: the source of the reward {trained} has changed since {run} was trained."
+    recorded = made_of.get("models") or {}
+    for key, model in task.models().items():
+        if recorded.get(key) and recorded[key]["identity"] != model["identity"]:
+            return f"Warning: {run} was trained with {key} {recorded[key]['name']!r}, not {model['name']!r}."
     return ""
 
 
@@ -96,6 +101,8 @@ class Evaluator:
         self.chains: dict[str, tuple[str, str, int]] = {}  # read (a model or a chain), who answers, role
         if runs:
             self.chains["base after itself"] = ("base", "base", 1)
+        self.models = task.models()  # what identifies the models of this evaluation
+        self.models["base"] = {"name": base.name, "identity": model_identity(base.name, base.revision)}
         for name in settings.models:
             path = Path(name)
             if path in runs:
@@ -103,6 +110,7 @@ class Evaluator:
             elif first.resolve(name) != base.name:
                 model = replace(base, name=first.resolve(name), revision=None)
                 self.candidates[name] = Candidate(model, None, base, task)
+                self.models[name] = {"name": model.name, "identity": model_identity(model.name)}
         self.pool = ModelPool(device)
         count = min(settings.queries or len(task.dataset), len(task.dataset))
         self.columns = task.dataset[:count]
@@ -116,9 +124,15 @@ class Evaluator:
     def _add_run(self, run: Path, config: Config) -> None:
         """Adds a run's agents and their chains, with the run's prompts; warns if it was trained on another reward."""
         task, made_of = self._as_read_by(run)
+        agents = agent_models(run, config, self.settings.model)
+        first = self.candidates["base"].model
+        recorded = made_of.get("models") or {}
+        adapters = any(adapter for _, adapter, _ in agents.values())
+        if adapters or not self.settings.base:  # else the run's own base is not loaded
+            check_models(recorded, policy_models(config), str(run))
+        check_models(recorded, self.task.models(), str(run), chosen=True)
         if differs := reward_differs(run, made_of, self.task):
             print(differs, file=sys.stderr)
-        agents, first = agent_models(run, config, self.settings.model), self.candidates["base"].model
         for agent, (model, adapter, base) in agents.items():
             # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
             own = base if config.agents and not self.settings.base else first
@@ -295,7 +309,7 @@ def evaluate(
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()
     evaluator = Evaluator(task, settings, kind)
-    folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"])
+    folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"], evaluator.models)
     rows = summarise(evaluator.run(folder), task, settings, evaluator.kl_coef)
     queries = list(map(text_of, evaluator.columns["prompt"]))
     titles = {key: title for key, title in columns_shown(task, settings).items() if all(key in row for row in rows)}

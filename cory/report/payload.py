@@ -72,7 +72,17 @@ def of_run(folder: Path, method: str, notes: Sequence[str] = ()) -> dict[str, An
     tables = [_ends(run.rows)] if run.rows else []
     every = [[key, shown(value)] for key, value in values.items()]
     settings = {"title": "All settings", "note": "", "columns": ["setting", "value"], "rows": every}
-    return payload(folder.name, facts, notes, [run], tables, settings)
+    return payload(folder.name, facts, [*notes, *accepted_changes(run.settings)], [run], tables, settings)
+
+
+def accepted_changes(settings: Mapping[str, Any]) -> list[str]:
+    """In words, what was changed in a run while it trained (`accept_changes`)."""
+    return [
+        f"The reward changed while this run trained. From iteration {change['iteration']} on (counted from 0) it is "
+        f"{change['to']['reward']} ({change['to']['reward_sha256']}), before that it was {change['from']['reward']} "
+        f"({change['from']['reward_sha256']}). Rewards before and after do not compare."
+        for change in settings.get("changes") or []
+    ]
 
 
 def of_evaluation(folder: Path) -> dict[str, Any]:

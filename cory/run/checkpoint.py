@@ -12,7 +12,6 @@ temporary folder, flushed to the disk and renamed, so it is complete or absent; 
 import hashlib
 import json
 import os
-import re
 import shutil
 import statistics
 import tempfile
@@ -20,14 +19,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors import SafetensorError
 
-from cory.config import CheckpointConfig, Config, UserError, expect
+from cory.config import CheckpointConfig, UserError
 from cory.run import processes, shards
 from cory.run.folder import FILES, Run, SavedAgent
-from cory.run.settings import completed, differences, read_settings
 
 FORMAT = 1
 
@@ -94,7 +92,7 @@ class CheckpointManager:
         if not self.run.writes:
             return
         spare = _place(folder, self.state.best["iteration"]) if self.state.best else None
-        for old in _folders(folder)[self.settings.keep :]:
+        for old in folders(folder)[self.settings.keep :]:
             if old not in (spare, target):
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -112,7 +110,7 @@ class CheckpointManager:
 
     def newest(self) -> Path | None:
         """The newest checkpoint, valid or not."""
-        return next(iter(_folders(self.run.folder / "checkpoints")), None)
+        return next(iter(folders(self.run.folder / "checkpoints")), None)
 
 
 def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
@@ -179,10 +177,15 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _folders(folder: Path) -> list[Path]:
+def folders(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
     found = [path for path in folder.glob("iter-*") if path.is_dir() and path.name[5:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    return sorted(found, key=iteration_of, reverse=True)
+
+
+def iteration_of(path: Path) -> int:
+    """The next iteration of a checkpoint, by its folder's name."""
+    return int(path.name.removeprefix("iter-"))
 
 
 def read(path: Path, agents: Sequence[str]) -> RunState:
@@ -231,7 +234,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 def newest(run: Path, agents: Sequence[str]) -> tuple[Path, RunState] | None:
     """The newest valid checkpoint of a run, and its state; prints which ones are skipped and why."""
-    for path in _folders(run / "checkpoints"):
+    for path in folders(run / "checkpoints"):
         try:
             return path, read(path, agents)
         except Damaged as error:
@@ -246,73 +249,3 @@ def load(path: Path, state: RunState, agents: Sequence[SavedAgent]) -> None:
             agent.load_state(shards.Saved(path, agent.name), state.agents[agent.name])
         except (LookupError, TypeError, ValueError, SafetensorError) as error:
             raise UserError(f"resume: expected a checkpoint of these agents, got {str(path)!r} ({error})") from None
-
-
-class Resumed(NamedTuple):
-    """A run to continue: its folder, and its newest valid checkpoint with that state; None: from the beginning."""
-
-    run: Path
-    checkpoint: Path | None
-    state: RunState
-
-
-def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str]) -> Resumed | None:
-    """Finds and announces what `config.resume` asks for; None for a new run.
-
-    `wanted` is what config.yaml would hold. Raises a UserError if there is no such run or checkpoint, it is damaged,
-    or its settings differ in what matters.
-    """
-    if config.resume is None:
-        return None
-    wanted = json.loads(json.dumps(wanted))
-    if config.resume == "auto":
-        for run in [Path(config.output)] if config.output else _runs(name):
-            saved = _settings(run) if (run / "config.yaml").exists() else None
-            if saved is not None and config.output:
-                _check_same(run, saved, wanted)
-            if saved is not None and not list(differences(saved, wanted)):
-                return _resumed(run, newest(run, agents), wanted["iterations"])
-        print("resume: no earlier run with these settings; starting a new one.", flush=True)
-        return None
-    path = Path(config.resume)
-    found: tuple[Path, RunState] | None
-    if (path / "manifest.json").exists():
-        try:
-            run, found = path.parent.parent, (path, read(path, agents))
-        except Damaged as error:
-            raise UserError(f"resume: expected a valid checkpoint, got {str(path)!r}: {error}") from None
-    else:
-        one = (path / "config.yaml").exists()
-        expect(one, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
-        run, found = path, newest(path, agents)
-    _check_same(path, found[1].config if found else _settings(path), wanted)
-    return _resumed(run, found, wanted["iterations"])
-
-
-def _runs(name: str) -> list[Path]:
-    """The folders that runs of this name get by default, newest first."""
-    found = [path for path in Path("runs").glob(f"{name}*") if re.fullmatch(re.escape(name) + r"(-\d+)?", path.name)]
-    return sorted(found, key=lambda path: int(path.name[len(name) + 1 :] or 1), reverse=True)
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    try:
-        return read_settings(run)
-    except UserError as error:
-        raise UserError(f"resume: {error}") from None
-
-
-def _check_same(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    changed = "; ".join(differences(completed(dict(saved)), wanted))
-    if changed:
-        raise UserError(f"resume: expected the settings of {str(path)!r}, got others: {changed}")
-
-
-def _resumed(run: Path, found: tuple[Path, RunState] | None, iterations: int) -> Resumed:
-    path, state = found or (None, RunState())
-    following = f"next is iteration {state.iteration + 1}"
-    if state.iteration >= iterations:
-        following = f"all {iterations} iterations are done; --iterations extends the run"
-    where = f"checkpoint {path}" if path else f"the beginning, as {run} has no valid checkpoint"
-    print(f"Resuming {run} from {where}: {following}.", flush=True)
-    return Resumed(run, path, state)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from cory.config import Config, ModelConfig, Settings, UserError, changed, expect
+from cory.run.identity import Models, check_models, model_identity
 from cory.run.jsonl import replace_text
 from cory.run.settings import as_config, new_folder, read_settings
 
-FREE = ("device", "output", "ks", "shown")  # may differ when an evaluation is continued
+FREE = ("device", "output", "ks", "shown", "identities")  # may differ when an evaluation is continued
 C = TypeVar("C", bound=Config)
 
 
@@ -102,12 +103,14 @@ def run_config(kind: type[Config], run: Path) -> Config:
 
 
 def trained(models: Sequence[str]) -> dict[str, str]:
-    """For each run among the models, a hash of its results, which differs if it was trained again or longer."""
+    """For each run among the models, a hash of its results and its agents, which differs if it was trained again."""
     ends = {}
     for name in models:
         with suppress(OSError, ValueError):
             summary = json.loads((Path(name) / "summary.json").read_text(encoding="utf-8"))
-            text = json.dumps([summary.get(key) for key in ("iterations", "agents", "samples")])
+            results: list[Any] = [summary.get(key) for key in ("iterations", "agents", "samples")]
+            results += [model_identity(str(agent)) for agent in run_agents(Path(name)).values()]
+            text = json.dumps(results)
             ends[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return ends
 
@@ -128,15 +131,17 @@ def extends(models: Sequence[str], before: Mapping[str, Any]) -> bool:
     )
 
 
-def output_folder(settings: EvaluationConfig, name: str, reward: str = "") -> Path:
+def output_folder(settings: EvaluationConfig, name: str, reward: str, identities: Models) -> Path:
     """The folder of the results: a new one, or one that was begun with the same settings; else a UserError.
 
-    `reward`: the hash of its source. The runs must be unchanged, too.
+    `reward`: the hash of its source. `identities`: of base, reward model and models that are no runs. The runs must be
+    unchanged, too.
     """
-    known = asdict(settings) | {"reward_sha256": reward, "trained": trained(settings.models)}
+    known = asdict(settings) | {"reward_sha256": reward, "trained": trained(settings.models), "identities": identities}
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():
         before = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        check_models(before.get("identities", {}), identities, f"the evaluation in {folder}")
         extended = extends(settings.models, before)
         free = (*FREE, "models", "trained") if extended else FREE
         changed = sorted(key for key in known if known[key] != before.get(key, known[key]) and key not in free)
@@ -146,6 +151,7 @@ def output_folder(settings: EvaluationConfig, name: str, reward: str = "") -> Pa
         if extended:
             known["models"] = list(dict.fromkeys([*before["models"], *settings.models]))
             known["trained"] = before.get("trained", {}) | known["trained"]
+            known["identities"] = before.get("identities", {}) | identities
     else:
         folder = new_folder(settings.output, name)
     replace_text(folder / "settings.json", json.dumps(known, indent=2))

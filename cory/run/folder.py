@@ -3,6 +3,7 @@
 import json
 import resource
 import shlex
+import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from cory.config import Config, UserError
 from cory.run import processes
 from cory.run.card import agent_card
 from cory.run.guards import MEANING
-from cory.run.jsonl import JsonlWriter, replace_text
+from cory.run.jsonl import JsonlWriter, read_rows, replace_text
 from cory.run.provenance import versions
 from cory.run.report import sample_table, summarise, table
 from cory.run.settings import new_folder, resume_command
@@ -41,9 +42,12 @@ class SavedAgent(Protocol):
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """The contents of config.yaml, also kept in checkpoints: a run's settings, its task's fingerprint, versions.
 
-    `output` and `resume` are null, so that the file can configure a new run.
+    What concerns one start alone, such as `output` and `resume`, has its default, so that the file can configure a new
+    run. `changes` lists what was accepted with `accept_changes`.
     """
-    return {**asdict(config), "output": None, "resume": None, "fingerprint": dict(fingerprint), "versions": versions()}
+    of_this_start = {"output": None, "resume": None, "overwrite": False, "accept_changes": "none"}
+    record = {**asdict(config), **of_this_start}
+    return {**record, "fingerprint": dict(fingerprint), "versions": versions(), "changes": []}
 
 
 class Run:
@@ -56,6 +60,8 @@ class Run:
         record: the contents of config.yaml: see `run_record`.
         folder: of a run to continue; None makes a new one.
         lengths: of its files at the checkpoint, in bytes, by name; files are truncated to them.
+        outdated: newer files and folders of the run to continue, which are removed.
+        finished: whether nothing is left to do, so that the folder is only read.
     """
 
     def __init__(
@@ -66,32 +72,46 @@ class Run:
         record: Mapping[str, Any],
         folder: Path | None = None,
         lengths: Mapping[str, int] | None = None,
+        outdated: Sequence[Path] = (),
+        finished: bool = False,
     ) -> None:
         config.hub.check_token()
         self.config, self.agents, self.finished = config, list(agents), False
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
-        self.writes = processes.is_main()
+        self.writes = processes.is_main() and not finished
         self.folder = folder or processes.broadcast(new_folder(config.output, name) if self.writes else None)
         self.files: dict[str, JsonlWriter] = {}
         self.tracker = None
+        if finished and processes.is_main():
+            self._read_history()
         if self.writes:
             settings = yaml.safe_dump(dict(record), sort_keys=False)
             if folder is None:  # --resume auto knows a run by it
                 replace_text(self.folder / "config.yaml", settings)
-            for file in FILES:
-                self.files[file] = JsonlWriter(self.folder / f"{file}.jsonl", (lengths or {}).get(file, 0))
-            replace_text(self.folder / "config.yaml", settings)  # a resumed run may have more iterations
-            (self.folder / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
-            if lengths is not None:
-                self.history = self.files["metrics"].rows()
-                self.seconds = [row["seconds_total"] for row in self.files["timings"].rows()]
-            self.tracker = start_tracker(config, self.folder, None if lengths is None else len(self.seconds))
+            for file in FILES:  # a run that another process writes is refused here
+                self.files[file] = JsonlWriter(self.folder / f"{file}.jsonl")
+            if folder is not None:
+                kept = {file: (lengths or {}).get(file, 0) for file in FILES}
+                self._read_history(kept)  # a damaged file is refused before anything is changed
+                for path in outdated:  # before the files are cut, as it would be taken for newer than they are
+                    remove(path)
+                for file, length in kept.items():
+                    self.files[file].cut(length)
+                replace_text(self.folder / "config.yaml", settings)  # with what this start has changed
+            self.tracker = start_tracker(config, self.folder, None if folder is None else len(self.seconds))
         self.history, self.seconds = processes.broadcast((self.history, self.seconds))
         layout = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # leaves a line of 80 for two agents
         hidden, done = not (self.writes and sys.stderr.isatty()), len(self.seconds)
         self.bar = tqdm(total=config.iterations, initial=done, bar_format=layout, disable=hidden, dynamic_ncols=True)
+
+    def _read_history(self, lengths: Mapping[str, int] | None = None) -> None:
+        """Reads the run's files, or the first bytes of them."""
+        lengths = lengths or {}
+        self.history = read_rows(self.folder / "metrics.jsonl", lengths.get("metrics"))
+        timings = read_rows(self.folder / "timings.jsonl", lengths.get("timings"))
+        self.seconds = [row["seconds_total"] for row in timings]
 
     def __enter__(self) -> "Run":
         return self
@@ -212,6 +232,17 @@ class Run:
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
         print(f"\n{speed}. Curves, samples and agents are in {self.folder}; report.html shows them")
         self.finished = True
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder, which is first renamed: a folder removed in part could be taken for a whole one."""
+    if path.is_file():
+        path.unlink()
+        return
+    aside = path.with_name(f".removed-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def peak_memory_mb() -> float:

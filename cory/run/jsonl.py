@@ -23,13 +23,24 @@ def replace_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
+def read_rows(path: Path, length: int | None = None) -> list[dict[str, Any]]:
+    """The lines of a JSON Lines file, or of its first bytes. Raises a UserError if one is not a JSON object."""
+    try:
+        rows = [json.loads(line) for line in path.read_bytes()[:length].decode("utf-8").splitlines()]
+    except ValueError as error:
+        raise UserError(f"{path}: expected lines of json ({error})") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path}: expected lines of json objects")
+    return rows
+
+
 class JsonlWriter:
-    """Appends whole lines to a JSON Lines file, of which the first `length` bytes are kept.
+    """Appends whole lines to a JSON Lines file.
 
     Raises a UserError if another process has it open as a JsonlWriter.
     """
 
-    def __init__(self, path: Path, length: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self.file = open(path, "ab", buffering=0)
         try:  # released by the system however the process ends; without effect on file systems that know no locks
             if fcntl:
@@ -42,18 +53,12 @@ class JsonlWriter:
             ) from None
         except OSError:
             pass
-        self.file.truncate(length)
-        self.path, self.length, self.waiting = path, length, b""
+        self.path, self.length, self.waiting = path, path.stat().st_size, b""
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The file's lines. Raises a UserError if one is not a JSON object."""
-        try:
-            rows = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-        except ValueError as error:
-            raise UserError(f"{self.path}: expected lines of json ({error})") from None
-        if not all(isinstance(row, dict) for row in rows):
-            raise UserError(f"{self.path}: expected lines of json objects")
-        return rows
+    def cut(self, length: int) -> None:
+        """Keeps the first `length` bytes."""
+        self.file.truncate(length)
+        self.length = length
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends lines. If the disk is full, warns and keeps them for the next call."""

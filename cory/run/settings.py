@@ -21,9 +21,10 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from cory.config import Config, UserError, expect, keys
 
-RECORDED = ("versions", "fingerprint")  # what config.yaml holds beside the settings
+RECORDED = ("versions", "fingerprint", "changes")  # what config.yaml holds beside the settings
 # What may differ on resume; `iterations` only where the learning rate does not depend on it.
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
+FREE |= {"overwrite", "accept_changes", "changes", "fingerprint.models"}  # cory/run/resume.py checks models
 FREE |= {"versions", "hub", "parallel", "sampling.engine", "sampling.engine_url", "sampling.engine_folder"}
 C = TypeVar("C", bound=Config)
 read_command_line = False  # whether this process got its settings from its command line

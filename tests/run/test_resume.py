@@ -116,7 +116,7 @@ def test_resume_from_an_older_checkpoint(settings, tmp_path):
     copy = shutil.copytree(whole, tmp_path / "copy")
     names = sorted(path.name for path in (copy / "checkpoints").iterdir())
     assert names == ["iter-000010", "iter-000012"]
-    make_trainer(replace(settings, resume=str(copy / "checkpoints/iter-000010"))).train()
+    make_trainer(replace(settings, resume=str(copy / "checkpoints/iter-000010"), overwrite=True)).train()
     same(whole, copy)
 
 
@@ -126,25 +126,6 @@ def test_longer_run_continues_a_finished_one(one, tmp_path):
     make_trainer(short).train()
     make_trainer(replace(short, iterations=6, resume="auto")).train()
     same(whole, tmp_path / "short")
-
-
-def test_a_run_that_is_done_says_so(one, capsys):
-    done = replace(one, iterations=2, checkpoint=CheckpointConfig(save_final=True))
-    folder = make_trainer(done).train().folder
-    before = (folder / "metrics.jsonl").read_bytes()
-    capsys.readouterr()
-    make_trainer(replace(done, output=None, resume=str(folder))).train()
-    assert "all 2 iterations are done; --iterations extends the run" in capsys.readouterr().out
-    assert (folder / "metrics.jsonl").read_bytes() == before
-
-
-def test_without_a_checkpoint_it_starts_from_the_beginning(one, capsys, tmp_path):
-    whole = make_trainer(one).train().folder
-    folder = shutil.copytree(whole, tmp_path / "copy")
-    shutil.rmtree(folder / "checkpoints")
-    make_trainer(replace(one, output=str(folder), resume="auto")).train()
-    assert "from the beginning" in capsys.readouterr().out
-    same(whole, folder)
 
 
 def test_auto_without_any_run_starts_one(one, capsys, monkeypatch, tmp_path):
@@ -202,6 +183,7 @@ def test_damaged_checkpoints_are_skipped_with_the_reason(one, tmp_path, capsys, 
     folder = make_trainer(short).train().folder
     harm, reason = DAMAGE[damage]
     harm(folder / "checkpoints/iter-000004")
+    (folder / "summary.json").unlink()  # as if it had been killed before it ended
     capsys.readouterr()
     resumed = replace(one, output=str(folder), resume="auto")
     make_trainer(resumed).train()
@@ -252,7 +234,7 @@ def test_best_by_a_metric_that_is_none_is_refused_before_training(one):
 
 def test_a_checkpoint_that_is_written_again_leaves_nothing_behind(one):
     folder = make_trainer(replace(one, iterations=2)).train().folder
-    make_trainer(replace(one, iterations=2, resume=str(folder / "checkpoints/iter-000001"))).train()
+    make_trainer(replace(one, iterations=2, resume=str(folder / "checkpoints/iter-000001"), overwrite=True)).train()
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["iter-000001", "iter-000002"]
     assert checkpoint.read(folder / "checkpoints/iter-000002", AGENTS).iteration == 2
 
@@ -348,7 +330,7 @@ def test_run_that_another_process_writes_is_left_alone(one, tmp_path):
     make_trainer(one).train()
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     code = "import sys; from pathlib import Path; from cory.run.jsonl import JsonlWriter; path = Path(sys.argv[1]);"
-    code += "file = JsonlWriter(path, path.stat().st_size); print(1, flush=True); sys.stdin.read()"
+    code += "file = JsonlWriter(path); print(1, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(Path(one.output) / "metrics.jsonl")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"1\n"
@@ -467,6 +449,7 @@ def test_a_run_of_an_earlier_version_is_continued(one, tmp_path):
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(older(yaml.safe_load(config.read_text()))))
     shutil.rmtree(folder / "checkpoints/iter-000006")
+    (folder / "summary.json").unlink()
     for checkpointed in sorted((folder / "checkpoints").iterdir()):
         state, manifest = (json.loads((checkpointed / name).read_text()) for name in ("state.json", "manifest.json"))
         state["config"] = older(state["config"])

@@ -1,0 +1,135 @@
+"""What identifies a model: two models behind the same name are told apart. Importing this does not import torch.
+
+A model of the Hub is identified by its commit. A local folder is identified by the SHA-256 of its configuration and
+tokenizer files, and of the names, the headers and 64 KiB of each tensor of its weights. Modification times do not
+count, so a copy is the same model. Reading so little takes under a second, also for seven billion parameters.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cory.config import Config, UserError
+from cory.run.checks import is_local
+
+CHUNK = 32 * 1024  # bytes read at the beginning and at the end of each tensor
+# What decides on a model's numbers besides its weights: architecture, adapter, end tokens, tokenizer, chat template.
+TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer*",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.model",
+)
+WEIGHTS = ("*.safetensors", "*.bin")
+Models = dict[str, dict[str, Any]]  # by the setting that names the model: its `name`, and its `identity`
+
+
+def model_identity(name: str, revision: str | None = None) -> str | None:
+    """Identifies a model as `commit:...` or `sha256:...`.
+
+    Args:
+        name: Hub id or local folder. revision: of a model on the Hub.
+
+    Returns None if the model is neither a local folder nor in the local cache of the Hub.
+    """
+    if Path(name).is_dir():
+        return f"sha256:{_folder_hash(Path(name))}"
+    if is_local(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache  # here, as importing it takes a while
+
+    for file in ("config.json", "adapter_config.json"):
+        cached = try_to_load_from_cache(name, file, revision=revision)
+        if isinstance(cached, str):
+            return f"commit:{Path(cached).parent.name}"  # .../snapshots/COMMIT/config.json
+    return None
+
+
+def policy_models(config: Config) -> Models:
+    """The models from which a run's agents are made, and the bases of those that are adapters."""
+    models: Models = {}
+    for index in range(config.cory.num_agents):
+        model = config.of_agent(index).model
+        key = f"agents[{index}].model.name" if config.agents else "model.name"
+        folder = config.resolve(model.name)
+        models[key] = {"name": model.name, "identity": model_identity(folder, model.revision)}
+        base = _base_of_adapter(Path(folder))
+        if base is not None:
+            models[f"{key} (base)"] = {"name": base, "identity": model_identity(base)}
+    return models
+
+
+def check_models(recorded: Mapping[str, Any], current: Models, run: str, chosen: bool = False) -> None:
+    """Raises a UserError if a name stands for another model than when `run` recorded it.
+
+    A model that was not identified then, or cannot be now, is passed over. `chosen`: so is one of another name, as the
+    user has chosen another model.
+    """
+    for key, model in current.items():
+        before = recorded.get(key) or {}
+        if chosen and model["name"] != before.get("name"):
+            continue
+        known = before.get("identity") and model["identity"]
+        if known and model["identity"] != before["identity"]:
+            raise UserError(
+                f"{key}: expected {model['name']!r} to be the model of {run} ({before['identity']}), "
+                f"got another one behind this name ({model['identity']})"
+            )
+
+
+def _base_of_adapter(folder: Path) -> str | None:
+    try:
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return settings["base_model_name_or_path"] or None
+    except (OSError, ValueError, LookupError, TypeError):  # no adapter; loading it reports what is wrong
+        return None
+
+
+def _folder_hash(folder: Path) -> str:
+    """The start of the SHA-256 of what identifies the model in a folder."""
+    digest = hashlib.sha256()
+    for file in _matching(folder, TEXT_FILES):
+        digest.update(f"{file.name}\0".encode())
+        digest.update(file.read_bytes())
+    for file in _matching(folder, WEIGHTS):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        for part in _parts_of_weights(file):
+            digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    return sorted(files)
+
+
+def _parts_of_weights(file: Path) -> Iterator[bytes]:
+    """The header of a safetensors file, and the beginning and the end of each tensor; of other files even samples."""
+    with open(file, "rb") as stream:
+        size = file.stat().st_size
+        spans = [(start, min(start + 2 * CHUNK, size)) for start in range(0, size, max(2 * CHUNK, size // 1000))]
+        if file.suffix == ".safetensors":
+            length = int.from_bytes(stream.read(8), "little")
+            header = stream.read(min(length, size))
+            yield header
+            try:
+                tensors = {key: value for key, value in json.loads(header).items() if key != "__metadata__"}
+                offsets = [tensor["data_offsets"] for tensor in tensors.values()]
+                spans = [(8 + length + start, 8 + length + end) for start, end in offsets]
+            except (ValueError, LookupError, TypeError, AttributeError):  # damaged; loading it reports what is wrong
+                pass
+        for start, end in sorted(spans):
+            stream.seek(start)
+            yield stream.read(min(CHUNK, end - start))
+            if end - start > CHUNK:
+                last = max(start + CHUNK, end - CHUNK)
+                stream.seek(last)
+                yield stream.read(end - last)

@@ -1,0 +1,25 @@
+"""How far a run is, by what its folder holds. Importing this does not import torch."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+
+def recorded_iterations(run: Path) -> int:
+    """The number of iterations in metrics.jsonl, without a line that was cut short by a kill."""
+    last = -1
+    with suppress(OSError):
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError, LookupError, TypeError):
+                last = max(last, json.loads(line)["iteration"])
+    return last + 1
+
+
+def finished_iterations(run: Path) -> int | None:
+    """The number of iterations after which the run was finished and its agents saved; None: it was never finished.
+
+    A finished run that is being extended has more in metrics.jsonl, and its agents are still those of its end.
+    """
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return int(json.loads((run / "summary.json").read_text(encoding="utf-8"))["iterations"])
+    return None

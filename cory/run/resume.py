@@ -1,0 +1,226 @@
+"""Which run `--resume` continues, from which checkpoint, and what it refuses. Nothing is written here.
+
+Only iterations after the newest valid checkpoint of an unfinished run may be dropped, as they are computed again.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cory.config import Config, UserError, expect
+from cory.run import checkpoint
+from cory.run.checkpoint import Damaged, RunState
+from cory.run.identity import check_models
+from cory.run.record import finished_iterations, recorded_iterations
+from cory.run.settings import completed, differences, read_settings, resume_command
+
+# What `accept_changes: reward` accepts: keys of config.yaml.
+OF_THE_REWARD = ("fingerprint.reward", "fingerprint.reward_sha256", "task.reward", "task.reward_weights")
+WATCHED_VERSIONS = ("torch", "transformers", "trl")
+
+
+@dataclass
+class Resumed:
+    """A run to continue.
+
+    Args:
+        run: its folder. checkpoint: from which it continues; None: from the beginning. state: that of the checkpoint.
+        finished: all iterations are done and everything is saved, so there is nothing to do.
+        outdated: what lies after the checkpoint and must go first: newer checkpoints, and the summary (`overwrite`).
+        changes: what was accepted so far and now, as in config.yaml.
+    """
+
+    run: Path
+    checkpoint: Path | None
+    state: RunState
+    finished: bool = False
+    outdated: list[Path] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+
+
+def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str]) -> Resumed | None:
+    """Finds and announces what `config.resume` asks for; None for a new run.
+
+    Args:
+        wanted: what config.yaml would hold. name: of the run, for `resume: auto`. agents: their names.
+
+    Raises a UserError: there is no such run or checkpoint, its settings or models differ in what matters, or
+    continuing would lose what is finished.
+    """
+    if config.resume is None:
+        expect(not config.overwrite, "overwrite", "false, unless resume names a checkpoint", True)
+        return None
+    wanted = json.loads(json.dumps(wanted))
+    path = Path(config.resume)
+    if config.resume != "auto" and (path / "manifest.json").exists():
+        return _from_checkpoint(path, config, wanted, agents)
+    expect(not config.overwrite, "overwrite", "false, unless resume names a checkpoint", True)
+    if config.resume != "auto":
+        is_run = (path / "config.yaml").exists()
+        expect(is_run, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
+        return _from_newest(path, config, wanted, agents)
+    run = _newest_alike(config, wanted, name)
+    if run is None:
+        print("resume: no earlier run with these settings; starting a new one.", flush=True)
+        return None
+    return _from_newest(run, config, wanted, agents)
+
+
+def _newest_alike(config: Config, wanted: Mapping[str, Any], name: str) -> Path | None:
+    """The run in `config.output`, else the newest one of this name that has the same settings."""
+    if config.output:
+        run = Path(config.output)
+        return run if (run / "config.yaml").exists() else None
+    for run in _runs(name):
+        if (run / "config.yaml").exists() and not _changed(_settings(run), wanted, config):
+            return run
+    return None
+
+
+def _runs(name: str) -> list[Path]:
+    """The folders that runs of this name get by default, newest first."""
+    runs = [path for path in Path("runs").glob(f"{name}*") if re.fullmatch(re.escape(name) + r"(-\d+)?", path.name)]
+    return sorted(runs, key=lambda path: int(path.name[len(name) + 1 :] or 1), reverse=True)
+
+
+def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]) -> Resumed:
+    """Continues a run from its newest valid checkpoint, or an unfinished one without any from the beginning."""
+    newest = checkpoint.newest(run, agents)
+    path, state = newest or (None, RunState(config=_settings(run)))
+    changes = _checked(run, state, config, wanted)
+    recorded, finished = recorded_iterations(run), finished_iterations(run)
+    if config.iterations < recorded:
+        raise UserError(
+            f"iterations: expected at least {recorded}, as many as {str(run)!r} has done, got {config.iterations}. "
+            f"Nothing was changed. {_new_run(run)}"
+        )
+    saved = all((run / name).is_dir() for name in agents)
+    if saved and finished == recorded == config.iterations:
+        print(f"{run} is finished: all {recorded} iterations are done and saved. ", end="")
+        print(f"To extend it: {resume_command(run)} --iterations {2 * recorded}", flush=True)
+        return Resumed(run, path, state, finished=True)
+    if finished is not None and state.iteration < finished:
+        raise UserError(
+            f"resume: expected a checkpoint of the end of {str(run)!r}, which has finished {finished} iterations, got "
+            f"{path or 'no valid one'}. Nothing was changed. {_new_run(run)}"
+        )
+    if newest is None:
+        _check_never_saved(run, config, recorded)
+    where = f"checkpoint {path}" if path else f"the beginning, as {run} has not reached its first checkpoint"
+    _announce(run, where, state)
+    return Resumed(run, path, state, changes=changes)
+
+
+def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
+    """Raises a UserError if a run without a valid checkpoint has had one, so that it cannot start again by itself."""
+    every = config.checkpoint.save_every
+    damaged = checkpoint.folders(run / "checkpoints")
+    if not damaged and (not every or recorded < every):
+        return
+    found = f"{len(damaged)} damaged ones" if damaged else "none"
+    raise UserError(
+        f"resume: expected a valid checkpoint in {str(run / 'checkpoints')!r}, as {recorded} iterations are recorded, "
+        f"got {found}. Nothing was changed. {_new_run(run)}"
+    )
+
+
+def _from_checkpoint(path: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]) -> Resumed:
+    """Continues a run from a checkpoint that is named. Going back before what is done needs `overwrite`."""
+    run = path.parent.parent
+    try:
+        state = checkpoint.read(path, agents)
+    except Damaged as error:
+        raise UserError(f"resume: expected a valid checkpoint, got {str(path)!r}: {error}") from None
+    newer = [other for other in checkpoint.folders(path.parent) if checkpoint.iteration_of(other) > state.iteration]
+    finished = finished_iterations(run)
+    if not newer and (finished is None or finished <= state.iteration):
+        return _from_newest(run, config, wanted, agents)  # nothing is lost that is not computed again
+    changes = _checked(run, state, config, wanted)
+    if not config.overwrite:
+        done = f"{finished} finished iterations" if finished is not None else f"newer checkpoints up to {newer[0].name}"
+        raise UserError(
+            f"resume: expected the newest checkpoint, or --overwrite to go back, got {str(path)!r}. {run} has {done}, "
+            f"which going back would delete. Nothing was changed"
+        )
+    if config.iterations < state.iteration:
+        raise UserError(f"iterations: expected at least {state.iteration}, those of {path}, got {config.iterations}")
+    outdated = list(newer)
+    if finished is not None and finished > state.iteration:
+        outdated.insert(0, run / "summary.json")
+    _announce(run, f"checkpoint {path}, dropping what came after it", state)
+    return Resumed(run, path, state, outdated=outdated, changes=changes)
+
+
+def _announce(run: Path, where: str, state: RunState) -> None:
+    print(f"Resuming {run} from {where}: next is iteration {state.iteration + 1}.", flush=True)
+
+
+def _new_run(run: Path) -> str:
+    return f"A new run with its settings: --config {run / 'config.yaml'}"
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    try:
+        return read_settings(run)
+    except UserError as error:
+        raise UserError(f"resume: {error}") from None
+
+
+def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The accepted changes of the run, now included. Raises a UserError if it has other settings, task or models."""
+    saved = completed(dict(state.config))
+    changed = _changed(saved, wanted, config)
+    if changed:
+        hint = ""
+        if all(change.startswith(OF_THE_REWARD) for change in changed):
+            hint = ". If the reward was changed on purpose: --accept_changes reward"
+        raise UserError(f"resume: expected the settings of {str(run)!r}, got others: {'; '.join(changed)}{hint}")
+    before, now = saved.get("fingerprint") or {}, wanted.get("fingerprint") or {}
+    check_models(before.get("models") or {}, now.get("models") or {}, str(run))
+    _warn_of_versions(saved.get("versions") or {}, wanted["versions"])
+    changes = list(saved.get("changes") or [])
+    keys = ("reward", "reward_sha256")
+    if before and any(before.get(key) != now.get(key) for key in keys):
+        was, is_now = ({key: record.get(key) for key in keys} for record in (before, now))
+        if changes and changes[-1]["iteration"] == state.iteration:  # no iteration was trained with that one
+            was = changes.pop()["from"]
+        changes.append({"iteration": state.iteration, "from": was, "to": is_now})
+        print(f"The reward changes before iteration {state.iteration + 1}; config.yaml and the report say so.")
+    return changes
+
+
+def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config) -> list[str]:
+    """The differences that are not accepted, each as "key: saved -> wanted"."""
+    accepted: tuple[str, ...] = OF_THE_REWARD if config.accept_changes == "reward" else ()
+    if _same_models(saved, wanted):
+        accepted += ("model.revision",)  # such as a branch that has moved since, now named by its commit
+    changed = differences(saved, wanted)
+    return [change for change in changed if not change.startswith(tuple(f"{key}:" for key in accepted))]
+
+
+def _same_models(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether both record the same policy, by its identity."""
+    before, now = _identity_of_policy(saved), _identity_of_policy(wanted)
+    return before is not None and before == now
+
+
+def _identity_of_policy(record: Mapping[str, Any]) -> str | None:
+    models = (record.get("fingerprint") or {}).get("models") or {}
+    return (models.get("model.name") or {}).get("identity")
+
+
+def _warn_of_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    others = []
+    for name in WATCHED_VERSIONS:
+        if name in saved and saved[name] != now[name]:
+            others.append(f"{name} {saved[name]} -> {now[name]}")
+    if others:
+        print(
+            f"Warning: the run began with other versions: {', '.join(others)}. Its numbers may differ from those of an "
+            "uninterrupted run.",
+            file=sys.stderr,
+        )

@@ -1,0 +1,120 @@
+"""What may change when a run continues, and how that is recorded."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import yaml
+from conftest import ROOT, sentences
+from test_resume import count_good, make_trainer, one  # noqa: F401
+
+from cory.config import CheckpointConfig, UserError
+from cory.run import resume
+
+BROKEN = """
+calls = [0]
+
+
+def good(prompts, completions):
+    calls[0] += 1
+    if calls[0] == 3 + 3:  # three for the samples before training: the third iteration
+        raise ValueError("the reward's own fault")
+    return [float(text.count("good")) for text in completions]
+"""
+MENDED = """
+def good(prompts, completions):
+    return [float(text.count("good")) for text in completions]
+"""
+
+
+@pytest.fixture
+def failed(policy_folder, tmp_path):
+    """A run of `cory.train` whose reward raised in the third iteration; how to run it; and its folder."""
+    (tmp_path / "rewards.py").write_text(BROKEN)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in sentences(16)))
+    settings = {
+        "iterations": 4,
+        "device": "cpu",
+        "output": "runs/a",
+        "model": {"name": str(policy_folder)},
+        "ppo": {"batch_size": 8, "mini_batch_size": 8},
+        "sampling": {"min_new_tokens": 3, "max_new_tokens": 6},
+        "task": {"dataset": "prompts.jsonl", "reward": "rewards.py:good"},
+    }
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(settings))
+
+    def run(*flags):
+        command = [sys.executable, "-m", "cory.train", *flags]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    first = run("--config", "my.yaml")
+    assert first.returncode == 2 and "iteration 3: reward function rewards.py:good" in first.stderr
+    return run, tmp_path / "runs/a"
+
+
+def test_a_mended_reward_continues_if_that_is_said(failed):
+    run, folder = failed
+    (folder.parent.parent / "rewards.py").write_text(MENDED)
+    before = (folder / "metrics.jsonl").read_bytes()
+    refused = run("--resume", "runs/a")
+    assert refused.returncode == 2 and "fingerprint.reward_sha256: " in refused.stderr
+    assert "If the reward was changed on purpose: --accept_changes reward" in refused.stderr
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+    done = run("--resume", "runs/a", "--accept_changes", "reward")
+    assert done.returncode == 0, done.stderr
+    assert "The reward changes before iteration 3" in done.stdout
+    assert (folder / "metrics.jsonl").read_bytes().startswith(before)
+    record = yaml.safe_load((folder / "config.yaml").read_text())
+    (change,) = record["changes"]
+    assert change["iteration"] == 2 and record["accept_changes"] == "none"
+    assert change["from"]["reward_sha256"] != change["to"]["reward_sha256"]
+    assert change["to"]["reward_sha256"] == record["fingerprint"]["reward_sha256"]
+    report = (folder / "report.html").read_text()
+    assert "The reward changed while this run trained. From iteration 2 on (counted from 0)" in report
+
+    longer = run("--resume", "runs/a", "--iterations", "5")  # from now on it is the run's reward
+    assert longer.returncode == 0, longer.stderr
+    assert yaml.safe_load((folder / "config.yaml").read_text())["changes"] == record["changes"]
+
+
+def test_a_reward_with_which_no_iteration_was_trained_is_not_recorded(failed):
+    run, folder = failed
+    first = yaml.safe_load((folder / "config.yaml").read_text())["fingerprint"]["reward_sha256"]
+    (folder.parent.parent / "rewards.py").write_text(BROKEN.replace("3 + 3", "1"))  # fails at once
+    assert run("--resume", "runs/a", "--accept_changes", "reward").returncode == 2
+    (folder.parent.parent / "rewards.py").write_text(MENDED)
+    assert run("--resume", "runs/a", "--accept_changes", "reward").returncode == 0
+    (change,) = yaml.safe_load((folder / "config.yaml").read_text())["changes"]
+    assert change["iteration"] == 2 and change["from"]["reward_sha256"] == first
+
+
+def test_only_the_reward_is_accepted(one):  # noqa: F811
+    folder = make_trainer(replace(one, iterations=1)).train().folder
+    changed = replace(one, resume=str(folder), accept_changes="reward", seed=3)
+
+    def other(prompts, completions):
+        return [-reward for reward in count_good(prompts, completions)]
+
+    with pytest.raises(UserError, match=r"got others: seed: 0 -> 3$"):
+        make_trainer(changed, other).train()
+    make_trainer(replace(changed, seed=0), other).train()
+
+
+def test_other_versions_are_named(one, capsys, monkeypatch):  # noqa: F811
+    folder = make_trainer(replace(one, iterations=1, checkpoint=CheckpointConfig())).train().folder
+    monkeypatch.setattr("cory.run.folder.versions", lambda: {"torch": "9.9", "transformers": "9.8", "trl": "0.11.4"})
+    make_trainer(replace(one, resume=str(folder), iterations=2)).train()
+    warned = capsys.readouterr().err
+    assert "Warning: the run began with other versions: torch " in warned
+    assert "-> 9.9, transformers " in warned and "trl" not in warned
+
+
+def test_the_names_of_versions_are_those_that_are_recorded(one):  # noqa: F811
+    folder = make_trainer(replace(one, iterations=1)).train().folder
+    recorded = yaml.safe_load((folder / "config.yaml").read_text())["versions"]
+    assert set(resume.WATCHED_VERSIONS) <= set(recorded)

@@ -1,0 +1,174 @@
+"""A finished run is never harmed: not by a resume, not by going back, not by a kill while it is extended."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_resume import AGENTS, after, count_good, flip, interrupt, make_trainer, one, same  # noqa: F401
+
+from cory.config import CheckpointConfig, UserError
+from cory.run.guards import Interrupted
+from study.records import read as read_record
+
+EVERY_TEN = CheckpointConfig()  # the default: no iteration of these short runs reaches `save_every`
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a run, but for those that only a reader's clock changes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def finished(one):  # noqa: F811
+    """A finished run of 4 iterations with the default checkpoints: its settings, and its folder."""
+    config = replace(one, iterations=4, checkpoint=EVERY_TEN)
+    folder = make_trainer(config).train().folder
+    return replace(config, output=None, resume=str(folder)), folder
+
+
+def test_the_state_after_the_last_iteration_is_kept(finished, tmp_path):
+    config, folder = finished
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["iter-000004"]
+    whole = make_trainer(replace(config, resume=None, iterations=6, output=str(tmp_path / "whole"))).train().folder
+    make_trainer(replace(config, iterations=6)).train()
+    same(whole, folder)
+
+
+def test_resuming_a_finished_run_changes_nothing(finished, capsys):
+    config, folder = finished
+    before = content(folder)
+    for resume in (str(folder), str(folder / "checkpoints/iter-000004")):
+        run = make_trainer(replace(config, resume=resume)).train()
+        assert run.folder == folder and len(run.history) == 2 * 4
+        assert "is finished: all 4 iterations are done" in capsys.readouterr().out
+    make_trainer(replace(config, resume="auto", output=str(folder))).train()
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("resume", ["folder", "auto", "checkpoint"])
+def test_fewer_iterations_than_are_done_are_refused(finished, resume):
+    config, folder = finished
+    before = content(folder)
+    changes = {
+        "folder": {},
+        "auto": {"resume": "auto", "output": str(folder)},
+        "checkpoint": {"resume": str(folder / "checkpoints/iter-000004")},
+    }[resume]
+    with pytest.raises(UserError, match=r"iterations: expected at least 4, as many as .* has done, got 2"):
+        make_trainer(replace(config, iterations=2, **changes)).train()
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("checkpoints", ["none", "damaged", "only older"])
+def test_a_finished_run_that_cannot_continue_is_refused(one, checkpoints):  # noqa: F811
+    config = replace(one, iterations=4)
+    folder = make_trainer(config).train().folder
+    if checkpoints == "none":
+        shutil.rmtree(folder / "checkpoints")
+    elif checkpoints == "damaged":
+        for path in (folder / "checkpoints").iterdir():
+            flip(path / "agent_1.safetensors")
+    else:
+        flip(folder / "checkpoints/iter-000004/agent_1.safetensors")
+    before = content(folder)
+    with pytest.raises(UserError, match=r"expected a checkpoint of the end of .* finished 4 iterations.*Nothing was"):
+        make_trainer(replace(config, resume=str(folder), iterations=12)).train()
+    assert content(folder) == before
+
+
+def test_an_unfinished_run_whose_checkpoints_are_all_damaged_is_refused(one):  # noqa: F811
+    folder = stopped_after(one, 3)
+    for path in (folder / "checkpoints").iterdir():
+        flip(path / "agent_2.safetensors")
+    before = content(folder)
+    with pytest.raises(UserError, match=r"expected a valid checkpoint.*3 iterations are recorded, got 3 damaged ones"):
+        make_trainer(replace(one, resume=str(folder))).train()
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(UserError, match="3 iterations are recorded, got none"):
+        make_trainer(replace(one, resume=str(folder))).train()
+    assert content(folder) == {name: data for name, data in before.items() if not name.startswith("checkpoints")}
+
+
+def stopped_after(config, iterations: int) -> Path:
+    """The folder of a run that a signal has stopped."""
+    reward = after(count_good, 3 + iterations, interrupt)  # three calls for the samples before training
+    with pytest.raises(Interrupted):
+        make_trainer(config, reward).train()
+    return Path(config.output)
+
+
+def test_going_back_to_an_older_checkpoint_needs_overwrite(one, tmp_path):  # noqa: F811
+    whole = make_trainer(one).train().folder
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    back = replace(one, resume=str(folder / "checkpoints/iter-000005"))
+    before = content(folder)
+    with pytest.raises(UserError, match=r"--overwrite to go back.*6 finished iterations, .* would delete"):
+        make_trainer(back).train()
+    assert content(folder) == before
+    make_trainer(replace(back, overwrite=True)).train()
+    same(whole, folder)
+    with pytest.raises(UserError, match="overwrite: expected false, unless resume names a checkpoint"):
+        make_trainer(replace(one, resume=str(folder), overwrite=True)).train()
+
+
+def test_going_back_leaves_nothing_newer_behind(one):  # noqa: F811
+    """Killed right after it went back, the run must not be taken for the one that it was."""
+    folder = make_trainer(one).train().folder
+    back = replace(one, resume=str(folder / "checkpoints/iter-000004"), overwrite=True)
+    stop = after(count_good, 1, interrupt)
+    with pytest.raises(Interrupted):
+        make_trainer(back, stop).train()
+    assert not (folder / "summary.json").exists()
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["iter-000004", "iter-000005"]
+
+
+def test_stopped_while_it_is_extended_it_is_still_finished_where_it_was(finished, tmp_path):
+    """The agents, curves and summary of the finished iterations stay until there are newer ones."""
+    config, folder = finished
+    before = content(folder)
+    longer = replace(config, iterations=8)
+    with pytest.raises(Interrupted):
+        make_trainer(longer, after(count_good, 2, interrupt)).train()
+    now = content(folder)
+    kept = [name for name in before if name.startswith("agent_") or name == "summary.json"]
+    assert kept and all(now[name] == before[name] for name in kept)
+    assert now["metrics.jsonl"].startswith(before["metrics.jsonl"])
+    assert read_record(folder).problems == ["incomplete: finished after 4 iterations, then extended to 6 so far"]
+    make_trainer(longer).train()
+    whole = make_trainer(replace(longer, resume=None, output=str(tmp_path / "whole"))).train().folder
+    same(whole, folder)
+    assert json.loads((folder / "summary.json").read_text())["iterations"] == 8
+
+
+def test_an_extension_that_lost_its_checkpoints_is_refused(finished):
+    """Its finished iterations could not be computed again by what is left."""
+    config, folder = finished
+    longer = replace(config, iterations=8)
+    with pytest.raises(Interrupted):
+        make_trainer(longer, after(count_good, 1, interrupt)).train()
+    shutil.rmtree(folder / "checkpoints")
+    before = content(folder)
+    with pytest.raises(UserError, match="expected a checkpoint of the end"):
+        make_trainer(longer).train()
+    assert content(folder) == before
+
+
+def test_killed_before_its_first_checkpoint_a_run_begins_again(one, tmp_path):  # noqa: F811
+    config = replace(one, iterations=4, checkpoint=EVERY_TEN)
+    whole = make_trainer(config).train().folder
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    for name in ("checkpoints", *AGENTS):
+        shutil.rmtree(copy / name)
+    (copy / "summary.json").unlink()
+    make_trainer(replace(config, resume=str(copy))).train()
+    same(whole, copy)
+
+
+def test_a_finished_run_without_its_agents_saves_them_again(finished, tmp_path):
+    config, folder = finished
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    shutil.rmtree(folder / "agent_2")
+    make_trainer(config).train()
+    same(whole, folder)

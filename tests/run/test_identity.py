@@ -1,0 +1,192 @@
+"""A model is what it was: another one behind the same name is refused by resume, evaluation and chat."""
+
+import json
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import make_gpt2
+from safetensors.torch import load_file, save_file
+from test_resume import make_trainer
+
+from cory.agent import make_agents
+from cory.chat.chain import opened
+from cory.chat.config import ChatConfig
+from cory.config import LoraConfig, ModelConfig, UserError
+from cory.evaluation import evaluate
+from cory.run import resume
+from cory.run.evaluation_settings import EvaluationConfig
+from cory.run.identity import check_models, model_identity, policy_models
+from cory.trainer import CoryTrainer
+from imdb_train.config import ImdbConfig, ImdbTaskConfig
+from imdb_train.task import make_task
+
+
+def negated(folder: Path) -> None:
+    """Replaces a model's weights by their negatives, the size of the file and its time unchanged."""
+    file = folder / "model.safetensors"
+    before = file.stat()
+    save_file({name: -tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    assert file.stat().st_size == before.st_size
+    os.utime(file, (before.st_atime, before.st_mtime))
+
+
+@pytest.fixture
+def world(config, policy_folder, classifier_folder, reviews, tmp_path):
+    """A run on IMDB of two iterations; its policy and its reward model are copies that can be replaced."""
+    policy = shutil.copytree(policy_folder, tmp_path / "policy")
+    classifier = shutil.copytree(classifier_folder, tmp_path / "classifier")
+    task = ImdbTaskConfig(dataset=str(reviews), reward_model=str(classifier), min_chars=1)
+    settings = {**vars(config), "iterations": 2, "model": ModelConfig(name=str(policy)), "task": task}
+    config = ImdbConfig(**settings)
+    return config, train(config), policy, classifier
+
+
+def train(config):
+    agents = make_agents(config)
+    return CoryTrainer(config, agents, make_task(config, agents[0].device)).train().folder
+
+
+def test_config_yaml_identifies_every_model_that_matters(world):
+    _, folder, policy, classifier = world
+    models = yaml.safe_load((folder / "config.yaml").read_text())["fingerprint"]["models"]
+    assert models == {
+        "model.name": {"name": str(policy), "identity": model_identity(str(policy))},
+        "task.reward_model": {"name": str(classifier), "identity": model_identity(str(classifier))},
+    }
+    assert all(model["identity"].startswith("sha256:") for model in models.values())
+
+
+@pytest.mark.parametrize("which", ["model.name", "task.reward_model"])
+def test_another_model_behind_the_same_path_is_refused(world, which, tmp_path):
+    config, folder, policy, classifier = world
+    replaced = policy if which == "model.name" else classifier
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    negated(replaced)
+    expected = rf"{which}: expected '{replaced}' to be the model of .*, got another one behind this name"
+    with pytest.raises(UserError, match=expected):
+        train(replace(config, iterations=4, resume=str(folder)))
+    with pytest.raises(UserError, match=expected):
+        make = make_task(config, torch.device("cpu"), "test")
+        evaluate([folder], make, EvaluationConfig(device="cpu", output=str(tmp_path / "e")), ImdbConfig)
+    with pytest.raises(UserError, match=expected), opened(ChatConfig(str(folder), device="cpu")):
+        pass
+    assert not (tmp_path / "e").exists()
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_reward_model_that_was_chosen_for_an_evaluation_is_allowed_and_said(world, tmp_path, capsys):
+    config, folder, _, classifier = world
+    other = shutil.copytree(classifier, tmp_path / "other")
+    negated(other)
+    chosen = replace(config, task=replace(config.task, reward_model=str(other)))
+    task = make_task(chosen, torch.device("cpu"), "test")
+    evaluate([folder], task, EvaluationConfig(device="cpu", output=str(tmp_path / "e")), ImdbConfig)
+    assert f"Warning: {folder} was trained with task.reward_model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["base", "reward model", "agent"])
+def test_an_evaluation_does_not_go_on_with_another_model(world, which, tmp_path):
+    config, folder, policy, classifier = world
+    settings = EvaluationConfig(device="cpu", output=str(tmp_path / "e"), queries=4)
+    plain = shutil.copytree(policy, tmp_path / "plain")
+    models = [str(plain)] if which == "base" else [str(folder)]
+    run = lambda: evaluate(models, make_task(config, torch.device("cpu"), "test"), settings, ImdbConfig)  # noqa: E731
+    run()
+    before = (tmp_path / "e/responses.jsonl").read_bytes()
+    negated({"base": plain, "reward model": classifier, "agent": folder / "agent_1"}[which])
+    with pytest.raises(UserError, match=r"behind this name|expected the settings with which"):
+        run()
+    assert (tmp_path / "e/responses.jsonl").read_bytes() == before
+
+
+def test_an_adapter_is_identified_with_its_base(config, policy_folder, tmp_path):
+    base = shutil.copytree(policy_folder, tmp_path / "base")
+    config = replace(config, model=ModelConfig(name=str(base)), lora=LoraConfig(rank=2), iterations=1)
+    adapter = make_trainer(config).train().folder / "agent_1"
+    models = policy_models(replace(config, model=ModelConfig(name=str(adapter)), lora=LoraConfig()))
+    assert set(models) == {"model.name", "model.name (base)"}
+    negated(base)
+    now = policy_models(replace(config, model=ModelConfig(name=str(adapter)), lora=LoraConfig()))
+    with pytest.raises(UserError, match=r"model.name \(base\): expected "):
+        check_models(models, now, "runs/a")
+
+
+def test_a_copy_is_the_same_model_and_any_changed_part_is_another(policy_folder, tmp_path):
+    copy = shutil.copytree(policy_folder, tmp_path / "copy")
+    assert model_identity(str(copy)) == model_identity(str(policy_folder))
+    (copy / "README.md").write_text("a card")
+    assert model_identity(str(copy)) == model_identity(str(policy_folder))
+    identities = {model_identity(str(copy))}
+    weights = load_file(copy / "model.safetensors")
+    for name in list(weights):  # the last number of each tensor
+        changed = dict(weights)
+        changed[name] = weights[name].clone()
+        changed[name].view(-1)[-1] += 1
+        save_file(changed, copy / "model.safetensors", metadata={"format": "pt"})
+        identities.add(model_identity(str(copy)))
+    for file in ("config.json", "tokenizer.json"):
+        text = (copy / file).read_text()
+        (copy / file).write_text(text + " ")
+        identities.add(model_identity(str(copy)))
+    assert len(identities) == 1 + len(weights) + 2
+
+
+def test_weights_that_are_no_safetensors_are_identified(tokenizer, tmp_path):
+    model = make_gpt2(tokenizer)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    before = model_identity(str(tmp_path))
+    torch.save(make_gpt2(tokenizer, seed=1).state_dict(), tmp_path / "pytorch_model.bin")
+    assert model_identity(str(tmp_path)) != before
+
+
+def test_seven_billion_parameters_take_under_a_second(tmp_path):
+    """A sparse file of the size and the tensors of Llama-2 7B in bfloat16."""
+    header, end = {}, 0
+    for layer in range(32):
+        for name, size in (("q", 4096 * 4096), ("k", 4096 * 4096), ("v", 4096 * 4096), ("o", 4096 * 4096)):
+            header[f"{layer}.{name}"] = {"dtype": "BF16", "shape": [size], "data_offsets": [end, end + 2 * size]}
+            end += 2 * size
+        for name in ("gate", "up", "down"):
+            size = 4096 * 11008
+            header[f"{layer}.{name}"] = {"dtype": "BF16", "shape": [size], "data_offsets": [end, end + 2 * size]}
+            end += 2 * size
+    text = json.dumps(header).encode()
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    started = time.process_time()
+    assert model_identity(str(tmp_path))
+    assert time.process_time() - started < 1
+
+
+def test_a_hub_model_is_identified_by_its_commit(tmp_path, monkeypatch):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "models--user--name/snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = tmp_path / "models--user--name/refs"
+    refs.mkdir()
+    (refs / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert model_identity("user/name") == f"commit:{commit}"
+    assert model_identity("user/other") is None
+
+
+def test_a_branch_that_moved_can_be_named_by_the_commit_that_was_used():
+    """The error names the commit; `--model.revision COMMIT` then gives the same model, and is no other setting."""
+    config = ImdbConfig()
+
+    def record(revision, identity):
+        models = {"model.name": {"name": "user/name", "identity": identity}}
+        return {"model": {"name": "user/name", "revision": revision}, "fingerprint": {"models": models}}
+
+    saved = record(None, "commit:a")
+    assert resume._changed(saved, record("a", "commit:a"), config) == []
+    assert resume._changed(saved, record("b", "commit:b"), config) == ["model.revision: None -> 'b'"]
+    assert resume._changed(record(None, None), record("a", None), config) == ["model.revision: None -> 'a'"]
