@@ -125,12 +125,15 @@ class Task:
     def models(self) -> Models:
         """What identifies the models that the reward functions load, and name in an attribute `models`.
 
-        That is a mapping of a setting, or any name, to a Hub id or local folder.
+        That is a mapping of a setting, or any name, to a Hub id or local folder; or to a pair of the name by which it
+        is recorded, such as `tiny`, and its folder.
         """
-        named: dict[str, str] = {}
+        models: Models = {}
         for reward in self.rewards:
-            named |= getattr(reward.function, "models", {})
-        return {key: {"name": name, "identity": model_identity(name)} for key, name in named.items()}
+            for key, model in getattr(reward.function, "models", {}).items():
+                name, source = (model, model) if isinstance(model, str) else model
+                models[key] = {"name": name, "identity": model_identity(source)}
+        return models
 
     @property
     def rewards(self) -> Sequence[Reward]:

@@ -48,6 +48,7 @@ class PositiveLogit:
         device: where it runs.
         separator: between query and response. A response that continues its query has its own space; one that is a
             turn of a chat does not.
+        recorded_as: its name in a run's config.yaml, if another than `name`.
 
     Raises:
         UserError: there is no such classifier, or it has no POSITIVE label.
@@ -55,11 +56,19 @@ class PositiveLogit:
 
     __name__ = "PositiveLogit"
 
-    def __init__(self, name: str, batch_size: int, device: torch.device, separator: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        batch_size: int,
+        device: torch.device,
+        separator: str = "",
+        recorded_as: str | None = None,
+    ) -> None:
         model, self.tokenizer, self.index = load_classifier(name, "POSITIVE", "task.reward_model")
         self.model: PreTrainedModel = model.to(device)
         self.batch_size, self.separator = batch_size, separator
-        self.models = {"task.reward_model": name}  # recorded, so that another model behind this name is refused
+        # Identified in config.yaml, so that another model behind this name is refused.
+        self.models = {"task.reward_model": (recorded_as or name, name)}
         self.max_length = getattr(model.config, "max_position_embeddings", None)
 
     @torch.no_grad()
@@ -108,7 +117,7 @@ def make_task(
     settings = config.task
     name = toy.REWARD_MODEL if settings.reward_model == "tiny" else settings.reward_model
     separator = " " if config.of_agent(0).model.chat_template else ""
-    reward = PositiveLogit(str(name), settings.reward_batch_size, device, separator)
+    reward = PositiveLogit(str(name), settings.reward_batch_size, device, separator, settings.reward_model)
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
     if dataset is None:
         dataset = queries(settings, split or settings.split, tokenizer_of(config), config.seed)

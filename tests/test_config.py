@@ -234,3 +234,8 @@ def test_help_documents_every_key_and_print_config_prints_them():
         assert len(shown[at:].split("(type")[0].split()) > 4, key
     printed = subprocess.run([sys.executable, script, "--print_config"], capture_output=True, text=True, check=True)
     assert {key for key, _ in flat(yaml.safe_load(printed.stdout))} == set(keys(ImdbConfig))
+
+
+def test_a_boolean_flag_alone_means_true():
+    assert load(ImdbConfig, None, ["--overwrite", "--iterations", "3"])[0].overwrite is True
+    assert load(ImdbConfig, None, ["--overwrite", "false"])[0].overwrite is False

@@ -133,6 +133,10 @@ def _renamed(argv: Sequence[str]) -> list[str]:
 def _parser(kind: type[Config]) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(kind)
+    for action in parser._actions:
+        if getattr(action, "_typehint", None) is bool:  # `--overwrite` alone means `--overwrite true`
+            action.nargs = "?"
+            action.const = True
     for key in RECORDED:  # as the file of a run has them
         parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

@@ -83,7 +83,9 @@ def test_tensorboard_shows_repeated_iterations_of_a_resumed_run_once(config):
     every = CheckpointConfig(save_every=1)
     folder, *_ = train(config, tracker="tensorboard", checkpoint=every)
     resumed = folder / "checkpoints/iter-000002"  # repeats the third iteration
-    *_, rewards = train(config, tracker="tensorboard", checkpoint=every, resume=str(resumed), iterations=4)
+    *_, rewards = train(
+        config, tracker="tensorboard", checkpoint=every, resume=str(resumed), overwrite=True, iterations=4
+    )
     files = {file.parent for file in folder.glob("**/events.out.tfevents*")}
     events = EventAccumulator(str(min(files, key=lambda path: len(path.parts))))
     events.Reload()
@@ -101,7 +103,8 @@ def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(config, m
     settings = {"tracker": "trackio", "sample_every": 1, "checkpoint": CheckpointConfig(save_every=1)}
     folder, samples, rewards = train(config, iterations=2, **settings)
     assert SQLiteStorage.get_runs("cory") == [folder.name]
-    train(config, iterations=3, resume=str(folder / "checkpoints/iter-000001"), **settings)  # repeats the second
+    resumed = folder / "checkpoints/iter-000001"  # repeats the second iteration
+    train(config, iterations=3, resume=str(resumed), overwrite=True, **settings)
     assert SQLiteStorage.get_runs("cory") == [folder.name]
     logged = SQLiteStorage.get_logs("cory", folder.name)
     values = [(row["step"], row["agent_2/task_reward"]) for row in logged if "agent_2/task_reward" in row]

@@ -308,6 +308,7 @@ def test_an_evaluation_goes_on_with_more_runs_and_starts_anew_with_changed_ones(
     planned = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs")
     for seed, item in enumerate(planned):
         make_run(item.folder, seed)
+        (item.folder / "agent_1").mkdir()
         (item.folder / "summary.json").write_text(json.dumps({"iterations": seed}))
     folder, judge = tmp_path / "evaluation", str(tmp_path / "judge.py")
 
