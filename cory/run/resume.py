@@ -111,7 +111,7 @@ def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: S
     if newest is None:
         _check_never_saved(run, config, recorded)
     where = f"checkpoint {path}" if path else f"the beginning, as {run} has not reached its first checkpoint"
-    _announce(run, where, state)
+    _announce(run, where, state, changes)
     return Resumed(run, path, state, changes=changes)
 
 
@@ -151,12 +151,16 @@ def _from_checkpoint(path: Path, config: Config, wanted: Mapping[str, Any], agen
     outdated = list(newer)
     if finished is not None and finished > state.iteration:
         outdated.insert(0, run / "summary.json")
-    _announce(run, f"checkpoint {path}, dropping what came after it", state)
+    _announce(run, f"checkpoint {path}, dropping what came after it", state, changes)
     return Resumed(run, path, state, outdated=outdated, changes=changes)
 
 
-def _announce(run: Path, where: str, state: RunState) -> None:
+def _announce(run: Path, where: str, state: RunState, changes: Sequence[Mapping[str, Any]]) -> None:
     print(f"Resuming {run} from {where}: next is iteration {state.iteration + 1}.", flush=True)
+    if changes and changes[-1]["iteration"] == state.iteration:
+        print(
+            f"The reward changes before iteration {state.iteration + 1}; config.yaml and the report say so.", flush=True
+        )
 
 
 def _new_run(run: Path) -> str:
@@ -189,7 +193,6 @@ def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, An
         if changes and changes[-1]["iteration"] == state.iteration:  # no iteration was trained with that one
             was = changes.pop()["from"]
         changes.append({"iteration": state.iteration, "from": was, "to": is_now})
-        print(f"The reward changes before iteration {state.iteration + 1}; config.yaml and the report say so.")
     return changes
 
 
