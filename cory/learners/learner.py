@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import SamplingConfig
+from cory.config import SamplingConfig, one_of
 from cory.learners import losses
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.trl_parts import RunningMoments
@@ -38,6 +38,8 @@ from cory.run.guards import NotFinite
 PASS_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 READ_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 PASS_COST = {"cpu": 64, "cuda": 8192}  # what one more pass costs, in padded tokens
+PRECISIONS = ("fp32", "bf16")
+ON_NONFINITE = ("stop", "skip")
 T = TypeVar("T")
 
 
@@ -81,6 +83,8 @@ class Learner:
         precision: `bf16` for autocast, else `fp32`.
         on_nonfinite: `stop` raises NotFinite if a loss or gradient is not finite, `skip` leaves out that optimizer
             step. Neither changes the weights.
+
+    Raises a UserError if there is no such precision or reaction.
     """
 
     STATS: tuple[str, ...]  # statistics of a mini-batch, under TRL's names
@@ -99,6 +103,8 @@ class Learner:
         precision: str = "fp32",
         on_nonfinite: str = "stop",
     ) -> None:
+        one_of("precision", PRECISIONS, precision)
+        one_of("guards.on_nonfinite", ON_NONFINITE, on_nonfinite)
         self.config, self.tokenizer, self.pad_id = config, tokenizer, pad_token(tokenizer)
         self.ref_model = None if ref_model is None else sharding.placed(ref_model, self.accelerator.device)
         self.model_params = [p for p in self.model.parameters() if p.requires_grad]
