@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ class CoryTrainer:
             columns = sorted(task.dataset.column_names)
             expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
             assert eval_dataset is not None
-            rows = processes.even(min(config.eval_queries, len(eval_dataset)), config)
+            rows = processes.even(min(config.eval_queries, len(eval_dataset)))
             expect(rows > 0, "eval_every", "held-out rows, at least one for each process", rows)
             eval_dataset = eval_dataset.select(range(rows))
             replace(task, dataset=eval_dataset)  # checks its prompts
@@ -130,8 +131,7 @@ class CoryTrainer:
                 started = time.perf_counter()
                 steps = [agent.optimizer_steps for agent in self.agents]
                 try:
-                    for callback in self.callbacks:
-                        callback.on_iteration_begin(self, k)
+                    processes.agreed(partial(self._announce, k))
                     records, samples = self.iteration(k, run.history)
                     if self.config.eval_every and (k + 1) % self.config.eval_every == 0:
                         self.held_out(k, records)
@@ -193,7 +193,7 @@ class CoryTrainer:
                 samples = self._sampled(chain, batch, rollouts, task_rewards, slice(0, NUM_SAMPLES * group, group))
         with timed(self.seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = processes.merged(processes.agreed(lambda: self.update(chain, rollouts, rewards, rate)))
+            stats = processes.merged(processes.updated(lambda: self.update(chain, rollouts, rewards, rate)))
         with timed(self.seconds, "record"):
             return self.record(k, chain, rollouts, task_rewards, stats, history), samples
 
@@ -302,6 +302,11 @@ class CoryTrainer:
             for role, rewards in enumerate(earned):
                 (record,) = (one for one in records if one["role"] == role_name(role))
                 record["eval_task_reward"] = statistics.fmean(processes.gather(rewards))
+
+    def _announce(self, k: int) -> None:
+        """Tells the callbacks that iteration `k` begins."""
+        for callback in self.callbacks:
+            callback.on_iteration_begin(self, k)
 
     def _begin(self, k: int) -> tuple[list[Agent], Batch]:
         """The chain of iteration `k` (Eq. 5) and this process's part of its batch; random streams start anew."""

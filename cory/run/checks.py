@@ -13,6 +13,10 @@ class UserError(Exception):
     """An error that the user can fix: the message says what was expected, given and where. Shown without traceback."""
 
 
+class RewardError(UserError):
+    """An error of a reward function: once that is mended, the run continues with `--accept_changes reward`."""
+
+
 def expect(ok: bool, where: str, expected: str, came: Any) -> None:
     """Raises the UserError "WHERE: expected EXPECTED, got CAME" unless `ok`."""
     if not ok:
