@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from cory.agent import STATS, Agent, Rollout
 from cory.callbacks import Callback
-from cory.config import Config, UserError, expect
+from cory.config import Config, RewardError, UserError, expect
 from cory.credit import assign_credit
 from cory.learners.optimizer import learning_rate_factor
 from cory.metrics import combined_reward, distinct
@@ -31,7 +31,7 @@ from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.run.identity import policy_models
-from cory.run.resume import Resumed, find_resumed
+from cory.run.resume import Resumed, find_resumed, how_to_continue
 from cory.task import Task
 
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
@@ -123,8 +123,12 @@ class CoryTrainer:
             continued = {"folder": resumed.run, "lengths": state.lengths, "outdated": resumed.outdated}
         state.config = record
         with Run(self.config, self.name, names, record, **continued) as run, Signals() as signals:
-            state.before = state.before or self._fixed_samples()
             checkpoints = CheckpointManager(run, self.agents, self.config.checkpoint, state)
+            if not state.before:
+                try:
+                    state.before = self._fixed_samples()
+                except Exception as error:
+                    self._fail("samples before training", error, checkpoints)
             for callback in self.callbacks:
                 callback.on_train_begin(self, run)
             for k in range(state.iteration, self.config.iterations):
@@ -137,12 +141,7 @@ class CoryTrainer:
                         self.held_out(k, records)
                 except Exception as error:
                     checkpoints.save_after(error, steps == [agent.optimizer_steps for agent in self.agents])
-                    there = checkpoints.newest()
-                    where = f"The last good state is {there}" if there else "No state is saved"
-                    if isinstance(error, (NotFinite, UserError)):
-                        raise UserError(f"iteration {k + 1}: {error}\n{where}.") from None
-                    print(f"\nIteration {k + 1} failed. {where}.", file=sys.stderr)
-                    raise
+                    self._fail(f"iteration {k + 1}", error, checkpoints)
                 with timed(self.seconds, "log"):
                     run.add_samples(k, samples)
                     run.log(k, records)
@@ -169,6 +168,16 @@ class CoryTrainer:
             for callback in self.callbacks:
                 callback.on_train_end(self, run)
         return run
+
+    def _fail(self, where: str, error: Exception, checkpoints: CheckpointManager) -> NoReturn:
+        """Raises the error that ends the run, or prints before it, what is saved and how to continue."""
+        of_reward = isinstance(error, RewardError) or getattr(error, "of_reward", False)
+        done, newest = checkpoints.state.iteration, checkpoints.newest()
+        advice = how_to_continue(checkpoints.run.folder, newest, self.config, done, of_reward)
+        if isinstance(error, (NotFinite, UserError)):
+            raise UserError(f"{where}: {error}\n{advice}") from None
+        print(f"\n{where.capitalize()} failed. {advice}", file=sys.stderr)
+        raise error
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
