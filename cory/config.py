@@ -9,12 +9,13 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cory.run.checks import Settings, UserError, between, changed, expect, keys, positive
+from cory.run.checks import RewardError, Settings, UserError, between, changed, expect, keys, one_of, positive
 from cory.run.hub import HubConfig
 from cory.run.parallel import ParallelConfig
 from cory.run.sampling_settings import SamplingConfig
 
-__all__ = ["Settings", "UserError", "changed", "expect", "keys"]  # checks that other files import from here
+# Checks that other files import from here.
+__all__ = ["RewardError", "Settings", "UserError", "changed", "expect", "keys", "one_of"]
 
 
 @dataclass

@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from datasets import Dataset
 
 from cory.agent import STATS, Agent, Rollout
 from cory.callbacks import Callback
-from cory.config import Config, UserError, expect
+from cory.config import Config, RewardError, UserError, expect
 from cory.credit import assign_credit
 from cory.learners.optimizer import learning_rate_factor
 from cory.metrics import combined_reward, distinct
@@ -30,7 +31,7 @@ from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.run.identity import policy_models
-from cory.run.resume import Resumed, find_resumed
+from cory.run.resume import Resumed, find_resumed, how_to_continue
 from cory.task import Task
 
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
@@ -87,7 +88,7 @@ class CoryTrainer:
             columns = sorted(task.dataset.column_names)
             expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
             assert eval_dataset is not None
-            rows = processes.even(min(config.eval_queries, len(eval_dataset)), config)
+            rows = processes.even(min(config.eval_queries, len(eval_dataset)))
             expect(rows > 0, "eval_every", "held-out rows, at least one for each process", rows)
             eval_dataset = eval_dataset.select(range(rows))
             replace(task, dataset=eval_dataset)  # checks its prompts
@@ -122,27 +123,25 @@ class CoryTrainer:
             continued = {"folder": resumed.run, "lengths": state.lengths, "outdated": resumed.outdated}
         state.config = record
         with Run(self.config, self.name, names, record, **continued) as run, Signals() as signals:
-            state.before = state.before or self._fixed_samples()
             checkpoints = CheckpointManager(run, self.agents, self.config.checkpoint, state)
+            if not state.before:
+                try:
+                    state.before = self._fixed_samples()
+                except Exception as error:
+                    self._fail("samples before training", error, checkpoints)
             for callback in self.callbacks:
                 callback.on_train_begin(self, run)
             for k in range(state.iteration, self.config.iterations):
                 started = time.perf_counter()
                 steps = [agent.optimizer_steps for agent in self.agents]
                 try:
-                    for callback in self.callbacks:
-                        callback.on_iteration_begin(self, k)
+                    processes.agreed(partial(self._announce, k))
                     records, samples = self.iteration(k, run.history)
                     if self.config.eval_every and (k + 1) % self.config.eval_every == 0:
                         self.held_out(k, records)
                 except Exception as error:
                     checkpoints.save_after(error, steps == [agent.optimizer_steps for agent in self.agents])
-                    there = checkpoints.newest()
-                    where = f"The last good state is {there}" if there else "No state is saved"
-                    if isinstance(error, (NotFinite, UserError)):
-                        raise UserError(f"iteration {k + 1}: {error}\n{where}.") from None
-                    print(f"\nIteration {k + 1} failed. {where}.", file=sys.stderr)
-                    raise
+                    self._fail(f"iteration {k + 1}", error, checkpoints)
                 with timed(self.seconds, "log"):
                     run.add_samples(k, samples)
                     run.log(k, records)
@@ -170,6 +169,16 @@ class CoryTrainer:
                 callback.on_train_end(self, run)
         return run
 
+    def _fail(self, where: str, error: Exception, checkpoints: CheckpointManager) -> NoReturn:
+        """Raises the error that ends the run, or prints before it, what is saved and how to continue."""
+        of_reward = isinstance(error, RewardError) or getattr(error, "of_reward", False)
+        done, newest = checkpoints.state.iteration, checkpoints.newest()
+        advice = how_to_continue(checkpoints.run.folder, newest, self.config, done, of_reward)
+        if isinstance(error, (NotFinite, UserError)):
+            raise UserError(f"{where}: {error}\n{advice}") from None
+        print(f"\n{where.capitalize()} failed. {advice}", file=sys.stderr)
+        raise error
+
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
         models = policy_models(self.config) | self.task.models()
@@ -193,7 +202,7 @@ class CoryTrainer:
                 samples = self._sampled(chain, batch, rollouts, task_rewards, slice(0, NUM_SAMPLES * group, group))
         with timed(self.seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = processes.merged(processes.agreed(lambda: self.update(chain, rollouts, rewards, rate)))
+            stats = processes.merged(processes.updated(lambda: self.update(chain, rollouts, rewards, rate)))
         with timed(self.seconds, "record"):
             return self.record(k, chain, rollouts, task_rewards, stats, history), samples
 
@@ -302,6 +311,11 @@ class CoryTrainer:
             for role, rewards in enumerate(earned):
                 (record,) = (one for one in records if one["role"] == role_name(role))
                 record["eval_task_reward"] = statistics.fmean(processes.gather(rewards))
+
+    def _announce(self, k: int) -> None:
+        """Tells the callbacks that iteration `k` begins."""
+        for callback in self.callbacks:
+            callback.on_iteration_begin(self, k)
 
     def _begin(self, k: int) -> tuple[list[Agent], Batch]:
         """The chain of iteration `k` (Eq. 5) and this process's part of its batch; random streams start anew."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cory.config import UserError, expect
+from cory.config import UserError, expect, one_of
 from cory.run.arguments import Arguments
 from cory.run.checks import is_local
 from cory.run.evaluation_settings import extends
@@ -36,6 +36,8 @@ from study.groups import group
 from study.plan import ROOT, Planned, is_module, plan, read_experiment, start
 from study.records import read
 from study.report import write_report
+
+ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Engine:
     cpus: int | None = None
     gpus: float = 0.0
     address: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("--engine", ENGINES, self.name)
 
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)

@@ -117,15 +117,34 @@ def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: S
 
 def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
     """Raises a UserError if a run without a valid checkpoint has had one, so that it cannot start again by itself."""
-    every = config.checkpoint.save_every
     damaged = checkpoint.folders(run / "checkpoints")
-    if not damaged and (not every or recorded < every):
+    if not damaged and _none_was_due(config, recorded):
         return
     found = f"{len(damaged)} damaged ones" if damaged else "none"
     raise UserError(
         f"resume: expected a valid checkpoint in {str(run / 'checkpoints')!r}, as {recorded} iterations are recorded, "
         f"got {found}. Nothing was changed. {_new_run(run)}"
     )
+
+
+def _none_was_due(config: Config, recorded: int) -> bool:
+    """Whether a run of so many iterations has not come to its first checkpoint."""
+    every = config.checkpoint.save_every
+    return not every or recorded < every
+
+
+def how_to_continue(run: Path, newest: Path | None, config: Config, recorded: int, of_reward: bool) -> str:
+    """What the message of a run that failed ends with: what is saved, and the command that continues from there.
+
+    Args:
+        newest: checkpoint, if there is one. recorded: iterations that are done.
+        of_reward: whether the reward function failed, so that it will be another one.
+    """
+    saved = f"The last good state is {newest}." if newest else "No state is saved."
+    if newest is None and not _none_was_due(config, recorded):  # --resume would refuse
+        return f"{saved} {_new_run(run)}"
+    first = "Mend the reward, then continue with" if of_reward else "Continue with"
+    return f"{saved}\n{first}: {resume_command(run, mended_reward=of_reward)}"
 
 
 def _from_checkpoint(path: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]) -> Resumed:

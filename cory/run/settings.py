@@ -247,12 +247,19 @@ def announce(config: Config, name: str) -> None:
         print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)
 
 
-def resume_command(run: Path) -> str:
-    """How to continue the run of this process: the command, or the setting if the script reads no command line."""
+def resume_command(run: Path, mended_reward: bool = False) -> str:
+    """How to continue the run of this process: the command, or the settings if the script reads no command line.
+
+    `mended_reward`: whether its reward function may differ from that of the run.
+    """
+    flags = f"--resume {shlex.quote(str(run))}" + " --accept_changes reward" * mended_reward
     if not read_command_line:
-        return f"config.resume = {str(run)!r} (as a flag: --resume {shlex.quote(str(run))})"
+        settings = f"config.resume = {str(run)!r}"
+        if mended_reward:
+            settings += "; config.accept_changes = 'reward'"
+        return f"{settings} (as flags: {flags})"
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
     spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m MODULE`
     script = f"-m {spec.name}" if spec and spec.origin == sys.argv[0] else shlex.quote(sys.argv[0])
-    return f"{start} {script} --resume {shlex.quote(str(run))}"
+    return f"{start} {script} {flags}"
