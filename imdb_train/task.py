@@ -109,6 +109,11 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
     return Dataset.from_dict({"prompt": prompts})
 
 
+def training_rows(config: ImdbConfig) -> Dataset:
+    """The queries that a run with these settings is trained on."""
+    return queries(config.task, config.task.split, tokenizer_of(config), config.seed)
+
+
 def make_task(
     config: ImdbConfig, device: torch.device, split: str | None = None, dataset: Dataset | None = None
 ) -> Task:
