@@ -336,16 +336,13 @@ def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
     queries = sentences(16)
     asked = Task.from_prompts([queries[0], queries[0], "my own", "the new film"], count_good, PROMPTS)
     trained, folders = {}, []
-    for name, prompts in (("half", queries), ("quarter", [*queries[1:], "my own"])):
+    for seed, name, prompts in ((1, "half", queries), (2, "quarter", [*queries[1:], "my own"])):
         task = Task.from_prompts(prompts, count_good, PROMPTS)
-        one = replace(config, cory=replace(config.cory, num_agents=1), iterations=1, output=str(tmp_path / name))
+        one = replace(config, seed=seed, iterations=1, output=str(tmp_path / name))
+        one = replace(one, cory=replace(config.cory, num_agents=1))
         folders.append(CoryTrainer(one, make_agents(one), task).train().folder)
-        trained[str(folders[-1])] = task.dataset
-
-    def rows(settings):
-        return trained[settings.output]
-
-    done = evaluate(folders, asked, settings(tmp_path), trained_on=rows)
+        trained[seed] = task.dataset
+    done = evaluate(folders, asked, settings(tmp_path), trained_on=lambda run: trained[run.seed])
     said = "4 queries (3 distinct), 25 to 50 % of them also in training, 1 response each"
     assert said in capsys.readouterr().out
     saved = json.loads((done.folder / "evaluation.json").read_text())
@@ -354,7 +351,7 @@ def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
     write_report(done.folder)
     assert said in (done.folder / "evaluation.md").read_text() and said in (done.folder / "report.html").read_text()
     # Given the rows of one of them: those of the other are not known, and that is said.
-    done = evaluate(folders, asked, settings(tmp_path), trained_on=trained[str(folders[0])])
+    done = evaluate(folders, asked, settings(tmp_path), trained_on=trained[1])
     printed = capsys.readouterr()
     assert "50 % of them also in training (not known of quarter)" in printed.out
     assert "quarter was trained on: expected the training data that it recorded" in printed.err

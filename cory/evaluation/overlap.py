@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from datasets import Dataset
 
@@ -13,7 +13,8 @@ from cory.prompts import query_text
 from cory.run.provenance import data_hash
 from cory.run.settings import read_settings
 
-TrainedOn = Dataset | Callable[[Any], Dataset]  # the rows that were trained on, or what makes them from a run's settings
+# The rows that were trained on, or a function that makes them from a run's settings.
+TrainedOn: TypeAlias = Dataset | Callable[[Any], Dataset]
 
 
 def shares_in_training(
