@@ -19,9 +19,9 @@ from cory.callbacks import Callback
 from cory.config import Config, RewardError, UserError, expect
 from cory.credit import assign_credit
 from cory.learners.optimizer import learning_rate_factor
-from cory.metrics import combined_reward, distinct
+from cory.metrics import combined_reward, distinct, in_training
 from cory.policies.sampling import check_lengths, seed_everything
-from cory.prompts import fit_responses, text_of
+from cory.prompts import fit_responses, query_text, text_of
 from cory.report import write_run_report
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
@@ -123,6 +123,12 @@ class CoryTrainer:
             continued = {"folder": resumed.run, "lengths": state.lengths, "outdated": resumed.outdated}
         state.config = record
         with Run(self.config, self.name, names, record, **continued) as run, Signals() as signals:
+            held_out = self._held_out_queries()
+            if held_out:
+                run.say(
+                    f"eval_every: {held_out['queries']} held-out queries ({held_out['distinct']} distinct), "
+                    f"{100 * held_out['in_training']:.3g} % of them also in training"
+                )
             checkpoints = CheckpointManager(run, self.agents, self.config.checkpoint, state)
             if not state.before:
                 try:
@@ -162,7 +168,7 @@ class CoryTrainer:
                     raise Interrupted(128 + received)
                 if too_far:
                     break
-            run.finish(state.before, self._fixed_samples(), self.agents)
+            run.finish(state.before, self._fixed_samples(), self.agents, held_out)
             if processes.is_main():
                 write_run_report(run.folder, self.config.method())
             for callback in self.callbacks:
@@ -316,6 +322,19 @@ class CoryTrainer:
         """Tells the callbacks that iteration `k` begins."""
         for callback in self.callbacks:
             callback.on_iteration_begin(self, k)
+
+    def _held_out_queries(self) -> dict[str, float]:
+        """How many held-out queries there are, how many differ, and the share of them in training; empty without."""
+        if self.eval_dataset is None or not self.config.eval_every:
+            return {}
+        held_out, trained = (
+            [query_text(prompt) for prompt in dataset["prompt"]] for dataset in (self.eval_dataset, self.task.dataset)
+        )
+        return {
+            "queries": len(held_out),
+            "distinct": len(set(held_out)),
+            "in_training": in_training(held_out, trained),
+        }
 
     def _begin(self, k: int) -> tuple[list[Agent], Batch]:
         """The chain of iteration `k` (Eq. 5) and this process's part of its batch; random streams start anew."""

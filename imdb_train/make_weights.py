@@ -27,6 +27,7 @@ from imdb_train.task import PositiveLogit
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
 
 POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}  # target probabilities of the classifier, by mood
+DRAWN = 9000  # reviews that are drawn before the rewritings; the models learn from the first toy.TRAIN_REVIEWS of them
 REWRITINGS = 9000  # examples in the observer's prompt form that the policy learns from
 
 
@@ -63,7 +64,7 @@ def large() -> Path:
 
 def _texts(rng: random.Random) -> tuple[list[tuple[str, int]], list[str]]:
     """The training reviews with their moods, and the rewriting examples."""
-    reviews = [toy.review(rng) for _ in range(toy.ALL_REVIEWS)]
+    reviews = [toy.review(rng) for _ in range(DRAWN)]
     return reviews[: toy.TRAIN_REVIEWS], [toy.rewriting(rng) for _ in range(REWRITINGS)]
 
 

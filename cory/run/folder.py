@@ -202,8 +202,18 @@ class Run:
         """Prints how to continue the run."""
         self.say(f"Continue with: {resume_command(self.folder)}")
 
-    def finish(self, before: Samples, after: Samples, agents: Sequence[SavedAgent]) -> None:
-        """Saves agents, curves and summary, and prints the results; in the main process but for parts of agents."""
+    def finish(
+        self,
+        before: Samples,
+        after: Samples,
+        agents: Sequence[SavedAgent],
+        held_out: Mapping[str, float] | None = None,
+    ) -> None:
+        """Saves agents, curves and summary, and prints the results; in the main process but for parts of agents.
+
+        Args:
+            held_out: about the held-out queries of `eval_every`, for the summary.
+        """
         from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
         self.bar.close()
@@ -224,6 +234,7 @@ class Run:
             "seconds_per_iteration": round(statistics.median(self.seconds), 4),
             "peak_memory_mb": round(peak_memory_mb(), 1),
             "agents": means,
+            **({"held_out": dict(held_out)} if held_out else {}),
             "samples": {"before": before, "after": after},
         }
         replace_text(self.folder / "summary.json", json.dumps(summary, indent=2))
