@@ -30,7 +30,7 @@ from cory.run.checks import is_local
 from cory.run.evaluation_settings import extends
 from cory.run.settings import main
 from study import ray_engine
-from study.compare import write
+from study.compare import check_out, write
 from study.comparison import Comparison
 from study.groups import group
 from study.plan import ROOT, Planned, is_module, plan, read_experiment, start

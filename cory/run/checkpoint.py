@@ -14,9 +14,9 @@ import json
 import os
 import shutil
 import statistics
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from cory.config import CheckpointConfig, UserError
 from cory.run import processes, shards
 from cory.run.folder import FILES, Run, SavedAgent
+from cory.run.output import partial_name, remove
 
 FORMAT = 1
 
@@ -94,7 +95,8 @@ class CheckpointManager:
         spare = _place(folder, self.state.best["iteration"]) if self.state.best else None
         for old in folders(folder)[self.settings.keep :]:
             if old not in (spare, target):
-                shutil.rmtree(old, ignore_errors=True)
+                with suppress(OSError):
+                    remove(old)
 
     def save_after(self, error: Exception, unchanged: bool) -> None:
         """Saves after an error, unless agents were changed since `state.iteration` began.
@@ -131,8 +133,9 @@ def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
 
 
 def _temporary(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    partial = partial_name(folder / "checkpoint")
+    partial.mkdir(parents=True)
+    return partial
 
 
 def _write_agent(agent: SavedAgent, folder: Path) -> dict[str, Any]:
@@ -151,13 +154,10 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     for file in partial.iterdir():
         _flush(file)
     _flush(partial)
-    aside = target.with_name(f".replaced-{target.name}")
-    shutil.rmtree(aside, ignore_errors=True)
     if target.exists():  # a damaged one that was skipped, or the run has gone back before it
-        target.rename(aside)
+        remove(target)
     partial.rename(target)
     _flush(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _place(folder: Path, iteration: int) -> Path:
