@@ -20,9 +20,9 @@ from study.page import write_comparison_page
 from study.records import read
 from study.tables import eta_shown, final_table, group_table, markdown_table, method_note
 
-
 # Of every comparison; the first marks its folder.
-FILES = ("comparison.md", "curves.png", "curves.svg", "runs.csv", "final.csv", "curves.csv", "report.html")
+FILES = ("comparison.md", "curves.png", "curves.svg", "runs.csv", "final.csv", "curves.csv", "report.html",
+         "over.png", "over.svg", "frontier.png", "frontier.svg")  # fmt: skip
 
 
 def check_out(out: Path) -> None:

@@ -36,6 +36,9 @@ KINDS = ("worst", "middle", "best")  # the pioneer's responses to a query, by th
 RESAMPLES = 1000  # of the queries
 
 
+MARK = '"readings": ['  # in every file that --out writes
+
+
 @dataclass(frozen=True)
 class Reading:
     """What an observer makes of the pioneer's responses; intervals are over queries.

@@ -44,7 +44,7 @@ def lock(folder: Path, locks: ExitStack, name: str = LOCK) -> None:
     except Timeout:
         raise Taken(
             f"output: expected a folder that no other process is writing, got {str(folder)!r}. Wait for that process, "
-            "stop it, or name another folder with --output"
+            "stop it, or name another folder"
         ) from None
     except (OSError, NotImplementedError) as error:
         if os.access(folder, os.W_OK):
