@@ -87,8 +87,7 @@ def test_killed_before_it_wrote_its_settings_a_run_starts_again(one, tmp_path, m
 
     def start():
         monkeypatch.setattr(Path, "replace", kill)  # the settings are written, and not yet under their name
-        with folder.ExitStack() as locks:
-            folder.Run(again, "cory", ["agent_1"], {"seed": 0}, locks=locks)
+        make_trainer(again).train()
 
     killed(start)
     assert list((tmp_path / "again").iterdir()) and only(tmp_path / "again") == set()
