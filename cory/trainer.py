@@ -5,6 +5,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -107,12 +108,16 @@ class CoryTrainer:
             NotFinite: an update is not finite (`guards.on_nonfinite`).
             Interrupted: after SIGTERM or SIGINT; the state is saved.
         """
+        with ExitStack() as locks:  # of the run's folder, held until all is written
+            return self._train(locks)
+
+    def _train(self, locks: ExitStack) -> Run:
         names = [agent.name for agent in self.agents]
         record = run_record(self.config, self.fingerprint())
-        found = find_resumed(self.config, record, self.name, names) if processes.is_main() else None
+        found = find_resumed(self.config, record, self.name, names, locks) if processes.is_main() else None
         resumed: Resumed | None = processes.broadcast(found)
         state = RunState()
-        continued: dict[str, Any] = {}
+        continued: dict[str, Any] = {"locks": locks}
         if resumed is not None:
             if resumed.finished:
                 return Run(self.config, self.name, names, record, resumed.run, finished=True)
@@ -120,7 +125,7 @@ class CoryTrainer:
             record["changes"] = resumed.changes
             if resumed.checkpoint is not None:
                 checkpoint.load(resumed.checkpoint, state, self.agents)
-            continued = {"folder": resumed.run, "lengths": state.lengths, "outdated": resumed.outdated}
+            continued |= {"folder": resumed.run, "lengths": state.lengths, "outdated": resumed.outdated}
         state.config = record
         with Run(self.config, self.name, names, record, **continued) as run, Signals() as signals:
             held_out = self._held_out_queries()

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation import respond
 from cory.policies.load import load_policy
+from cory.run.output import filled
 from cory.run.settings import main
 from imdb_train import toy
 from imdb_train.task import PositiveLogit
@@ -100,7 +101,8 @@ def command_line() -> None:
     if sys.argv[1:] == ["tiny_large"]:
         print(f"The larger policy: {large()}")
     elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
-        make(Path(sys.argv[1]))
+        with filled(Path(sys.argv[1])) as folder:
+            make(folder)
         print(f"Done. To ship it, copy {sys.argv[1]} to imdb_train/weights")
     elif len(sys.argv) == 1:
         print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import time
+from contextlib import ExitStack
 from typing import get_args, get_type_hints
 
 import datasets
@@ -22,7 +23,7 @@ from cory.learners.trl_parts import trl_config
 from cory.policies.load import choose_device, load_policy
 from cory.prompts import RolePrompts
 from cory.roles import RoleSchedule
-from cory.run.settings import new_folder
+from cory.run.output import new_folder
 from cory.task import Task, load_dataset
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig
@@ -288,7 +289,8 @@ def test_output_that_holds_a_run(config, tmp_path):
 def test_an_output_of_empty_folders_is_free(tmp_path):
     """What is left of a run that was stopped before it wrote anything."""
     (tmp_path / "run/checkpoints").mkdir(parents=True)
-    assert new_folder(str(tmp_path / "run"), "x") == tmp_path / "run"
+    with ExitStack() as locks:
+        assert new_folder(str(tmp_path / "run"), "x", locks) == tmp_path / "run"
 
 
 def test_runs_without_an_output_get_folders_of_their_own(config, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -31,7 +31,7 @@ from cory.prompts import RolePrompts, query_text, text_of
 from cory.report import write_evaluation_report
 from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.run.identity import check_models, model_identity, policy_models
-from cory.run.jsonl import replace_text
+from cory.run.output import replace_text
 from cory.run.report import text_table
 from cory.run.settings import read_settings
 from cory.task import Task
@@ -324,19 +324,20 @@ def evaluate(
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()
     evaluator = Evaluator(task, settings, kind)
-    folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"], evaluator.models)
     texts = evaluator.query_texts
     shares = shares_in_training(evaluator.runs, texts, trained_on)
-    rows = summarise(evaluator.run(folder), texts, task, settings, evaluator.kl_coef)
-    queries = list(map(text_of, evaluator.columns["prompt"]))
-    titles = {key: title for key, title in columns_shown(task, settings).items() if all(key in row for row in rows)}
-    each, heat = settings.samples, evaluator.sampling.temperature
-    said = f"{in_words(texts, shares)}, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
-    said += f"eta = {evaluator.kl_coef:g}"
-    print(f"\n{said}; mean +- half-width of the 95 % interval over queries\n{text_table(rows, titles)}")
-    shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
-    overlap = {"distinct_queries": len(set(texts)), "in_training": shares}
-    result = {"settings": shown, "said": said, **overlap, "titles": titles, "queries": queries, "rows": rows}
-    replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
-    write_evaluation_report(folder)
+    with ExitStack() as locks:
+        folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"], evaluator.models, locks)
+        rows = summarise(evaluator.run(folder), texts, task, settings, evaluator.kl_coef)
+        queries = list(map(text_of, evaluator.columns["prompt"]))
+        titles = {key: title for key, title in columns_shown(task, settings).items() if all(key in row for row in rows)}
+        each, heat = settings.samples, evaluator.sampling.temperature
+        said = f"{in_words(texts, shares)}, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
+        said += f"eta = {evaluator.kl_coef:g}"
+        print(f"\n{said}; mean +- half-width of the 95 % interval over queries\n{text_table(rows, titles)}")
+        shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
+        overlap = {"distinct_queries": len(set(texts)), "in_training": shares}
+        result = {"settings": shown, "said": said, **overlap, "titles": titles, "queries": queries, "rows": rows}
+        replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
+        write_evaluation_report(folder)
     return Evaluation(folder, rows)

@@ -15,9 +15,9 @@ import math
 import os
 import shutil
 import statistics
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from cory.config import CheckpointConfig, UserError
 from cory.run import processes, shards
 from cory.run.folder import FILES, Run, SavedAgent
+from cory.run.output import partial_name, remove
 
 FORMAT = 1
 
@@ -103,7 +104,8 @@ class CheckpointManager:
         spare = _place(self.folder, self.state.best["iteration"]) if self.state.best else None
         for old in folders(self.folder)[self.settings.keep :]:
             if old not in (spare, target):
-                shutil.rmtree(old, ignore_errors=True)
+                with suppress(OSError):
+                    remove(old)
 
     def _is_saved(self) -> bool:
         """Whether a valid checkpoint holds the state, so that writing it again would only put that one at risk."""
@@ -160,8 +162,9 @@ def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
 
 
 def _temporary(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    partial = partial_name(folder / "checkpoint")
+    partial.mkdir(parents=True)
+    return partial
 
 
 def _write_agent(agent: SavedAgent, folder: Path) -> dict[str, Any]:
@@ -180,13 +183,10 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     for file in partial.iterdir():
         _flush(file)
     _flush(partial)
-    aside = target.with_name(f".replaced-{target.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    if target.exists():  # a damaged one, or one that was skipped as damaged
-        target.rename(aside)
+    if target.exists():  # a damaged one that was skipped
+        remove(target)
     partial.rename(target)
     _flush(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _place(folder: Path, iteration: int) -> Path:

@@ -1,4 +1,4 @@
-"""Which run `--resume` continues, from which checkpoint, and what it refuses. Nothing is written here.
+"""Which run `--resume` continues, from which checkpoint, and what it refuses. Nothing is written here but a lock.
 
 Only iterations after the newest valid checkpoint of an unfinished run may be dropped, as they are computed again.
 """
@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cory.config import Config, UserError, expect
 from cory.run import checkpoint
 from cory.run.checkpoint import Damaged, RunState
 from cory.run.identity import check_models
+from cory.run.output import lock
 from cory.run.record import finished_iterations, recorded_iterations
 from cory.run.settings import completed, differences, read_settings, resume_command
 
@@ -42,14 +44,17 @@ class Resumed:
     changes: list[dict[str, Any]] = field(default_factory=list)
 
 
-def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str]) -> Resumed | None:
+def find_resumed(
+    config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str], locks: ExitStack
+) -> Resumed | None:
     """Finds and announces what `config.resume` asks for; None for a new run.
 
     Args:
         wanted: what config.yaml would hold. name: of the run, for `resume: auto`. agents: their names.
+        locks: locks the run until it is closed, before its state is read, which a running process would change.
 
-    Raises a UserError: there is no such run or checkpoint, its settings or models differ in what matters, or
-    continuing would lose what is finished.
+    Raises a UserError: there is no such run or checkpoint, its settings or models differ in what matters, another
+    process is writing it, or continuing would lose what is finished.
     """
     if config.resume is None:
         expect(not config.overwrite, "overwrite", "false, unless resume names a checkpoint", True)
@@ -57,16 +62,20 @@ def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: S
     wanted = json.loads(json.dumps(wanted))
     path = Path(config.resume)
     if config.resume != "auto" and (path / "manifest.json").exists():
+        if (path.parent.parent / "config.yaml").exists():
+            lock(path.parent.parent, locks)
         return _from_checkpoint(path, config, wanted, agents)
     expect(not config.overwrite, "overwrite", "false, unless resume names a checkpoint", True)
     if config.resume != "auto":
         is_run = (path / "config.yaml").exists()
         expect(is_run, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
+        lock(path, locks)
         return _from_newest(path, config, wanted, agents)
     run = _newest_alike(config, wanted, name)
     if run is None:
         print("resume: no earlier run with these settings; starting a new one.", flush=True)
         return None
+    lock(run, locks)
     return _from_newest(run, config, wanted, agents)
 
 

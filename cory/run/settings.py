@@ -5,7 +5,6 @@ Nothing here imports torch, so `--help` and mistakes are answered at once.
 
 import argparse
 import difflib
-import itertools
 import os
 import shlex
 import sys
@@ -193,26 +192,6 @@ def _with_nearest(message: str, config_class: type) -> str:
         if near and word not in known:
             return f"unknown key {word!r} ({message}). Did you mean {known[near[0]]!r}?"
     return message
-
-
-def new_folder(output: str | None, name: str) -> Path:
-    """Makes a folder: `output`, which must hold no file, or the first free one of runs/NAME, runs/NAME-2, ..."""
-    try:
-        if output is not None:
-            folder = Path(output)
-            if folder.is_file() or any(path.is_file() for path in folder.rglob("*")):
-                where = f"{str(folder)!r}, which already holds a run or other files"
-                raise UserError(f"output: expected a new or empty folder, got {where}")
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
-        for number in itertools.count(1):
-            folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-            with suppress(FileExistsError):
-                folder.mkdir(parents=True)
-                return folder
-        raise AssertionError
-    except OSError as error:
-        raise UserError(f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})") from None
 
 
 def main(work: Callable[[], None]) -> None:

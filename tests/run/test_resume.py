@@ -385,13 +385,13 @@ def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path,
 def test_run_that_another_process_writes_is_left_alone(one, tmp_path):
     make_trainer(one).train()
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    code = "import sys; from pathlib import Path; from cory.run.jsonl import JsonlWriter; path = Path(sys.argv[1]);"
-    code += "file = JsonlWriter(path); print(1, flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(Path(one.output) / "metrics.jsonl")]
+    code = "import sys; from pathlib import Path; from cory.run.output import locked\n"
+    code += "with locked(Path(sys.argv[1])): print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, one.output]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"1\n"
         again = replace(one, resume="auto", iterations=one.iterations + 1)
-        with pytest.raises(UserError, match=r"expected a run that no other process is writing, got '.*metrics.jsonl"):
+        with pytest.raises(UserError, match=r"expected a folder that no other process is writing, got '.*run'"):
             make_trainer(again).train()
         assert files == {path: path.read_bytes() for path in files}
         other.kill()

@@ -99,7 +99,7 @@ def test_a_cache_is_atomic(tmp_path):
 
     def build(folder):
         built.append(folder)
-        (folder / "model").write_text("x")
+        (folder / "config.json").write_text("{}")
 
     def fail(folder):
         build(folder)
@@ -109,5 +109,5 @@ def test_a_cache_is_atomic(tmp_path):
         cached(tmp_path / "cache/it", fail)
     assert list((tmp_path / "cache").iterdir()) == []
     first = cached(tmp_path / "cache/it", build)
-    assert (first / "model").exists() and cached(tmp_path / "cache/it", fail) == first
+    assert (first / "config.json").exists() and cached(tmp_path / "cache/it", fail) == first
     assert len(built) == 2
