@@ -117,7 +117,9 @@ def gold(answer: str) -> Fraction | None:
     """
     text = _plain(answer)
     hashes = text.rfind("####")
-    number = _NUMBER.search(text, hashes) if hashes >= 0 else _NUMBER.fullmatch(text.strip())
+    number = _NUMBER.search(text, max(0, hashes))
+    if number and hashes < 0 and (text[: number.start()].strip(" -$") or text[number.end() :].strip()):
+        return None  # more than a number alone
     return _value(number, last=False) if number else None
 
 

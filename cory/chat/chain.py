@@ -76,8 +76,8 @@ class Chain:
         self.agents = list(agent_models(folder, config, settings.model).values())
         count = len(self.agents)
         self.order = settings.order or [1 + role % count for role in range(config.cory.roles)]
-        known = all(1 <= number <= count for number in self.order)
-        expect(known, "order", f"numbers of the run's agents, 1 to {count}", self.order)
+        within = all(1 <= number <= count for number in self.order)
+        expect(within, "order", f"numbers of the run's agents, 1 to {count}", self.order)
         self.bases: list[tuple[str, ModelConfig]] = []
         for number, (_, _, base) in enumerate(self.agents, 1):
             if base not in [known for _, known in self.bases]:

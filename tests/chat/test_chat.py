@@ -136,7 +136,7 @@ def test_a_reward_that_needs_more_than_the_query_is_missed_once(train):
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         assert {each.reward for each in [*chain.ask(QUERY), *chain.ask("another")]} == {None}
         (note,) = chain.notes
-        assert "the reward also needs its answer" in note and sentences(1)[0] in note and "/set answer=" in note
+        assert "the reward also needs its answer" in note and sentences(8)[0] in note and "/set answer=" in note
         scored = chain.ask(json.dumps({"prompt": QUERY, "answer": ""}))
         assert [each.reward for each in scored] == [1.0] * 3
     (run.parent / "rewards.py").unlink()
