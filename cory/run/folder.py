@@ -23,7 +23,7 @@ from cory.run.jsonl import JsonlWriter, read_rows, replace_text
 from cory.run.provenance import versions
 from cory.run.report import sample_table, summarise, table
 from cory.run.settings import new_folder, resume_command
-from cory.run.tracker import log_samples, start_tracker
+from cory.run.tracker import check_tracker, log_samples, start_tracker
 
 FILES = ("metrics", "samples", "timings")
 Samples = dict[str, list[dict[str, Any]]]  # by agent
@@ -76,6 +76,8 @@ class Run:
         finished: bool = False,
     ) -> None:
         config.hub.check_token()
+        if not finished:
+            check_tracker(config.tracker)
         self.config, self.agents, self.finished = config, list(agents), False
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []

@@ -1,18 +1,22 @@
 """What a run sends to each tracker: metrics, and sample texts as a table."""
 
+import importlib.util
 import json
 import re
 import time
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from conftest import sentences
+from conftest import ROOT, sentences
 from markdown_it import MarkdownIt
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig
+from cory.config import CheckpointConfig, UserError
 from cory.prompts import RolePrompts
 from cory.run import tracker
+from cory.run.settings import announce
 from cory.run.tracker import COLUMNS
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -32,6 +36,28 @@ def train(config, **changes):
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return folder, samples, {(row["iteration"], row["agent"]): row["task_reward"] for row in metrics}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
+def test_a_tracker_without_its_package_is_refused_before_anything_is_written(config, monkeypatch, name):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda n, *p: None if name in n.lower() else find_spec(n, *p))
+    install = "wandb" if name == "wandb" else f"-e '.[{name}]'"
+    expected = f"tracker: expected the package {name}, which is not installed: pip install -c constraints.txt {install}"
+    for begin in (lambda: train(config, tracker=name), lambda: announce(replace(config, tracker=name), "run")):
+        with pytest.raises(UserError) as refused:
+            begin()
+        assert str(refused.value) == expected
+    assert not Path(config.output).exists()
+    monkeypatch.undo()
+    train(config)  # the folder is free
+
+
+def test_the_command_that_installs_a_tracker_names_an_extra_that_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for packages, command in tracker.PACKAGES.values():
+        for extra in re.findall(r"\[(\w+)\]", command):
+            assert any(requirement.startswith(packages[0]) for requirement in extras[extra])
 
 
 def cells(html):
@@ -83,7 +109,9 @@ def test_tensorboard_shows_repeated_iterations_of_a_resumed_run_once(config):
     every = CheckpointConfig(save_every=1)
     folder, *_ = train(config, tracker="tensorboard", checkpoint=every)
     resumed = folder / "checkpoints/iter-000002"  # repeats the third iteration
-    *_, rewards = train(config, tracker="tensorboard", checkpoint=every, resume=str(resumed), iterations=4)
+    *_, rewards = train(
+        config, tracker="tensorboard", checkpoint=every, resume=str(resumed), overwrite=True, iterations=4
+    )
     files = {file.parent for file in folder.glob("**/events.out.tfevents*")}
     events = EventAccumulator(str(min(files, key=lambda path: len(path.parts))))
     events.Reload()
@@ -101,7 +129,9 @@ def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(config, m
     settings = {"tracker": "trackio", "sample_every": 1, "checkpoint": CheckpointConfig(save_every=1)}
     folder, samples, rewards = train(config, iterations=2, **settings)
     assert SQLiteStorage.get_runs("cory") == [folder.name]
-    train(config, iterations=3, resume=str(folder / "checkpoints/iter-000001"), **settings)  # repeats the second
+    train(
+        config, iterations=3, resume=str(folder / "checkpoints/iter-000001"), overwrite=True, **settings
+    )  # repeats the second
     assert SQLiteStorage.get_runs("cory") == [folder.name]
     logged = SQLiteStorage.get_logs("cory", folder.name)
     values = [(row["step"], row["agent_2/task_reward"]) for row in logged if "agent_2/task_reward" in row]
