@@ -104,7 +104,7 @@ class CoryTrainer:
         Raises:
             UserError: `config.resume` names no run that can be continued; a reward is not finite.
             NotFinite: an update is not finite (`guards.on_nonfinite`).
-            Interrupted: after SIGTERM or SIGINT; the state is saved.
+            Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         names = [agent.name for agent in self.agents]
         record = run_record(self.config, self.fingerprint())
