@@ -19,6 +19,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from cory.config import Config, UserError, expect, keys
+from cory.run.tracker import check_tracker
 
 RECORDED = ("versions", "fingerprint", "changes")  # what config.yaml holds beside the settings
 # What may differ on resume; `iterations` only where the learning rate does not depend on it.
@@ -218,9 +219,10 @@ def main(work: Callable[[], None]) -> None:
 def announce(config: Config, name: str) -> None:
     """The first line of a run, before the libraries are loaded, which takes seconds.
 
-    Raises a UserError if the run is to be uploaded at its end and there is no token.
+    Raises a UserError if the run is to be uploaded at its end and there is no token, or if its tracker is missing.
     """
     config.hub.check_token()
+    check_tracker(config.tracker)
     if os.environ.get("RANK", "0") == "0":
         models = " and ".join(dict.fromkeys(config.of_agent(i).model.name for i in range(config.cory.num_agents)))
         print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)
