@@ -18,8 +18,8 @@ def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, 
     """A sequence classifier, its tokenizer, and the index of `label` (upper or lower case alike).
 
     Raises:
-        UserError: it or its tokenizer is missing, it is no classifier, lacks weights such as those of the head, or has no
-            such label among at least two.
+        UserError: it or its tokenizer is missing, it is no classifier, it lacks weights (such as its head's), or it has
+            no such label among at least two.
     """
     where = find(name, what)
     try:

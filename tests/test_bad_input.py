@@ -189,9 +189,7 @@ LAYER = "base_model.model.model.layers.1.self_attn.q_proj"
 def test_adapter_that_lacks_a_tensor(adapter_folder, lost):
     load_policy(ModelConfig(str(adapter_folder)))
     change_weights(adapter_folder, lambda tensors: tensors.pop(lost), "adapter_model.safetensors")
-    with refuses(
-        r"model.name: expected an adapter that fits its base '.*', got '.*adapter', which lacks 1 tensors: " + lost
-    ):
+    with refuses(rf"expected an adapter that fits its base '.*', got '.*adapter', which lacks .*{lost}"):
         load_policy(ModelConfig(str(adapter_folder)))
 
 

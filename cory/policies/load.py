@@ -42,7 +42,7 @@ NAMED = 5  # tensors that an error names; it counts the others
 def choose_device(name: str, parallel: ParallelConfig | None = None) -> torch.device:
     """Sets the process's device, before anything else touches accelerate. Raises a UserError if it is not there.
 
-    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it has no float64 and no test of ours ran on it.
+    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it lacks float64 and is not tested.
     """
     try:
         wanted = None if name == "auto" else torch.device(name)
@@ -111,8 +111,8 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
     except LOADING as error:
         raise UserError(f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})") from None
-    # Where the files are missing, transformers makes many a tokenizer up, with special tokens alone: it encodes any text
-    # as no token at all. T5's also has the mark of a space.
+    # Where the files are missing, transformers makes up a tokenizer of special tokens alone, which encodes any text as
+    # no token at all. T5's also has the mark of a space.
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "\u2581"}:
         raise UserError(f"{expected}, which has no tokenizer files: save the tokenizer there, too")
     if tokenizer.pad_token_id is None:
@@ -194,8 +194,8 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], what: str, na
     """Raises a UserError that names the weights which transformers made up, as they were not saved or did not fit.
 
     Args:
-        report: from_pretrained's loading info. A tensor that is tied to one which was saved is not missing there, nor is
-            a buffer that is never saved.
+        report: from_pretrained's loading info. A tensor that is tied to one which was saved is not missing there, nor
+            is a buffer that is never saved.
     """
     expected = f"{what}: expected all weights of a {type(model).__name__} in {name!r}"
     missing = report["missing_keys"]
@@ -226,35 +226,30 @@ def quiet(library: Any = logging) -> Iterator[None]:
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
-    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, lacks weights or does not fit."""
+    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete or does not fit."""
     expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
         model = PeftModel.from_pretrained(base, str(folder))
-        # PEFT warns of missing weights and passes over superfluous ones; it reports both where they are set.
+        # PEFT warns of missing weights and passes over superfluous ones. Setting them once more reports both.
         mapping = getattr(base, "_checkpoint_conversion_mapping", None)
         report = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu", key_mapping=mapping))
+    except KeyError as error:  # a module that is trained and saved whole, beside LoRA's
+        raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:
         raise UserError(f"{expected} ({first_line(error)})") from None
-    unset = set(report.missing_keys)
-    # named_parameters() has a tied weight once, under the name by which it is saved.
-    missing = [name for name, _ in model.named_parameters() if name in unset and _of_adapter(name)]
+    missing = _lora_tensors(report.missing_keys)
     if missing:
-        raise UserError(f"{expected}, which lacks {len(missing)} tensors: {listed(_as_saved(missing))}")
-    superfluous = [name for name in report.unexpected_keys if _of_adapter(name)]
+        raise UserError(f"{expected}, which lacks {len(missing)} tensors: {listed(missing)}")
+    superfluous = _lora_tensors(report.unexpected_keys)
     if superfluous:
-        names = listed(_as_saved(superfluous))
+        names = listed(superfluous)
         raise UserError(f"{expected}, of which {len(superfluous)} tensors have no place in the base: {names}")
     return model
 
 
-def _of_adapter(name: str) -> bool:
-    """Whether a parameter is LoRA's, or of a module that is trained and saved whole beside it."""
-    return any(part.startswith("lora_") or part == "modules_to_save" for part in name.split("."))
-
-
-def _as_saved(names: Collection[str]) -> list[str]:
-    """Names of an adapter's tensors as its file has them, which is without the adapter's name."""
-    return [name.replace(".default", "") for name in names]
+def _lora_tensors(names: Collection[str]) -> list[str]:
+    """LoRA's tensors among a model's, named as in the adapter's file, which is without the adapter's name."""
+    return [name.replace(".default", "") for name in names if ".lora_" in name]
 
 
 def base_of(folder: Path) -> str:
@@ -341,7 +336,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first; of one that lists details below a heading, such as load_state_dict's, also the first."""
+    """What an error says first; of one that has a list below a heading, as load_state_dict's, also the first item."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
