@@ -91,7 +91,7 @@ def test_policy_that_lacks_a_tensor(policy_folder, config, tmp_path):
     config.model.name = str(shutil.copytree(policy_folder, tmp_path / "model"))
     change_weights(tmp_path / "model", lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.weight"))
     with refuses(
-        r"model.name: expected all weights of a GPT2LMHeadModel in '.*model', got 1 of 29 tensors missing: "
+        r"model.name: expected all weights of a GPT2LMHeadModel in '.*model', got none for "
         r"transformer.h.1.mlp.c_fc.weight$"
     ):
         make_agents(config)
@@ -100,21 +100,21 @@ def test_policy_that_lacks_a_tensor(policy_folder, config, tmp_path):
 def test_policy_that_lacks_many_tensors_names_a_few(policy_folder, tmp_path):
     shutil.copytree(policy_folder, tmp_path / "model")
     change_weights(tmp_path / "model", lambda tensors: [tensors.pop(name) for name in list(tensors) if ".h.1." in name])
-    with refuses(r"got 12 of 29 tensors missing: transformer.h.1.attn.c_attn.bias, .* and 7 more$"):
+    with refuses(r"got none for transformer.h.1.attn.c_attn.bias, .* and 7 more$"):
         load_policy(ModelConfig(str(tmp_path / "model")))
 
 
 def test_policy_with_a_tensor_of_another_shape(policy_folder, tmp_path):
     shutil.copytree(policy_folder, tmp_path / "model")
     change_weights(tmp_path / "model", lambda tensors: tensors.update({"transformer.ln_f.bias": torch.zeros(5)}))
-    with refuses(r"tensors of other shapes than config.json has: transformer.ln_f.bias \(5,\), not \(32,\)$"):
+    with refuses(r"got other shapes than config.json has: transformer.ln_f.bias \(5,\), not \(32,\)$"):
         load_policy(ModelConfig(str(tmp_path / "model")))
 
 
 def test_head_that_is_not_tied_must_be_saved(llama_folder, tmp_path):
     shutil.copytree(llama_folder, tmp_path / "model")
     change_weights(tmp_path / "model", lambda tensors: tensors.pop("lm_head.weight"))
-    with refuses(r"got 1 of 21 tensors missing: lm_head.weight$"):
+    with refuses(r"got none for lm_head.weight$"):
         load_policy(ModelConfig(str(tmp_path / "model")))
 
 
@@ -165,8 +165,8 @@ def test_classifier_without_its_head(classifier_folder, tmp_path):
     classifier = DistilBertForSequenceClassification.from_pretrained(classifier_folder)
     classifier.distilbert.save_pretrained(tmp_path / "model")
     with refuses(
-        r"task.reward_model: expected all weights of a DistilBertForSequenceClassification in '.*model', got 4 of 24 "
-        r"tensors missing: classifier.bias, classifier.weight, pre_classifier.bias, pre_classifier.weight$"
+        r"task.reward_model: expected all weights of a DistilBertForSequenceClassification in '.*model', got none for "
+        r"classifier.bias, classifier.weight, pre_classifier.bias, pre_classifier.weight$"
     ):
         PositiveLogit(str(tmp_path / "model"), 8, torch.device("cpu"))
 
@@ -198,7 +198,7 @@ def test_adapter_of_a_deeper_base(adapter_folder):
         tensors |= {name.replace("layers.1", "layers.2"): tensor.clone() for name, tensor in tensors.items()}
 
     change_weights(adapter_folder, add_a_layer, "adapter_model.safetensors")
-    with refuses("of which 2 tensors have no place in the base: " + LAYER.replace("1", "2") + ".lora_A.weight"):
+    with refuses("which has tensors without a place in the base: " + LAYER.replace("1", "2") + ".lora_A.weight"):
         load_policy(ModelConfig(str(adapter_folder)))
 
 

@@ -198,13 +198,11 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], what: str, na
             is a buffer that is never saved.
     """
     expected = f"{what}: expected all weights of a {type(model).__name__} in {name!r}"
-    missing = report["missing_keys"]
-    if missing:
-        tensors = model.state_dict()
-        raise UserError(f"{expected}, got {len(missing)} of {len(tensors)} tensors missing: {listed(missing)}")
+    if report["missing_keys"]:
+        raise UserError(f"{expected}, got none for {listed(report['missing_keys'])}")
     shapes = [f"{key} {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in report["mismatched_keys"]]
     if shapes:
-        raise UserError(f"{expected}, got tensors of other shapes than config.json has: {listed(shapes)}")
+        raise UserError(f"{expected}, got other shapes than config.json has: {listed(shapes)}")
 
 
 def listed(names: Collection[str]) -> str:
@@ -239,11 +237,10 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
         raise UserError(f"{expected} ({first_line(error)})") from None
     missing = _lora_tensors(report.missing_keys)
     if missing:
-        raise UserError(f"{expected}, which lacks {len(missing)} tensors: {listed(missing)}")
+        raise UserError(f"{expected}, which lacks {listed(missing)}")
     superfluous = _lora_tensors(report.unexpected_keys)
     if superfluous:
-        names = listed(superfluous)
-        raise UserError(f"{expected}, of which {len(superfluous)} tensors have no place in the base: {names}")
+        raise UserError(f"{expected}, which has tensors without a place in the base: {listed(superfluous)}")
     return model
 
 
