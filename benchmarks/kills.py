@@ -107,21 +107,21 @@ def begun(*script: str) -> list[str]:
 
 RUN = ("a/metrics.jsonl", "a/samples.jsonl")
 COMMANDS = [
-    Command("train, a new run", training(*OWN_TRAIN), 22, "empty", ("a/",), begun(*OWN_TRAIN), RUN),
-    Command("train, a new run (IMDB)", training(IMDB), 3, "empty", ("a/",), begun(IMDB), RUN),
-    Command("train, a new run (GSM8K)", training(GSM8K), 2, "empty", ("a/",), begun(GSM8K), RUN),
+    Command("train, a new run", training(*OWN_TRAIN), 23, "empty", ("a/",), begun(*OWN_TRAIN), RUN),
+    Command("train, a new run (IMDB)", training(IMDB), 2, "empty", ("a/",), begun(IMDB), RUN),
+    Command("train, a new run (GSM8K)", training(GSM8K), 1, "empty", ("a/",), begun(GSM8K), RUN),
     Command("train, --resume", ["cory.train", "--resume=a"], 15, "unfinished", ("a/",), None, RUN),
-    Command("train, extend a finished run", LONGER, 22, "short", ("a/",), None, RUN),
+    Command("train, extend a finished run", LONGER, 23, "short", ("a/",), None, RUN),
     Command("evaluate", ["cory.evaluate", "a", *EVALUATION], 10, "finished", ("e/",)),
     Command("evaluate, one more run", ["cory.evaluate", "a", "b", *EVALUATION], 5, "evaluated", ("e/",)),
-    Command("report on a run", ["study.report", "a"], 4, "finished", ("a/report.html",)),
+    Command("report on a run", ["study.report", "a"], 5, "finished", ("a/report.html",)),
     Command(
         "report on an evaluation", ["study.report", "e"], 4, "evaluated", ("e/report.html", "e/evaluation."),
     ),
     Command("compare", ["study.compare", "a", "b", "--out=c"], 6, "compared", ("c/",)),
     Command("push --look", ["cory.push", "a", "user/name", "--look=l"], 4, "finished", ("l/",)),
     Command(
-        "experiment", ["study.experiment", "trial.yaml", "--runs=r"], 3, "empty", ("r/",), None,
+        "experiment", ["study.experiment", "trial.yaml", "--runs=r"], 2, "empty", ("r/",), None,
         tuple(f"r/tiny/{name}/metrics.jsonl" for name in ("own-num_agents=1-seed0", "own-seed0")),
     ),
 ]  # fmt: skip
@@ -372,7 +372,7 @@ def main() -> None:
             wanted = max(1, round(options.kills * command.share / shares))
             while count.kills < wanted:
                 trial(command, folder, seconds * rng.random(), expected, count)
-            print(f"{command.name}: {count.kills} kills, {time.monotonic() - started:.0f} s so far", flush=True)
+            print(f"{command.name}: {count.kills} kills, {len(count.lost)} lost, {count.worked} restarts worked, {time.monotonic() - started:.0f} s so far", flush=True)
     print(f"\n{table(counts)}\n\nSeed {options.seed}, {(time.monotonic() - started) / 60:.0f} minutes.")
     if any(count.lost or count.worked < count.kills for count in counts.values()):
         sys.exit(1)
