@@ -23,6 +23,7 @@ from cory.learners.optimizer import learning_rate_factor
 from cory.metrics import combined_reward, distinct, in_training
 from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses, query_text, text_of
+from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
@@ -120,7 +121,10 @@ class CoryTrainer:
         continued: dict[str, Any] = {"locks": locks}
         if resumed is not None:
             if resumed.finished:
-                return Run(self.config, self.name, names, record, resumed.run, finished=True)
+                run = Run(self.config, self.name, names, record, resumed.run, finished=True)
+                if processes.is_main() and not (run.folder / REPORT).exists():  # killed after everything else was saved
+                    write_run_report(run.folder, self.config.method())
+                return run
             state = resumed.state
             record["changes"] = resumed.changes
             if resumed.checkpoint is not None:
