@@ -131,16 +131,27 @@ def extends(models: Sequence[str], before: Mapping[str, Any]) -> bool:
     )
 
 
-def output_folder(settings: EvaluationConfig, name: str, reward: str, identities: Models) -> Path:
+def queries_hash(queries: Sequence[str]) -> str:
+    """The start of the SHA-256 of an evaluation's queries, in their order."""
+    return hashlib.sha256(json.dumps(list(queries)).encode()).hexdigest()[:16]
+
+
+def output_folder(
+    settings: EvaluationConfig, name: str, reward: str, identities: Models, queries: Sequence[str]
+) -> Path:
     """The folder of the results: a new one, or one that was begun with the same settings; else a UserError.
 
-    `reward`: the hash of its source. `identities`: of base, reward model and models that are no runs. The runs must be
-    unchanged, too.
+    `reward`: the hash of its source. `identities`: of base, reward model and models that are no runs. `queries`: their
+    texts, as responses are stored by the number of their query. The runs must be unchanged, too.
     """
-    known = asdict(settings) | {"reward_sha256": reward, "trained": trained(settings.models), "identities": identities}
+    known = asdict(settings) | {"reward_sha256": reward, "queries_sha256": queries_hash(queries)}
+    known |= {"trained": trained(settings.models), "identities": identities}
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():
         before = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        if "queries_sha256" not in before and (folder / "evaluation.json").exists():  # of an older version
+            ended = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+            before["queries_sha256"] = queries_hash(ended.get("queries", queries))
         check_models(before.get("identities", {}), identities, f"the evaluation in {folder}")
         extended = extends(settings.models, before)
         free = (*FREE, "models", "trained") if extended else FREE
