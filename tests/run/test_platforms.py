@@ -74,6 +74,7 @@ def test_tokens_for_an_apple_gpu_are_drawn_without_its_float64():
 
 WITHOUT_UNIX = """
 import sys
+import psutil  # on Linux it needs `resource` itself
 
 class WithoutUnix:
     def find_spec(self, name, path=None, target=None):
@@ -85,6 +86,8 @@ for name in "resource", "fcntl", "pwd":
     sys.modules.pop(name, None)
 
 import cory
+for name in cory.__all__:
+    getattr(cory, name)
 """
 
 TRAIN = """
