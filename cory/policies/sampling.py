@@ -96,15 +96,22 @@ def warpers(settings: SamplingConfig) -> LogitsProcessorList:
     return chosen
 
 
+def drawing_device(device: torch.device) -> torch.device:
+    """Where tokens are drawn for probabilities on `device`: there, but for Apple's GPUs, which have no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def draw(probabilities: torch.Tensor) -> torch.Tensor:
-    """One token per row of (rows, vocabulary) probabilities, as (rows, 1).
+    """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
 
     Inverts the distribution function with one random number a row; `torch.multinomial` draws one for every token of the
     vocabulary. In float64, so that 50,000 sums lose nothing.
     """
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=cumulative.device) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
+    device = drawing_device(probabilities.device)
+    cumulative = probabilities.to(device).cumsum(-1, dtype=torch.float64)
+    chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=device) * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
+    return tokens.to(probabilities.device)
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """The run's folder and its progress: everything that a run writes and prints while it trains."""
 
 import json
-import resource
 import shlex
 import statistics
 import sys
@@ -11,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 import yaml
 from tqdm import tqdm
@@ -25,6 +25,11 @@ from cory.run.provenance import versions
 from cory.run.report import sample_table, summarise, table
 from cory.run.settings import resume_command
 from cory.run.tracker import check_tracker, log_samples, start_tracker
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 FILES = ("metrics", "samples", "timings")
 Samples = dict[str, list[dict[str, Any]]]  # by agent
@@ -263,9 +268,12 @@ class Run:
 
 
 def peak_memory_mb() -> float:
-    """Peak memory so far, in MiB: of the GPU if one is used, else of the process."""
+    """Peak memory so far, in MiB: of the GPU if CUDA is used, else of the process."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 2**20
+    if resource is None:
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss) / 2**20  # bytes; only Windows has the peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
