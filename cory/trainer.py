@@ -27,7 +27,7 @@ from cory.roles import RoleSchedule, role_name
 from cory.run import checkpoint, processes
 from cory.run.checkpoint import CheckpointManager, RunState
 from cory.run.clock import timed
-from cory.run.folder import Run, run_record
+from cory.run.folder import NotSaved, Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.run.identity import policy_models
 from cory.run.resume import Resumed, find_resumed
@@ -163,7 +163,10 @@ class CoryTrainer:
                     raise Interrupted(128 + received)
                 if too_far:
                     break
-            run.finish(state.before, self._fixed_samples(), self.agents)
+            try:
+                run.finish(state.before, self._fixed_samples(), self.agents)
+            except NotSaved as error:
+                raise UserError(f"{error}\n{checkpoints.saved()}") from None
             if processes.is_main():
                 write_run_report(run.folder, self.config.method())
             for callback in self.callbacks:

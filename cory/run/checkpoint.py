@@ -11,7 +11,6 @@ temporary folder, flushed to the disk and renamed, so it is complete or absent; 
 
 import hashlib
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -26,6 +25,8 @@ from safetensors import SafetensorError
 from cory.config import CheckpointConfig, UserError
 from cory.run import processes, shards
 from cory.run.folder import FILES, Run, SavedAgent
+from cory.run.jsonl import replace_folder
+from cory.run.settings import resume_command
 
 FORMAT = 1
 
@@ -85,9 +86,9 @@ class CheckpointManager:
             self.state.lengths = self.run.lengths()
             target = _write(folder, self.state, self.agents)
         except (OSError, SafetensorError, processes.FailedElsewhere) as error:
-            failure = f"The checkpoint before iteration {iteration} could not be written to {folder} ({error})."
             if self.run.writes:
-                warnings.warn(f"{failure} The run continues; earlier checkpoints are unchanged.", stacklevel=2)
+                failure = f"The checkpoint of {iteration} iterations could not be written to {folder} ({error})."
+                warnings.warn(f"{failure} {self.saved()}", stacklevel=2)
             return
         if not self.run.writes:
             return
@@ -107,6 +108,14 @@ class CheckpointManager:
             self.save()
             if processes.parallel.split:
                 processes.everyone(None)  # waits for the main process to finish it
+
+    def saved(self) -> str:
+        """What is saved of the run, and how to continue it from there."""
+        newest = self.newest()
+        if newest is None:
+            return f"No state is saved. A new run with its settings: --config {self.run.folder / 'config.yaml'}"
+        done = f"The first {iteration_of(newest)} of {self.run.config.iterations} iterations are saved in {newest}."
+        return f"{done} With space on the disk, the run continues from there by: {resume_command(self.run.folder)}"
 
     def newest(self) -> Path | None:
         """The newest checkpoint, valid or not."""
@@ -148,16 +157,7 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     written = sorted(partial.iterdir())
     files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in written}
     (partial / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
-    for file in partial.iterdir():
-        _flush(file)
-    _flush(partial)
-    aside = target.with_name(f".replaced-{target.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    if target.exists():  # a damaged one that was skipped, or the run has gone back before it
-        target.rename(aside)
-    partial.rename(target)
-    _flush(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    replace_folder(partial, target)  # there may be a damaged one that was skipped, or the run has gone back before it
 
 
 def _place(folder: Path, iteration: int) -> Path:
@@ -167,14 +167,6 @@ def _place(folder: Path, iteration: int) -> Path:
 def _digest(file: Path) -> str:
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def folders(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from cory.config import Config, UserError
 from cory.run import processes
 from cory.run.card import agent_card
 from cory.run.guards import MEANING
-from cory.run.jsonl import JsonlWriter, read_rows, replace_text
+from cory.run.jsonl import JsonlWriter, is_not_written, read_rows, replace_folder, replace_text
 from cory.run.provenance import versions
 from cory.run.report import sample_table, summarise, table
 from cory.run.settings import new_folder, resume_command
@@ -27,6 +27,10 @@ from cory.run.tracker import check_tracker, log_samples, start_tracker
 
 FILES = ("metrics", "samples", "timings")
 Samples = dict[str, list[dict[str, Any]]]  # by agent
+
+
+class NotSaved(UserError):
+    """The end of a run could not be written."""
 
 
 class SavedAgent(Protocol):
@@ -91,7 +95,12 @@ class Run:
         if self.writes:
             settings = yaml.safe_dump(dict(record), sort_keys=False)
             if folder is None:  # --resume auto knows a run by it
-                replace_text(self.folder / "config.yaml", settings)
+                try:
+                    replace_text(self.folder / "config.yaml", settings)
+                except OSError as error:
+                    raise UserError(
+                        f"output: expected a folder that can be written, got {str(self.folder)!r} ({error})"
+                    ) from None
             for file in FILES:  # a run that another process writes is refused here
                 self.files[file] = JsonlWriter(self.folder / f"{file}.jsonl")
             if folder is not None:
@@ -205,20 +214,55 @@ class Run:
         self.say(f"Continue with: {resume_command(self.folder)}")
 
     def finish(self, before: Samples, after: Samples, agents: Sequence[SavedAgent]) -> None:
-        """Saves agents, curves and summary, and prints the results; in the main process but for parts of agents."""
+        """Saves agents, curves and summary, and prints the results; in the main process but for parts of agents.
+
+        Raises NotSaved, in all processes that wait for it, if they cannot be written, such as on a full disk. What was
+        saved before stays as it was: agents get their names when all of them are written.
+        """
+        self.bar.close()
+        partial = {agent.name: self.folder / f".partial-{agent.name}" for agent in agents}
+        failure = ""
+        try:
+            if self.writes:
+                self._remove(partial.values())  # of an attempt that was killed
+                self.lengths()
+            if processes.parallel.split:
+                processes.everyone(None)  # none writes before these are gone
+            if self.writes or processes.parallel.split:
+                for agent in agents:
+                    processes.agreed(lambda agent=agent: agent.save(partial[agent.name]))  # type: ignore[misc]
+        except Exception as error:
+            if not (is_not_written(error) or isinstance(error, processes.FailedElsewhere)):
+                raise
+            failure = str(error)
+        failure = next(filter(None, processes.everyone(failure)), "")  # waits for those that save
+        try:
+            if self.writes and not failure:
+                self._complete(before, after, partial)
+        except Exception as error:
+            if not is_not_written(error):
+                raise
+            failure = str(error)
+        if failure:
+            if self.writes:
+                self._remove(partial.values())
+            raise NotSaved(f"The run's agents and results could not be saved in {self.folder} ({failure}).")
+        self.finished = self.writes
+
+    def _remove(self, partial: Iterable[Path]) -> None:
+        for folder in partial:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _complete(self, before: Samples, after: Samples, partial: Mapping[str, Path]) -> None:
+        """Moves the agents' folders, which are written, to their places, and writes and prints the rest."""
         from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
-        self.bar.close()
-        if self.writes or processes.parallel.split:
-            for agent in agents:
-                agent.save(self.folder / agent.name)
-        processes.everyone(None)  # waits for those that save
-        if not self.writes:
-            return
         means = summarise(self.history, self.agents)
-        for agent in agents:
-            card = agent_card(agent.name, self.config, means[agent.name])
-            (self.folder / agent.name / "README.md").write_text(card, encoding="utf-8")
+        for name, folder in partial.items():
+            card = agent_card(name, self.config, means[name])
+            (folder / "README.md").write_text(card, encoding="utf-8")
+        for name, folder in partial.items():
+            replace_folder(folder, self.folder / name)
         plot_curves(self.history, self.folder / "curves.png")
         summary = {
             "iterations": len(self.seconds),
@@ -233,7 +277,6 @@ class Run:
         print(sample_table(before, after))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
         print(f"\n{speed}. Curves, samples and agents are in {self.folder}; report.html shows them")
-        self.finished = True
 
 
 def remove(path: Path) -> None:

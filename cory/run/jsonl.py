@@ -1,7 +1,9 @@
-"""Files that are never partly written: replaced atomically, or appended to by whole lines."""
+"""Files that are never partly written: replaced atomically, or appended to by whole lines. And disks that are full."""
 
+import errno
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,11 +18,51 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or none for this user
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error says that the disk is full; safetensors and tokenizers say it in the text alone."""
+    in_text = any(f"(os error {number})" in str(error) for number in FULL)
+    return in_text or (isinstance(error, OSError) and error.errno in FULL)
+
+
+def is_not_written(error: BaseException) -> bool:
+    """Whether an error is one of writing files, for whatever reason."""
+    return isinstance(error, OSError) or "(os error " in str(error)
+
+
 def replace_text(path: Path, text: str) -> None:
-    """Replaces a file atomically."""
+    """Replaces a file atomically. If that fails, the file is as it was, and nothing is left beside it."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def replace_folder(partial: Path, target: Path) -> None:
+    """Moves a folder that is written completely to its place; one that is there is removed after that."""
+    for file in partial.iterdir():
+        _flush(file)
+    _flush(partial)
+    aside = target.with_name(f".replaced-{target.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    if target.exists():
+        target.rename(aside)
+    partial.rename(target)
+    _flush(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_rows(path: Path, length: int | None = None) -> list[dict[str, Any]]:
