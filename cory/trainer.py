@@ -30,7 +30,7 @@ from cory.roles import RoleSchedule, role_name
 from cory.run import checkpoint, processes
 from cory.run.checkpoint import CheckpointManager, RunState
 from cory.run.clock import timed
-from cory.run.folder import Run, run_record
+from cory.run.folder import NotSaved, Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.run.identity import policy_models
 from cory.run.resume import Resumed, find_resumed, how_to_continue
@@ -177,7 +177,10 @@ class CoryTrainer:
                     raise Interrupted(128 + received)
                 if too_far:
                     break
-            run.finish(state.before, self._fixed_samples(), self.agents, held_out)
+            try:
+                run.finish(state.before, self._fixed_samples(), self.agents, held_out)
+            except NotSaved as error:
+                self._fail("the end of the run", error, checkpoints)
             if processes.is_main():
                 write_run_report(run.folder, self.config.method())
             for callback in self.callbacks:
