@@ -57,6 +57,7 @@ def check_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokeniz
         passes = [row[: len(response)] for row, response in zip(logits, responses, strict=True)]
         _compare(model, "a padded batch gives it", passes, queries, responses)
         if samples:
+            queries = [*queries, queries[0]]  # as where several responses to a query are sampled
             seen: list[list[Tensor]] = [[] for _ in queries]
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 responses = sample(model, tokenizer, queries, SamplingConfig(), max(RESPONSES), seen, ends=())

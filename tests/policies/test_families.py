@@ -27,7 +27,7 @@ LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_he
 ATTENTION = {
     "gpt2": GPT2,
     "gptj": GPT2 | {"rotary_dim": 4},
-    "gpt_neo": NARROW | WINDOW | {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "gpt_neo": NARROW | {"window_size": 6, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
     "gpt_neox": SIZE,
     "llama": SIZE,
     "mistral": SIZE | WINDOW,
@@ -239,20 +239,20 @@ def saved(name, tokenizer, folder):
     return str(folder)
 
 
-def test_a_refused_model_neither_trains_nor_answers(config, tokenizer, tmp_path):
-    config.model.name = saved("rwkv", tokenizer, tmp_path / "model")
-    with pytest.raises(UserError, match="of type rwkv"):
+@pytest.mark.parametrize(("name", "algorithm"), [("minimax", "ppo"), ("rwkv", "reinforce"), ("rwkv", "ppo")])
+def test_a_refused_model_neither_trains_nor_answers(config, tokenizer, tmp_path, name, algorithm):
+    config.model.name, config.algorithm = saved(name, tokenizer, tmp_path / "model"), algorithm
+    with pytest.raises(UserError, match=f"of type {name}"):
         make_agents(config)
-    with pytest.raises(UserError, match="of type rwkv"), ModelPool(torch.device("cpu")).loaded(
-        config.model, None, config.model
-    ):
+    pool = ModelPool(torch.device("cpu"))
+    with pytest.raises(UserError, match=f"of type {name}"), pool.loaded(config.model, None, config.model):
         pass
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_agents_of_mamba_train(config, tokenizer, tmp_path, rank):
     config.model.name = saved("mamba", tokenizer, tmp_path / "model")
-    config.lora.rank = rank
+    config.lora.rank, config.lora.target_modules = rank, ["in_proj", "x_proj"] if rank else None
     agent = make_agents(config)[0]
 
     def answers():
@@ -261,9 +261,14 @@ def test_agents_of_mamba_train(config, tokenizer, tmp_path, rank):
 
     rollout = answers()
     assert [row.tolist() for row in answers().responses] == [row.tolist() for row in rollout.responses]
-    rewards = torch.arange(8.0)[None]
     before = [p.detach().clone() for p in agent.policy.parameters() if p.requires_grad]
-    (stats,) = agent.learn([rollout], rewards)
-    assert stats["policy_loss"] == stats["policy_loss"]
+    (stats,) = agent.learn([rollout], torch.arange(8.0)[None])
+    assert stats["kl"] == pytest.approx(0, abs=1e-5)  # sampled and read by the same weights
     after = [p for p in agent.policy.parameters() if p.requires_grad]
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_modules_that_take_no_adapter_are_named(config, tokenizer, tmp_path):
+    config.model.name, config.lora.rank = saved("mamba", tokenizer, tmp_path / "model"), 4
+    with pytest.raises(UserError, match="lora.target_modules: .*'in_proj', 'lm_head', 'out_proj'.*incompatible with Mamba"):
+        make_agents(config)
