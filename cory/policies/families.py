@@ -83,12 +83,12 @@ def _compare(
     if not difference <= LIMIT * scale + 1e-6:  # not a number, too
         raise UserError(
             f"{_expected(model)}: {what} log-probabilities that are {difference:.2g} nats a token from those of the "
-            f"text alone. Leaving out a text's first token changes them by {scale:.2g}, and the limit is a tenth of that."
+            f"text alone (limit: a tenth of {scale:.2g}, by which leaving out a text's first token changes them)"
         )
 
 
 def _alone(model: PreTrainedModel, text: Tensor, count: int) -> Tensor:
-    """Log-probabilities (count, vocabulary) at the last `count` tokens of a text, in a pass without padding or cache."""
+    """Log-probabilities (count, vocabulary) of the last `count` tokens of a text, in one plain pass."""
     logits = model(input_ids=text[None, :-1], use_cache=False).logits
     return logits[0, -count:].float().log_softmax(-1)
 

@@ -42,7 +42,9 @@ def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) 
         else:
             base = peft.get_peft_model(base, config, adapter_name=name)
     except ValueError as error:  # as for Mamba's output projection, which its kernel reads past the adapter
-        raise UserError(f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})") from None
+        raise UserError(
+            f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})"
+        ) from None
     base.set_adapter(name)
     return base
 
