@@ -83,6 +83,7 @@ class Run:
         if not finished:
             check_tracker(config.tracker)
         self.config, self.agents, self.finished = config, list(agents), False
+        self.fingerprint = record.get("fingerprint") or {}
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
@@ -259,7 +260,7 @@ class Run:
 
         means = summarise(self.history, self.agents)
         for name, folder in partial.items():
-            card = agent_card(name, self.config, means[name])
+            card = agent_card(name, self.config, means[name], self.fingerprint, before.get(name, []))
             (folder / "README.md").write_text(card, encoding="utf-8")
         for name, folder in partial.items():
             replace_folder(folder, self.folder / name)
