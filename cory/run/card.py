@@ -44,10 +44,14 @@ def agent_card(
     own = config.of_agent(int(agent.removeprefix("agent_")) - 1)
     header = _header(config, own) | {"base_model": own.model.name}
     return "\n\n".join(
-        [
+        part
+        for part in [
             f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n# {agent}",
             f"`{own.model.name}` fine-tuned with {config.method()} for {config.iterations} iterations.",
             *_use(config, {agent: (f'"path/to/{agent}"', None)}, fingerprint, samples),
+            "Here the agent answers after itself; in the run an observer reads another agent's response."
+            if config.cory.roles > 1 and config.cory.num_agents > 1
+            else "",
             "Means over the first and the last iterations of training, over the roles it held:",
             markdown_table(
                 ["metric", "start", "end"], [[m, f"{v['start']:.3f}", f"{v['end']:.3f}"] for m, v in summary.items()]
@@ -55,6 +59,7 @@ def agent_card(
             f"Settings:\n\n{fenced(yaml.safe_dump(asdict(own), sort_keys=False), 'yaml')}",
             f"Method: [CORY]({PAPER}).\n\n{fenced(CITATION, 'bibtex')}\n",
         ]
+        if part
     )
 
 
