@@ -93,6 +93,7 @@ class Run:
             check_tracker(config.tracker)
         self.locks = locks or ExitStack()
         self.config, self.agents, self.finished = config, list(agents), False
+        self.fingerprint = record.get("fingerprint") or {}
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
@@ -294,7 +295,8 @@ class Run:
         from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
         for name, means in summary["agents"].items():
-            card = agent_card(name, self.config, means)
+            samples = summary["samples"]["before"].get(name, [])
+            card = agent_card(name, self.config, means, self.fingerprint, samples)
             (folder / name / "README.md").write_text(card, encoding="utf-8")
         plot_curves(self.history, folder / "curves.png")
         (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
