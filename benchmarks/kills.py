@@ -372,7 +372,10 @@ def main() -> None:
             wanted = max(1, round(options.kills * command.share / shares))
             while count.kills < wanted:
                 trial(command, folder, seconds * rng.random(), expected, count)
-            print(f"{command.name}: {count.kills} kills, {len(count.lost)} lost, {count.worked} restarts worked, {time.monotonic() - started:.0f} s so far", flush=True)
+            print(
+                f"{command.name}: {count.kills} kills, {len(count.lost)} lost, {count.worked} restarts worked, {time.monotonic() - started:.0f} s so far",
+                flush=True,
+            )
     print(f"\n{table(counts)}\n\nSeed {options.seed}, {(time.monotonic() - started) / 60:.0f} minutes.")
     if any(count.lost or count.worked < count.kills for count in counts.values()):
         sys.exit(1)

@@ -128,7 +128,8 @@ def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
     """Raises a UserError if a run without a valid checkpoint has had one, so that it cannot start again by itself."""
     every = config.checkpoint.save_every
     damaged = checkpoint.folders(run / "checkpoints")
-    if not damaged and (not every or recorded < every):
+    # An iteration is recorded before its checkpoint is written, so with `every` of them the first may not be complete.
+    if not damaged and (not every or recorded <= every):
         return
     found = f"{len(damaged)} damaged ones" if damaged else "none"
     raise UserError(
