@@ -137,9 +137,12 @@ def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
 
 
 def _none_was_due(config: Config, recorded: int) -> bool:
-    """Whether a run of so many iterations has not come to its first checkpoint."""
+    """Whether a run of so many iterations may not have completed its first checkpoint.
+
+    An iteration is recorded before its checkpoint is written, so that of iteration `save_every` may be missing.
+    """
     every = config.checkpoint.save_every
-    return not every or recorded < every
+    return not every or recorded <= every
 
 
 def how_to_continue(run: Path, newest: Path | None, config: Config, recorded: int, of_reward: bool) -> str:
