@@ -127,7 +127,7 @@ class Evaluator:
     def _add_run(self, run: Path, config: Config) -> None:
         """Adds a run's agents and their chains, with the run's prompts; warns if it was trained on another reward."""
         task, made_of = self._as_read_by(run)
-        agents = agent_models(run, config, self.settings.model)
+        agents = agent_models(run_agents(run), config, self.settings.model)
         first = self.candidates["base"].model
         recorded = made_of.get("models") or {}
         adapters = any(adapter for _, adapter, _ in agents.values())

@@ -75,21 +75,27 @@ def run_agents(folder: Path) -> dict[str, Path]:
     """
     if not (folder / "config.yaml").exists():
         return {}
-    found = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
-    found.sort(key=lambda path: int(path.name[6:]))
-    if not found or not (folder / "summary.json").exists():
+    agents = agent_folders(folder)
+    if not agents or not (folder / "summary.json").exists():
         raise UserError(
             f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
         )
-    return {f"{folder.name}/{agent.name}": agent for agent in found}
+    return agents
+
+
+def agent_folders(folder: Path) -> dict[str, Path]:
+    """The agents in a folder, in their order: by their names in an evaluation, FOLDER/agent_1, ..."""
+    agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
+    agents.sort(key=lambda path: int(path.name[6:]))
+    return {f"{folder.name}/{agent.name}": agent for agent in agents}
 
 
 def agent_models(
-    run: Path, config: Config, changes: Mapping[str, Any]
+    agents: Mapping[str, Path], config: Config, changes: Mapping[str, Any]
 ) -> dict[str, tuple[ModelConfig, Path | None, ModelConfig]]:
-    """How a run's saved agents are loaded: by name the model's settings, an adapter's folder or None, and the base."""
+    """How saved agents of a run are loaded: by name the model's settings, an adapter's folder or None, and the base."""
     found: dict[str, tuple[ModelConfig, Path | None, ModelConfig]] = {}
-    for agent, path in run_agents(run).items():
+    for agent, path in agents.items():
         model = config.of_agent(int(path.name.removeprefix("agent_")) - 1).model
         own = changed(replace(model, name=config.resolve(model.name)), changes)
         full = replace(own, name=str(path), revision=None, quantization="none")
