@@ -512,12 +512,12 @@ class Config(Settings):
                 raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
         if self.ppo.warmup >= self.iterations:
             raise UserError(f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}")
-        if self.checkpoint.best == "eval_task_reward" and self.eval_every:
-            if self.checkpoint.save_every % self.eval_every:
-                raise UserError(
-                    f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "
-                    f"checkpoint.best: eval_task_reward, got {self.checkpoint.save_every}"
-                )
+        best_is_held_out = self.checkpoint.best == "eval_task_reward" and self.eval_every > 0
+        if best_is_held_out and self.checkpoint.save_every % self.eval_every:
+            raise UserError(
+                f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "
+                f"checkpoint.best: eval_task_reward, got {self.checkpoint.save_every}"
+            )
         if self.algorithm in ("grpo", "dr_grpo", "rloo") and self.group_size < 2:
             raise UserError(f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}")
         if self.ppo.batch_size % self.group_size:

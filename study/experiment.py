@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 from cory.run.arguments import Arguments
-from cory.run.checks import is_local
 from cory.run.evaluation_settings import extends
+from cory.run.identity import is_local
 from cory.run.settings import main
 from study import ray_engine
 from study.compare import write

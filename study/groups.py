@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.settings import differences
 from study.records import Record, flat, num_agents, num_roles
 

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cory.config import Config, UserError, expect
+from cory.config import Config
+from cory.errors import UserError, expect
 from cory.run.evaluation_settings import run_agents
 from cory.run.jsonl import replace_text
 from cory.run.settings import load, main

@@ -13,7 +13,8 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from cory.config import Config, UserError, expect
+from cory.config import Config
+from cory.errors import UserError, expect
 from cory.run.settings import differences, load
 from cory.tasks.config import OwnConfig
 from study.records import read

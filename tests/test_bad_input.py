@@ -12,7 +12,8 @@ from conftest import make_gpt2, sentences
 from transformers import DistilBertForSequenceClassification
 
 from cory.agent import make_agents
-from cory.config import ModelConfig, UserError
+from cory.config import ModelConfig
+from cory.errors import UserError
 from cory.policies.load import choose_device, load_policy
 from cory.prompts import RolePrompts
 from cory.run.settings import new_folder

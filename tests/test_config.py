@@ -7,7 +7,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.config import UserError, keys
+from cory.config import keys
+from cory.errors import UserError
 from cory.run.settings import load, read_settings
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from cory.config import Config, ModelConfig, SamplingConfig, changed, expect
+from cory.config import Config, ModelConfig, SamplingConfig, changed
+from cory.errors import expect
 from cory.evaluation.responses import Responses, answer
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.policies.load import ModelPool, choose_device

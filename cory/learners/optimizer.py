@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import get_scheduler
 
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 from cory.policies.sharding import is_shard, part_like
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
-from cory.config import UserError
+from cory.errors import UserError
 
 
 class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):

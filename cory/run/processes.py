@@ -20,8 +20,8 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import gather_object, reduce
 
-from cory.config import Config, UserError, expect
-from cory.run.parallel import ParallelConfig
+from cory.config import Config, ParallelConfig
+from cory.errors import UserError, expect
 
 TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others before it takes them for dead
 NOT_SHARDED = ("Adafactor", "Muon", "Rprop")  # optimizers of torch that cannot step on sharded weights

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, UserError, expect
+from cory.config import Config
+from cory.errors import UserError, expect
 from cory.run import checkpoint
 from cory.run.checkpoint import Damaged, RunState
 from cory.run.identity import check_models

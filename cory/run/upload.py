@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, UserError, expect
+from cory.config import Config, HubConfig
+from cory.errors import UserError, expect
 from cory.run.card import is_absolute, licence_of, run_card
-from cory.run.checks import is_local
 from cory.run.evaluation_settings import run_agents, trained
-from cory.run.hub import HubConfig
+from cory.run.identity import is_local
 from cory.run.settings import read_settings
 
 # What a folder of an agent may hold of Hugging Face's and PEFT's files. Its own README.md is not uploaded.

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from test_resume import make_trainer
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig, UserError
+from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig
+from cory.errors import UserError
 from cory.policies.load import load_policy
 from cory.run import checkpoint
 from cory.run.settings import load

@@ -20,7 +20,8 @@ import yaml
 from conftest import sentences
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig, UserError
+from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
+from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.run import checkpoint, shards
 from cory.run.guards import Interrupted

@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT
 from handmade import make_run
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.evaluation_settings import trained
 from imdb_train import toy
 from study import experiment

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from cory.config import UserError
+from cory.errors import UserError
 from study import experiment
 
 ray = pytest.importorskip("ray")

@@ -16,7 +16,8 @@ from test_lora import llama_folder  # noqa: F401
 
 from cory import evaluation
 from cory.agent import make_agents
-from cory.config import SamplingConfig, UserError
+from cory.config import SamplingConfig
+from cory.errors import UserError
 from cory.metrics import pass_at_k
 from cory.policies import sampling, window
 from cory.policies.sampling import encode, plain_text

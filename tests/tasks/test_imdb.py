@@ -13,7 +13,8 @@ from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cory.agent import make_agents
-from cory.config import ModelConfig, UserError
+from cory.config import ModelConfig
+from cory.errors import UserError
 from cory.evaluation import TITLES
 from cory.prompts import fill
 from cory.run.settings import load

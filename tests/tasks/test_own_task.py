@@ -16,7 +16,7 @@ import yaml
 from conftest import ROOT, sentences
 
 from cory.agent import make_agents
-from cory.config import UserError
+from cory.errors import UserError
 from cory.policies.sampling import encode
 from cory.prompts import RolePrompts
 from cory.rewards import Reward, score
