@@ -12,15 +12,17 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
 
 from cory.config import Config, keys
 from cory.errors import UserError
+from cory.run.help import help_text
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 RECORDED = ("versions", "fingerprint", "changes")  # what config.yaml holds beside the settings
 # What may differ on resume; `iterations` only where the learning rate does not depend on it.
@@ -46,6 +48,8 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
     """The settings of a file, checked like a command line. Raises a UserError if they are not those of `kind`."""
+    from jsonargparse import ArgumentError
+
     parser = _parser(kind)
     try:
         config = _instantiate(kind, parser, parser.parse_object(dict(settings)))
@@ -94,6 +98,9 @@ def load(
     global read_command_line
     read_command_line = read_command_line or argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & {*argv}:
+        print(help_text(Path(sys.argv[0]).name, config_class(), default))
+        sys.exit(0)
     chosen = _files_and_run(argv)
     if single_agent:
         _check_single_agent(chosen)
@@ -103,14 +110,15 @@ def load(
     resumed = _run_of(chosen.resume)
     if not files and (resumed or default):
         files = [str(resumed / "config.yaml" if resumed else default)]
-        if not {"-h", "--help"} & {*argv}:
-            if not Path(files[0]).exists():
-                raise UserError(f"config: expected --config FILE, as in a checkout's configs/, got {argv}")
-            argv = ["--config", files[0], *argv]
+        if not Path(files[0]).exists():
+            raise UserError(f"config: expected --config FILE, as in a checkout's configs/, got {argv}")
+        argv = ["--config", files[0], *argv]
     if single_agent:
         argv += SINGLE_AGENT
 
-    parser = _parser(config_class, default)
+    from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
+
+    parser = _parser(config_class)
     try:
         config = _parse(config_class, parser, argv)
         if single_agent:
@@ -147,22 +155,18 @@ def _check_single_agent(chosen: argparse.Namespace) -> None:
             raise UserError(f"cory.{key}: expected 1, as this script trains a single agent, got {value}")
 
 
-def _parser(kind: type[Config], default: Path | None = None) -> ArgumentParser:
-    """The parser of a configuration: `--help` shows the keys of the top level first, then a group for each block."""
-    usage = "%(prog)s [--config FILE] [--KEY VALUE ...]"
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, usage=usage)
-    default_name = f" (default: {default.name})" if default else ""
-    parser.add_argument("--config", action="config", help=f"YAML file of the run{default_name}")
+def _parser(kind: type[Config]) -> "ArgumentParser":
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--config", action="config")
     parser.add_class_arguments(kind)
-    blocks = {each.name for each in fields(kind)}
     for action in parser._actions:
-        if action.dest in blocks and action.metavar is None and getattr(action, "_typehint", None) is None:
-            action.help = argparse.SUPPRESS  # a file for one block
         if getattr(action, "_typehint", None) is bool:  # `--overwrite` alone means `--overwrite true`
             action.nargs = "?"
             action.const = True
     for key in RECORDED:  # as the file of a run has them
-        parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS)
     return parser
 
 
@@ -172,7 +176,7 @@ def _run_of(resume: str | None) -> Path | None:
     return next((run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None)
 
 
-def _parse(kind: type[C], parser: ArgumentParser, argv: Sequence[str]) -> C:
+def _parse(kind: type[C], parser: "ArgumentParser", argv: Sequence[str]) -> C:
     try:
         parsed = parser.parse_args(list(argv))
     except (OSError, UnicodeError, RecursionError) as error:
@@ -180,13 +184,15 @@ def _parse(kind: type[C], parser: ArgumentParser, argv: Sequence[str]) -> C:
     return _instantiate(kind, parser, parsed)
 
 
-def _instantiate(kind: type[C], parser: ArgumentParser, parsed: Any) -> C:
+def _instantiate(kind: type[C], parser: "ArgumentParser", parsed: Any) -> C:
     values = vars(parser.instantiate(parsed))
     return kind(**{key: value for key, value in values.items() if key not in ("config", *RECORDED)})
 
 
-def _blamed_file(kind: type[Config], parser: ArgumentParser, files: Sequence[str], error: Exception) -> str:
+def _blamed_file(kind: type[Config], parser: "ArgumentParser", files: Sequence[str], error: Exception) -> str:
     """The configuration file's name, for a message, if the file alone, without flags, is refused too."""
+    from jsonargparse import ArgumentError
+
     if not files or files[-1] in str(error):
         return ""
     try:
