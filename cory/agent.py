@@ -10,6 +10,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config
+from cory.errors import one_of
+from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.optimizer import check_optimizer
@@ -166,7 +168,11 @@ class Agent:
 
 
 def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
-    """The wrapper in which `algorithm` trains a language model: with a value head for PPO, without for the others."""
+    """The wrapper in which `algorithm` trains a language model: with a value head for PPO, without for the others.
+
+    Raises a UserError if there is no such algorithm.
+    """
+    one_of("algorithm", ("ppo", *losses.ALGORITHMS), algorithm)
     return PolicyWithValueHead if algorithm == "ppo" else WindowPolicy
 
 

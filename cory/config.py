@@ -27,9 +27,9 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
-from cory.errors import UserError, expect
+from cory.errors import RewardError, UserError, expect, one_of
 
-__all__ = ["UserError", "expect"]  # which other files still import from here
+__all__ = ["RewardError", "UserError", "expect", "one_of"]  # which other files still import from here
 
 S = TypeVar("S", bound="Settings")
 

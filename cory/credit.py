@@ -5,6 +5,10 @@ A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). doc
 
 import torch
 
+from cory.errors import one_of
+
+MODES = ("collective", "causal", "own", "counterfactual")
+
 
 def assign_credit(
     task_rewards: torch.Tensor, mode: str = "collective", weight: float = 1.0, unread: torch.Tensor | None = None
@@ -19,10 +23,13 @@ def assign_credit(
         unread: b_j for `counterfactual`: the task reward of role j's agent when it has not read the preceding
             response. The first row, the pioneer's, is not used.
 
+    Raises a UserError if there is no such mode.
+
     >>> rewards = torch.tensor([[1.0], [10.0]])
     >>> assign_credit(rewards).tolist(), assign_credit(rewards, "causal").tolist()
     ([[11.0], [11.0]], [[11.0], [10.0]])
     """
+    one_of("cory.credit", MODES, mode)
     if mode == "own":
         return task_rewards
     if mode == "collective":

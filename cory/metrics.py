@@ -1,7 +1,7 @@
 """The metrics by which runs and models are judged; formulas in docs/metrics.md."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 
@@ -54,20 +54,69 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and the half-width of its 95 % interval (normal approximation; 0 for fewer than two values)."""
+def clustered(clusters: Sequence[Hashable] | None, count: int) -> list[list[int]]:
+    """The places of `count` values, cluster by cluster; without clusters each value is one.
+
+    >>> clustered(["a", "b", "a"], 3)
+    [[0, 2], [1]]
+    """
+    members: dict[Hashable, list[int]] = {}
+    for place, cluster in enumerate(range(count) if clusters is None else clusters):
+        members.setdefault(cluster, []).append(place)
+    return list(members.values())
+
+
+def mean_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> tuple[float, float]:
+    """Mean and the half-width of its 95 % interval, from the cluster-robust standard error of a mean.
+
+    Values of one cluster, such as those of queries with the same text, may depend on each other. With `n` values in
+    `G` clusters: `1.96 / n * sqrt(G / (G - 1) * sum_g (sum_{i in g} (x_i - mean))^2)`. Where each value is a cluster
+    this is the usual `1.96 * s / sqrt(n)`. Normal approximation; 0 for fewer than two clusters.
+
+    Args:
+        clusters: of each value. None: each value is one of its own.
+
+    >>> mean_interval([1.0, 1.0, 4.0], ["a", "a", "b"])  # mean 2, sums -2 and 2: 1.96 / 3 * sqrt(2 * (4 + 4))
+    (2.0, 2.6133333333333333)
+    """
     x = torch.as_tensor(values, dtype=torch.float64)
-    return x.mean().item(), 1.96 * x.std().item() / math.sqrt(len(x)) if len(x) > 1 else 0.0
+    mean = x.mean()
+    deviations = (x - mean).tolist()
+    sums = [math.fsum(deviations[place] for place in places) for places in clustered(clusters, len(x))]
+    if len(sums) < 2:
+        return mean.item(), 0.0
+    variance = len(sums) / (len(sums) - 1) * math.fsum(total**2 for total in sums) / len(x) ** 2
+    return mean.item(), 1.96 * math.sqrt(variance)
 
 
-def distinct_interval(texts: Sequence[str], n: int, resamples: int = 200, seed: int = 0) -> tuple[float, float]:
-    """Distinct-n of `texts` and the half-width of its 95 % interval, by the delete-half jackknife over texts.
+def distinct_interval(
+    texts: Sequence[str],
+    n: int,
+    clusters: Sequence[Hashable] | None = None,
+    resamples: int = 200,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Distinct-n of `texts` and the half-width of its 95 % interval, by the delete-half jackknife over clusters.
 
     A bootstrap would draw the same text twice and so lower distinct-n. Halves drawn without replacement do not, and
     their spread estimates the standard error of the whole (Shao and Wu, 1989).
+
+    Args:
+        clusters: of each text, which are left out or kept whole. None: each text is one of its own.
     """
+    groups = clustered(clusters, len(texts))
     generator = torch.Generator().manual_seed(seed)
-    size = (len(texts) + 1) // 2
-    halves = [torch.randperm(len(texts), generator=generator)[:size].tolist() for _ in range(resamples)]
-    values = torch.tensor([distinct([texts[i] for i in half], n) for half in halves], dtype=torch.float64)
-    return distinct(texts, n), 1.96 * values.std().item()
+    size = (len(groups) + 1) // 2
+    halves = [torch.randperm(len(groups), generator=generator)[:size].tolist() for _ in range(resamples)]
+    values = [distinct([texts[place] for group in half for place in groups[group]], n) for half in halves]
+    return distinct(texts, n), 1.96 * torch.tensor(values, dtype=torch.float64).std().item()
+
+
+def in_training(queries: Sequence[Hashable], trained: Iterable[Hashable]) -> float:
+    """Share of held-out queries that, text by text, also stand among those of training.
+
+    >>> in_training(["the film", "a plot", "the film", "my wife"], ["the film", "it was"])
+    0.5
+    """
+    known = set(trained)
+    return sum(query in known for query in queries) / len(queries)

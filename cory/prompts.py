@@ -1,5 +1,6 @@
 """What each role reads (knowledge transfer, Eq. 3)."""
 
+import json
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ def check_prompt(prompt: Any, where: str) -> None:
 def text_of(prompt: Prompt) -> str:
     """The text that a template fills in as {prompt}; for chat messages, the last one's."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def query_text(prompt: Prompt) -> str:
+    """The whole text of a query, by which two are the same; of chat messages, all roles and texts."""
+    if isinstance(prompt, str):
+        return prompt
+    return json.dumps([[message["role"], message["content"]] for message in prompt])
 
 
 def placeholders(template: str, where: str) -> list[str]:

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 from cory.config import HubConfig
-from cory.errors import expect
 from cory.run.arguments import Arguments
+from cory.run.output import filled
 from cory.run.settings import main, read_settings
 from cory.tasks.kinds import kind_of
 
@@ -37,13 +37,13 @@ def run() -> None:
     if given.look is None:
         print(push(folder, config, hub, given.evaluation))
         return
-    expect(not given.look.exists(), "look", "a folder that does not exist yet", str(given.look))
-    for name, content in contents(folder, config, hub, given.evaluation).items():
-        (given.look / name).parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, bytes):
-            (given.look / name).write_bytes(content)
-        else:
-            shutil.copy(content, given.look / name)
+    with filled(given.look) as complete:
+        for name, content in contents(folder, config, hub, given.evaluation).items():
+            (complete / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                (complete / name).write_bytes(content)
+            else:
+                shutil.copy(content, complete / name)
     print(f"What would be uploaded to {hub.push} is in {given.look}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cory.errors import UserError, expect
+from cory.errors import RewardError, UserError, expect
 from cory.run import coroutines
 
 # reward(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of
@@ -53,14 +53,18 @@ def score(
 ) -> torch.Tensor:
     """The weighted sum of the reward functions; (batch,) float32 on the CPU.
 
-    A function that returns None for a row does not count there; if all do, the row gets 0. Raises a UserError, with the
-    function and the row, if one raises or does not return one finite number or None per completion.
+    A function that returns None for a row does not count there; if all do, the row gets 0. Raises a RewardError, with
+    the function and the row, if one raises or does not return one finite number or None per completion.
     """
     rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
     chat = len(prompts) > 0 and not isinstance(prompts[0], str)
     answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
     rows = {**columns, "prompts": prompts, "completions": answers}
-    values = torch.tensor([_checked(*pair, rows) for pair in zip(rewards, _call(rewards, rows), strict=True)])
+    try:
+        given = _call(rewards, rows)
+        values = torch.tensor([_checked(*pair, rows) for pair in zip(rewards, given, strict=True)])
+    except UserError as error:
+        raise RewardError(str(error)) from error.__cause__
     if values.isnan().all(0).any():
         warnings.warn(f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0", stacklevel=2)
     return (values * torch.tensor([[each.weight] for each in rewards])).nansum(0)

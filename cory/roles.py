@@ -5,6 +5,10 @@ from math import gcd
 
 import numpy as np
 
+from cory.errors import one_of
+
+EXCHANGES = ("rotate", "shuffle", "none")
+
 
 def role_name(role: int) -> str:
     """`pioneer`, `observer`, then `observer_2`, ... in chains of more than two agents."""
@@ -29,6 +33,9 @@ class RoleSchedule:
     length: int = 0
     exchange: str = "rotate"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("cory.exchange", EXCHANGES, self.exchange)
 
     def order(self, k: int) -> tuple[int, ...]:
         """The agents by role at iteration `k` (from 0): `order(k)[0]` is the index of the pioneer.

@@ -5,8 +5,10 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -15,12 +17,12 @@ from datasets import Dataset
 
 from cory.agent import STATS, Agent, Rollout
 from cory.callbacks import Callback
-from cory.config import Config, UserError, expect
+from cory.config import Config, RewardError, UserError, expect
 from cory.credit import assign_credit
 from cory.learners.optimizer import learning_rate_factor
-from cory.metrics import combined_reward, distinct
+from cory.metrics import combined_reward, distinct, in_training
 from cory.policies.sampling import check_lengths, seed_everything
-from cory.prompts import fit_responses, text_of
+from cory.prompts import fit_responses, query_text, text_of
 from cory.report import write_run_report
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
@@ -30,7 +32,7 @@ from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.run.identity import policy_models
-from cory.run.resume import Resumed, find_resumed
+from cory.run.resume import Resumed, find_resumed, how_to_continue
 from cory.task import Task
 
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
@@ -87,7 +89,7 @@ class CoryTrainer:
             columns = sorted(task.dataset.column_names)
             expect(given == columns, "eval_every", f"an eval_dataset with the columns {columns}", given)
             assert eval_dataset is not None
-            rows = processes.even(min(config.eval_queries, len(eval_dataset)), config)
+            rows = processes.even(min(config.eval_queries, len(eval_dataset)))
             expect(rows > 0, "eval_every", "held-out rows, at least one for each process", rows)
             eval_dataset = eval_dataset.select(range(rows))
             replace(task, dataset=eval_dataset)  # checks its prompts
@@ -106,12 +108,16 @@ class CoryTrainer:
             NotFinite: an update is not finite (`guards.on_nonfinite`).
             Interrupted: after SIGTERM or SIGINT; the state is saved.
         """
+        with ExitStack() as locks:  # of the run's folder, held until all is written
+            return self._train(locks)
+
+    def _train(self, locks: ExitStack) -> Run:
         names = [agent.name for agent in self.agents]
         record = run_record(self.config, self.fingerprint())
-        found = find_resumed(self.config, record, self.name, names) if processes.is_main() else None
+        found = find_resumed(self.config, record, self.name, names, locks) if processes.is_main() else None
         resumed: Resumed | None = processes.broadcast(found)
         state = RunState()
-        continued: dict[str, Any] = {}
+        continued: dict[str, Any] = {"locks": locks}
         if resumed is not None:
             if resumed.finished:
                 return Run(self.config, self.name, names, record, resumed.run, finished=True)
@@ -119,30 +125,34 @@ class CoryTrainer:
             record["changes"] = resumed.changes
             if resumed.checkpoint is not None:
                 checkpoint.load(resumed.checkpoint, state, self.agents)
-            continued = {"folder": resumed.run, "lengths": state.lengths, "outdated": resumed.outdated}
+            continued |= {"folder": resumed.run, "lengths": state.lengths, "outdated": resumed.outdated}
         state.config = record
         with Run(self.config, self.name, names, record, **continued) as run, Signals() as signals:
-            state.before = state.before or self._fixed_samples()
+            held_out = self._held_out_queries()
+            if held_out:
+                run.say(
+                    f"eval_every: {held_out['queries']} held-out queries ({held_out['distinct']} distinct), "
+                    f"{100 * held_out['in_training']:.3g} % of them also in training"
+                )
             checkpoints = CheckpointManager(run, self.agents, self.config.checkpoint, state)
+            if not state.before:
+                try:
+                    state.before = self._fixed_samples()
+                except Exception as error:
+                    self._fail("samples before training", error, checkpoints)
             for callback in self.callbacks:
                 callback.on_train_begin(self, run)
             for k in range(state.iteration, self.config.iterations):
                 started = time.perf_counter()
                 steps = [agent.optimizer_steps for agent in self.agents]
                 try:
-                    for callback in self.callbacks:
-                        callback.on_iteration_begin(self, k)
+                    processes.agreed(partial(self._announce, k))
                     records, samples = self.iteration(k, run.history)
                     if self.config.eval_every and (k + 1) % self.config.eval_every == 0:
                         self.held_out(k, records)
                 except Exception as error:
                     checkpoints.save_after(error, steps == [agent.optimizer_steps for agent in self.agents])
-                    there = checkpoints.newest()
-                    where = f"The last good state is {there}" if there else "No state is saved"
-                    if isinstance(error, (NotFinite, UserError)):
-                        raise UserError(f"iteration {k + 1}: {error}\n{where}.") from None
-                    print(f"\nIteration {k + 1} failed. {where}.", file=sys.stderr)
-                    raise
+                    self._fail(f"iteration {k + 1}", error, checkpoints)
                 with timed(self.seconds, "log"):
                     run.add_samples(k, samples)
                     run.log(k, records)
@@ -163,12 +173,22 @@ class CoryTrainer:
                     raise Interrupted(128 + received)
                 if too_far:
                     break
-            run.finish(state.before, self._fixed_samples(), self.agents)
+            run.finish(state.before, self._fixed_samples(), self.agents, held_out)
             if processes.is_main():
                 write_run_report(run.folder, self.config.method())
             for callback in self.callbacks:
                 callback.on_train_end(self, run)
         return run
+
+    def _fail(self, where: str, error: Exception, checkpoints: CheckpointManager) -> NoReturn:
+        """Raises the error that ends the run, or prints before it, what is saved and how to continue."""
+        of_reward = isinstance(error, RewardError) or getattr(error, "of_reward", False)
+        done, newest = checkpoints.state.iteration, checkpoints.newest()
+        advice = how_to_continue(checkpoints.run.folder, newest, self.config, done, of_reward)
+        if isinstance(error, (NotFinite, UserError)):
+            raise UserError(f"{where}: {error}\n{advice}") from None
+        print(f"\n{where.capitalize()} failed. {advice}", file=sys.stderr)
+        raise error
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
@@ -193,7 +213,7 @@ class CoryTrainer:
                 samples = self._sampled(chain, batch, rollouts, task_rewards, slice(0, NUM_SAMPLES * group, group))
         with timed(self.seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = processes.merged(processes.agreed(lambda: self.update(chain, rollouts, rewards, rate)))
+            stats = processes.merged(processes.updated(lambda: self.update(chain, rollouts, rewards, rate)))
         with timed(self.seconds, "record"):
             return self.record(k, chain, rollouts, task_rewards, stats, history), samples
 
@@ -302,6 +322,24 @@ class CoryTrainer:
             for role, rewards in enumerate(earned):
                 (record,) = (one for one in records if one["role"] == role_name(role))
                 record["eval_task_reward"] = statistics.fmean(processes.gather(rewards))
+
+    def _announce(self, k: int) -> None:
+        """Tells the callbacks that iteration `k` begins."""
+        for callback in self.callbacks:
+            callback.on_iteration_begin(self, k)
+
+    def _held_out_queries(self) -> dict[str, float]:
+        """How many held-out queries there are, how many differ, and the share of them in training; empty without."""
+        if self.eval_dataset is None or not self.config.eval_every:
+            return {}
+        held_out, trained = (
+            [query_text(prompt) for prompt in dataset["prompt"]] for dataset in (self.eval_dataset, self.task.dataset)
+        )
+        return {
+            "queries": len(held_out),
+            "distinct": len(set(held_out)),
+            "in_training": in_training(held_out, trained),
+        }
 
     def _begin(self, k: int) -> tuple[list[Agent], Batch]:
         """The chain of iteration `k` (Eq. 5) and this process's part of its batch; random streams start anew."""

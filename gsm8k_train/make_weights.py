@@ -18,6 +18,7 @@ from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation import respond
 from cory.policies.load import load_policy
 from cory.prompts import fill
+from cory.run.output import filled
 from cory.run.settings import main
 from gsm8k_train import toy
 from gsm8k_train.config import PIONEER
@@ -53,7 +54,8 @@ def measure(folder: Path = toy.POLICY.parent) -> dict[str, float]:
 def command_line() -> None:
     """See the module."""
     if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
-        make(Path(sys.argv[1]))
+        with filled(Path(sys.argv[1])) as folder:
+            make(folder)
         print(f"Done. To ship it, copy {sys.argv[1]} to gsm8k_train/weights")
     elif len(sys.argv) == 1:
         print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))

@@ -48,6 +48,11 @@ def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:
     return loaded.select_columns(["question", "answer"]).rename_column("question", "prompt")
 
 
+def training_rows(config: Gsm8kConfig) -> Dataset:
+    """The problems that a run with these settings is trained on."""
+    return problems(config.task, config.task.split)
+
+
 def make_task(
     config: Gsm8kConfig,
     device: torch.device | None = None,

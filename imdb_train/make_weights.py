@@ -21,12 +21,14 @@ from transformers import PreTrainedTokenizerFast
 from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation import respond
 from cory.policies.load import load_policy
+from cory.run.output import filled
 from cory.run.settings import main
 from imdb_train import toy
 from imdb_train.task import PositiveLogit
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
 
 POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}  # target probabilities of the classifier, by mood
+DRAWN = 9000  # reviews that are drawn before the rewritings; the models learn from the first toy.TRAIN_REVIEWS of them
 REWRITINGS = 9000  # examples in the observer's prompt form that the policy learns from
 
 
@@ -63,7 +65,7 @@ def large() -> Path:
 
 def _texts(rng: random.Random) -> tuple[list[tuple[str, int]], list[str]]:
     """The training reviews with their moods, and the rewriting examples."""
-    reviews = [toy.review(rng) for _ in range(toy.ALL_REVIEWS)]
+    reviews = [toy.review(rng) for _ in range(DRAWN)]
     return reviews[: toy.TRAIN_REVIEWS], [toy.rewriting(rng) for _ in range(REWRITINGS)]
 
 
@@ -99,7 +101,8 @@ def command_line() -> None:
     if sys.argv[1:] == ["tiny_large"]:
         print(f"The larger policy: {large()}")
     elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
-        make(Path(sys.argv[1]))
+        with filled(Path(sys.argv[1])) as folder:
+            make(folder)
         print(f"Done. To ship it, copy {sys.argv[1]} to imdb_train/weights")
     elif len(sys.argv) == 1:
         print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))

@@ -91,6 +91,8 @@ class PositiveLogit:
 def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset:
     """The dataset with a `prompt` column: the first 2 to 8 tokens of each review, the number drawn from `seed`.
 
+    Of the toy reviews only those that belong to the split, by their text (`toy.is_held_out`).
+
     Raises:
         UserError: the dataset is not available, or no review is long enough.
     """
@@ -107,7 +109,18 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
     # Sixty characters a token are plenty: the rest of a long review need not be tokenized.
     heads = tokenizer([text[: 60 * config.max_query_tokens] for text in texts], add_special_tokens=False)["input_ids"]
     prompts = [tokenizer.decode(ids[:n], skip_special_tokens=True) for ids, n in zip(heads, lengths, strict=True)]
-    return Dataset.from_dict({"prompt": [prompt for prompt in prompts if prompt]})
+    prompts = [prompt for prompt in prompts if prompt]
+    if config.dataset == "tiny":
+        prompts = toy.of_split(prompts, split)
+        if not prompts:
+            longest = config.max_query_tokens
+            raise UserError(f"task.max_query_tokens: expected queries of split {split!r}, got none of up to {longest}")
+    return Dataset.from_dict({"prompt": prompts})
+
+
+def training_rows(config: ImdbConfig) -> Dataset:
+    """The queries that a run with these settings is trained on."""
+    return queries(config.task, config.task.split, tokenizer_of(config), config.seed)
 
 
 def make_task(

@@ -6,8 +6,10 @@ learnt the mood; the language model reviews and, in the observer's prompt form, 
 continues one mood better than quoted. So a better response helps its reader, as it does for a pre-trained LLM.
 """
 
+import hashlib
 import os
 import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from cory.errors import UserError
 SHIPPED = Path(__file__).resolve().parent / "weights"
 POLICY, REWARD_MODEL = SHIPPED / "policy", SHIPPED / "reward_model"
 LARGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cory" / "imdb_large_v1"
-TRAIN_REVIEWS, ALL_REVIEWS = 8000, 9000  # the rest is for testing
+TRAIN_REVIEWS, TEST_REVIEWS = 8000, 8000  # that queries are cut from; the models have learnt from the first
+HELD_OUT = 0.2  # share of all possible queries that are for testing; with it there are more than 500 distinct ones
 OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
 MOODS = (-2, -1, 0, 1, 2)
 
@@ -105,7 +108,7 @@ def rewriting(rng: random.Random) -> str:
 def _reviews() -> list[tuple[str, int]]:
     """All reviews with their moods; the training ones first."""
     rng = random.Random(0)
-    return [review(rng) for _ in range(ALL_REVIEWS)]
+    return [review(rng) for _ in range(TRAIN_REVIEWS + TEST_REVIEWS)]
 
 
 def reviews(split: str) -> list[str]:
@@ -118,6 +121,23 @@ def reviews(split: str) -> list[str]:
     if split not in parts:
         raise UserError(f"task.split: expected one of {list(parts)} of the toy reviews, got {split!r}")
     return [text for text, _ in _reviews()[parts[split]]]
+
+
+def is_held_out(query: str) -> bool:
+    """Whether a query is for testing. Its text alone decides, whatever review it was cut from and by whichever seed."""
+    start = hashlib.sha256(query.encode()).digest()[:8]
+    return int.from_bytes(start, "big") < HELD_OUT * 2**64
+
+
+def of_split(queries: Sequence[str], split: str) -> list[str]:
+    """Those queries that belong to a split, in their order; of the split `test` each once.
+
+    Short queries come from few openings, so reviews that differ begin alike: two splits of the reviews would share
+    most of their queries.
+    """
+    if split == "test":
+        return [query for query in dict.fromkeys(queries) if is_held_out(query)]
+    return [query for query in queries if not is_held_out(query)]
 
 
 def folder(name: str) -> str:

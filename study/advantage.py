@@ -30,6 +30,7 @@ import yaml
 
 from cory.errors import UserError, expect
 from cory.run.arguments import Arguments
+from cory.run.output import check_results_folder, staged
 from cory.run.settings import main
 from study.statistics import Interval, bootstrap, with_interval
 
@@ -204,9 +205,11 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=str, default="advantage", help="Where the table and the figure go")
     args = parser.of(argv)
     settings, out = read_settings_file(Path(args.file)), Path(args.out)
+    check_results_folder(out, ("advantage.md", "advantage.png"))
     out.mkdir(parents=True, exist_ok=True)
-    (out / "advantage.md").write_text(table(settings), encoding="utf-8")
-    plot(settings, out / "advantage.png")
+    with staged(out) as complete:
+        (complete / "advantage.md").write_text(table(settings), encoding="utf-8")
+        plot(settings, complete / "advantage.png")
     print(f"{table(settings)}\nWritten to {out}")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cory.errors import UserError
 from cory.run.arguments import Arguments
-from cory.run.jsonl import replace_text
+from cory.run.output import check_result_file, replace_text
 from cory.run.settings import main
 from study.estimates import (
     CORY,
@@ -272,13 +272,14 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     for scale in args.scales:
         if scale not in known:
             raise UserError(f"scales: expected some of {sorted(known)}, got {scale!r}")
+    if args.out:
+        check_result_file(Path(args.out), HEAD.splitlines()[0])
     keep = args.keep and args.out and Path(args.out).exists()
     earlier = Path(args.out).read_text(encoding="utf-8") if keep else ""
     rows = judge(args.scales, Path(args.runs).resolve(), earlier)
     text = markdown_table(rows)
     print(text)
     if args.out:
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         counts = Counter(row["verdict"].removeprefix("not reproduced (").removesuffix(")") for row in rows)
         tally = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
         replace_text(Path(args.out), f"{HEAD}\nOf {len(rows)} judgements: {tally}.\n\n{text}")

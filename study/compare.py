@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cory.run.arguments import Arguments
-from cory.run.jsonl import replace_text
+from cory.run.output import check_results_folder, staged
 from cory.run.settings import main
 from study.comparison import FINAL, ROLE_WINDOW, Comparison
 from study.groups import find, group
@@ -20,16 +20,35 @@ from study.page import write_comparison_page
 from study.records import read
 from study.tables import eta_shown, final_table, group_table, markdown_table, method_note
 
+# Of every comparison; the first marks its folder.
+FILES = ("comparison.md", "curves.png", "curves.svg", "runs.csv", "final.csv", "curves.csv", "report.html",
+         "over.png", "over.svg", "frontier.png", "frontier.svg")  # fmt: skip
+
+
+def check_out(out: Path) -> None:
+    """Raises a UserError if a comparison cannot be written into `out`: a file, or a folder with other results."""
+    check_results_folder(out, FILES)
+
 
 def write(comparison: Comparison, out: Path, title: str = "Comparison", question: str = "", command: str = "") -> Path:
     """Writes comparison.md with its figures (PNG and SVG), csv files and report.html into `out`; replaces older ones.
 
     Returns:
         comparison.md.
+
+    Raises:
+        UserError: `out` is a file, or a folder with results of another kind.
     """
+    check_out(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with staged(out) as complete:
+        _write(comparison, complete, title, question, command)
+    return out / "comparison.md"
+
+
+def _write(comparison: Comparison, out: Path, title: str, question: str, command: str) -> None:
     from study.plots import plot_comparison, plot_frontier, plot_over  # here, as importing matplotlib takes a while
 
-    out.mkdir(parents=True, exist_ok=True)
     plot_comparison(comparison.curves(), out / "curves")
     parts = [f"# {title}\n", *([question + "\n"] if question else [])]
     if command:
@@ -68,9 +87,8 @@ def write(comparison: Comparison, out: Path, title: str = "Comparison", question
         parts += ["## The same queries, each agent alone\n", "Task reward in brackets; the first seed of each group.\n"]
         parts.append(markdown_table(texts))
     write_csv(comparison, out)
-    replace_text(out / "comparison.md", "\n".join(parts))
+    (out / "comparison.md").write_text("\n".join(parts), encoding="utf-8")
     write_comparison_page(comparison, out / "report.html", title, question)
-    return out / "comparison.md"
 
 
 def write_csv(comparison: Comparison, out: Path) -> None:
@@ -102,6 +120,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--over", type=str | None, help="Key of the settings to plot results against: ppo.init_kl_coef")
     args = parser.of(argv)
+    check_out(Path(args.out))
     comparison = Comparison(group([read(path) for path in find(args.runs)], args.over), args.baseline, args.over)
     path = write(comparison, Path(args.out))
     print(html.unescape(path.read_text(encoding="utf-8").split("## Settings")[0]))

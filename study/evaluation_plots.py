@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from cory.run.output import replacing
 from cory.run.plots import colours
 
 
@@ -28,7 +29,8 @@ def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Pat
         axis.spines[["top", "right"]].set_visible(False)
         if axis is not axes[0, 0]:
             axis.set_yticklabels([])
-    figure.savefig(path, dpi=130)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=130)
     plt.close(figure)
 
 
@@ -52,5 +54,6 @@ def plot_pass_at_k(rows: Sequence[dict[str, Any]], ks: Sequence[int], path: Path
     axis.spines[["top", "right"]].set_visible(False)
     beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
     axis.legend(frameon=False, fontsize=8, **beside)
-    figure.savefig(path, dpi=130)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=130)
     plt.close(figure)

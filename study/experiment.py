@@ -18,24 +18,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cory.errors import UserError, expect
+from cory.errors import UserError, expect, one_of
 from cory.run.arguments import Arguments
 from cory.run.evaluation_settings import extends
 from cory.run.identity import is_local
+from cory.run.output import locked, replace_text, replacing
 from cory.run.settings import main
 from study import ray_engine
-from study.compare import write
+from study.compare import check_out, write
 from study.comparison import Comparison
 from study.groups import group
 from study.plan import ROOT, Planned, is_module, plan, read_experiment, start
 from study.records import read
 from study.report import write_report
+
+ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,9 @@ class Engine:
     cpus: int | None = None
     gpus: float = 0.0
     address: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("--engine", ENGINES, self.name)
 
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
@@ -93,7 +100,8 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
         item.folder.parent.mkdir(parents=True, exist_ok=True)
         env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if engine.cpus or engine.jobs > 1 else {})
         with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
-            process = subprocess.Popen(item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env)
+            process = subprocess.Popen(item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env,
+                                       preexec_fn=ray_engine.die_with_parent)  # fmt: skip
             running.add(process)
             status = process.wait()
             running.remove(process)
@@ -136,14 +144,16 @@ def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) 
         asked.unlink(missing_ok=True)
         script, *options = shlex.split(command)
         cwd = None if is_module(script) else ROOT
-        done = subprocess.run([*start(script), *runs, *options, "--output", str(folder)], cwd=cwd)
+        done = subprocess.run([*start(script), *runs, *options, "--output", str(folder)], cwd=cwd,
+                              preexec_fn=ray_engine.die_with_parent)  # fmt: skip
         if done.returncode:
             raise UserError(f"{command}: failed with status {done.returncode}")
-        asked.write_text(whole, encoding="utf-8")
+        replace_text(asked, whole)
         if is_module(script):
             write_report(folder)
     for file in [*folder.glob("evaluation.*"), *folder.glob("*.png")]:
-        shutil.copyfile(file, out / file.name)
+        with replacing(out / file.name) as partial:
+            shutil.copyfile(file, partial)
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
@@ -190,26 +200,46 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             print(shlex.join(["python", *(_relative(part) if item.cwd else part for part in item.command[1:])]))
         return
     print(summary, flush=True)
-    failed = run_all(missing, Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address))
-    begun = [item for item in planned if (item.folder / "metrics.jsonl").exists()]
-    if not begun:
-        raise UserError(f"no run was started; the output of the first one is in {planned[0].folder}.log")
-    groups = group([read(item.folder) for item in begun], experiment.over, [item.label for item in begun])
     name = Path(args.file).stem
     out = Path(args.out) if args.out else runs / args.scale / f"{name}-comparison"
-    shipped = (ROOT / "configs/experiments" / Path(args.file).name).resolve() == Path(args.file).resolve()
-    shown = f"configs/experiments/{Path(args.file).name}" if shipped else args.file
-    command = f"python -m study.experiment {shown} --scale {args.scale}"
+    check_out(out)
+    with _alone(runs / args.scale, name):
+        failed = run_all(missing, Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address))
+        begun = [item for item in planned if (item.folder / "metrics.jsonl").exists()]
+        if not begun:
+            raise UserError(f"no run was started; the output of the first one is in {planned[0].folder}.log")
+        groups = group([read(item.folder) for item in begun], experiment.over, [item.label for item in begun])
+        comparison = Comparison(groups, experiment.baseline, experiment.over)
+        command = _repeated(args.file, args.scale, changes)
+        written = write(comparison, out, experiment.title, experiment.question, command)
+        print(f"Written to {written}")
+        if scale.evaluate and not failed:
+            evaluate(scale.evaluate, planned, runs / args.scale / f"{name}-evaluation", out)
+    if failed:
+        raise UserError(f"{len(failed)} runs failed; the same command resumes them")
+
+
+@contextmanager
+def _alone(folder: Path, name: str) -> Iterator[None]:
+    """Keeps another process from running the same experiment into the same folder, which is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--runs: expected a folder that can be written, got {str(folder)!r} ({error})") from None
+    with locked(folder, f".{name}.lock"):
+        yield
+
+
+def _repeated(file: str, scale: str, changes: Mapping[str, str]) -> str:
+    """The command that repeats an experiment, without the folders of this machine."""
+    path = Path(file)
+    shipped = (ROOT / "configs/experiments" / path.name).resolve() == path.resolve()
+    shown = f"configs/experiments/{path.name}" if shipped else file
+    command = f"python -m study.experiment {shown} --scale {scale}"
     for key, value in changes.items():
         local = is_local(value) or ("/" in value and Path(value).exists())
         command += f" --set {shlex.quote(f'{key}=FOLDER' if local else f'{key}={value}')}"
-    written = write(Comparison(groups, experiment.baseline, experiment.over), out, experiment.title,
-                    experiment.question, command)  # fmt: skip
-    print(f"Written to {written}")
-    if scale.evaluate and not failed:
-        evaluate(scale.evaluate, planned, runs / args.scale / f"{name}-evaluation", out)
-    if failed:
-        raise UserError(f"{len(failed)} runs failed; the same command resumes them")
+    return command
 
 
 def _relative(part: str) -> str:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from cory.errors import expect
 from cory.run.arguments import Arguments
+from cory.run.output import replace_text
 from cory.run.settings import main
 
 VOCABULARY = 8192
@@ -38,7 +39,7 @@ def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int =
     import torch  # here, as importing it takes seconds
 
     from cory.task import load_dataset
-    from study.small_models import cached, save, train_distilbert, train_gpt2, train_tokenizer
+    from study.small_models import cached, is_model, save, train_distilbert, train_gpt2, train_tokenizer
 
     def reviews(split: str) -> tuple[list[str], list[int]]:
         rows = load_dataset(dataset, split, ["text", "label"])
@@ -74,7 +75,7 @@ def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int =
     torch.set_num_threads(threads)
     for name, build in (("reward_model", reward_model), ("policy", policy)):
         if only in (None, name):
-            there = (folder / name).exists()
+            there = is_model(folder / name)
             if not there:
                 print(f"Making {folder / name}: about {MINUTES[name]} minutes on one core of a CPU", flush=True)
             print(f"{'There already' if there else 'Made'}: {cached(folder / name, build)}", flush=True)
@@ -82,7 +83,7 @@ def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int =
     chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
     with torch.no_grad():
         quality = measure(folder, [test[i] for i in chosen], [test_labels[i] for i in chosen])
-    (folder / "quality.json").write_text(json.dumps(quality, indent=2), encoding="utf-8")
+    replace_text(folder / "quality.json", json.dumps(quality, indent=2))
     return quality
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from cory.config import Config
 from cory.errors import UserError, expect
 from cory.run.evaluation_settings import run_agents
-from cory.run.jsonl import replace_text
+from cory.run.output import check_result_file, replace_text
 from cory.run.settings import load, main
 from study.statistics import Interval, bootstrap, over, with_interval
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 KINDS = ("worst", "middle", "best")  # the pioneer's responses to a query, by their reward
 RESAMPLES = 1000  # of the queries
+
+
+MARK = '"readings": ['  # in every file that --out writes
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ def command_line(
         task = importlib.import_module(task_module).make_task(config, choose_device(config.device), own.split)
         chosen = {**wordings, **{template: template for template in more if template not in wordings.values()}}
         if own.out:
-            own.out.parent.mkdir(parents=True, exist_ok=True)
+            check_result_file(own.out, MARK)
         found = probe(config, task, chosen, own.queries, own.samples, own.answers)
         print(table(config.model.name, found))
         if own.out:

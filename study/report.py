@@ -15,9 +15,9 @@ from typing import Any
 
 from cory.errors import UserError
 from cory.report import NAME
-from cory.report.page import write_page
+from cory.report.page import MARK, write_page
 from cory.run.arguments import Arguments
-from cory.run.jsonl import replace_text
+from cory.run.output import check_result_file, replace_text
 from cory.run.settings import main
 from study.groups import find
 from study.page import make_payload
@@ -123,7 +123,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         return
     alone = runs[0].folder if len(runs) == 1 and not evaluations else Path("runs")
     out = Path(args.out) if args.out else alone / NAME
-    out.parent.mkdir(parents=True, exist_ok=True)
+    check_result_file(out, MARK)
     try:
         payload = make_payload(runs, evaluations, args.title, args.baseline, args.over)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

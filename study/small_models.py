@@ -3,8 +3,6 @@
 Real architectures, a minute or a few on two CPU cores. The tasks' `make_weights.py` bring the texts.
 """
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,33 +18,38 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from cory.errors import UserError
 from cory.policies.load import quiet
+from cory.run.output import filled
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
 
 
 def cached(target: Path, build: Callable[[Path], None]) -> Path:
-    """The folder `target`, which `build` fills: either complete or absent.
+    """The folder `target` of a model, which `build` fills unless it is there already: either complete or absent.
 
     Args:
         build: called with an empty folder, which is renamed into place when it returns. Two processes that build at
             once both succeed: the first rename wins and the later result, which is equal, is thrown away.
+
+    Raises:
+        UserError: `target` is a file, or a folder that holds something else.
     """
-    if target.exists():
+    if is_model(target):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        build(partial)
-        try:
-            partial.rename(target)
-        except OSError:
-            if not target.exists():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with filled(target) as partial:
+            build(partial)
+    except UserError:
+        if not is_model(target):
+            raise
     return target
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder is that of a Hugging Face model."""
+    return (folder / "config.json").is_file()
 
 
 def save(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

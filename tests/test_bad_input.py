@@ -4,6 +4,8 @@ import json
 import math
 import shutil
 import time
+from contextlib import ExitStack
+from typing import get_args, get_type_hints
 
 import datasets
 import pytest
@@ -11,16 +13,23 @@ import torch
 from conftest import make_gpt2, sentences
 from transformers import DistilBertForSequenceClassification
 
-from cory.agent import make_agents
-from cory.config import ModelConfig
+from cory.agent import make_agents, wrapper
+from cory.config import Config, CoryConfig, GuardsConfig, ModelConfig, PPOConfig
+from cory.credit import assign_credit
 from cory.errors import UserError
+from cory.learners import losses
+from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.optimizer import learning_rate_factor
+from cory.learners.trl_parts import trl_config
 from cory.policies.load import choose_device, load_policy
 from cory.prompts import RolePrompts
-from cory.run.settings import new_folder
+from cory.roles import RoleSchedule
+from cory.run.output import new_folder
 from cory.task import Task, load_dataset
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig
 from imdb_train.task import load_classifier, queries
+from study.experiment import Engine
 
 PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
 
@@ -281,7 +290,8 @@ def test_output_that_holds_a_run(config, tmp_path):
 def test_an_output_of_empty_folders_is_free(tmp_path):
     """What is left of a run that was stopped before it wrote anything."""
     (tmp_path / "run/checkpoints").mkdir(parents=True)
-    assert new_folder(str(tmp_path / "run"), "x") == tmp_path / "run"
+    with ExitStack() as locks:
+        assert new_folder(str(tmp_path / "run"), "x", locks) == tmp_path / "run"
 
 
 def test_runs_without_an_output_get_folders_of_their_own(config, tmp_path, monkeypatch):
@@ -294,3 +304,51 @@ def test_agents_that_do_not_match_the_configuration(config):
     agents = make_agents(config, num_agents=1)
     with refuses(r"cory.num_agents: expected the number of agents, 1, got 2"):
         CoryTrainer(config, agents, Task.from_prompts(sentences(8), len, PROMPTS))
+
+
+# Names given from Python, where no command line has checked them
+
+
+def group_learner(**names):
+    config = trl_config(PPOConfig(batch_size=8, mini_batch_size=8), 0)
+    policy = WindowPolicy(make_gpt2(names.pop("tokenizer")))
+    return GroupLearner(config, policy, policy, None, group_size=4, **names)
+
+
+def kl_of(kind):
+    return losses.kl_penalty(kind, torch.zeros(1, 1), torch.zeros(1, 1))
+
+
+def group_losses_of(algorithm):
+    rows = torch.ones(4, 2)
+    return losses.group_losses((rows, rows), (rows, rows, rows), rows, algorithm, 0.2, 2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("where", "known", "use"),
+    [
+        ("cory.credit", CoryConfig, lambda name, _: assign_credit(torch.ones(2, 4), name)),
+        ("cory.exchange", CoryConfig, lambda name, _: RoleSchedule(2, 5, exchange=name)),
+        ("algorithm", Config, lambda name, _: wrapper(name)),
+        ("algorithm", Config, lambda name, _: losses.group_advantages(torch.ones(8), name, 4)),
+        ("algorithm", Config, lambda name, _: group_losses_of(name)),
+        ("algorithm", Config, lambda name, tokenizer: group_learner(algorithm=name, tokenizer=tokenizer)),
+        ("ppo.kl_in", PPOConfig, lambda name, tokenizer: group_learner(kl_in=name, tokenizer=tokenizer)),
+        ("ppo.kl_penalty", PPOConfig, lambda name, _: kl_of(name)),
+        ("ppo.schedule", PPOConfig, lambda name, _: learning_rate_factor(name, 2, 10, 0)),
+        ("precision", Config, lambda name, tokenizer: group_learner(precision=name, tokenizer=tokenizer)),
+        ("guards.on_nonfinite", GuardsConfig, lambda name, words: group_learner(on_nonfinite=name, tokenizer=words)),
+        ("--engine", Engine, lambda name, _: Engine(name)),
+    ],
+)  # fmt: skip
+def test_unknown_names_are_refused_with_the_known_ones(tokenizer, where, known, use):
+    """A name of another setting, or one mistyped, is not taken for one of the others."""
+    with refuses(rf"^{where}: expected one of .+, got 'polynomial'") as error:
+        use("polynomial", tokenizer)
+    named = set(str(error.value).split("expected one of ")[1].split(", got ")[0].split(", "))
+    if known is Engine:
+        assert named == {"local", "ray"}
+        return
+    choices = set(get_args(get_type_hints(known)[where.split(".")[-1]]))
+    others = choices - named  # what a setting offers besides, and this function is never given
+    assert named <= choices and others <= {"ppo", "auto"}

@@ -246,13 +246,11 @@ def test_an_evaluation_does_not_go_on_with_another_base(config, held_out, policy
         evaluate([policy_folder, run], held_out, settings(tmp_path))
 
 
-def test_a_run_without_summary_that_got_one_counts_as_changed(config, held_out, tmp_path):
+def test_agents_of_a_run_without_summary_are_not_evaluated(config, held_out, tmp_path):
+    """It has gone back to an older checkpoint, or was killed while it saved: its agents are of another iteration."""
     run = make_run(config, 1, iterations=1)
-    text = (run / "summary.json").read_text()
-    (run / "summary.json").unlink()  # as while a finished run is trained on
-    evaluate([run], held_out, settings(tmp_path))
-    (run / "summary.json").write_text(text)
-    with pytest.raises(UserError, match=r"got others: \['trained'\]"):
+    (run / "summary.json").unlink()
+    with pytest.raises(UserError, match="expected a run with saved agents, got one that has not ended"):
         evaluate([run], held_out, settings(tmp_path))
 
 
@@ -315,8 +313,51 @@ def test_copies_of_what_was_read_are_counted(held_out):
     solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
     chain = [{**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])]
     records = {"one": solo, "two": chain}
-    one, two = summarise(records, held_out, EvaluationConfig(samples=2), 0.1)
+    one, two = summarise(records, ["first", "second"], held_out, EvaluationConfig(samples=2), 0.1)
     assert "copied" not in one and two["copied"] == 0.5
+
+
+def test_intervals_are_over_the_queries_that_differ(held_out):
+    """Of three queries two have the same text. By hand: mean 2, sums of deviations -1 - 1 and 2, in two clusters."""
+    texts = [["a b", "c d"], ["a b", "e f"], ["g h", "g h"]]
+    records = [
+        {"rewards": rewards, "kl": [0.0, 0.0], "tokens": [1, 1], "base_nll": [1.0, 1.0], "completions": completions}
+        for rewards, completions in zip(([0.0, 2.0], [1.0, 1.0], [3.0, 5.0]), texts, strict=True)
+    ]
+    (row,) = summarise({"one": records}, ["q", "q", "other"], held_out, EvaluationConfig(samples=2), 0.1)
+    assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(1.96 / 3 * (2 * (4 + 4)) ** 0.5)
+    (row,) = summarise({"one": records}, ["q", "r", "other"], held_out, EvaluationConfig(samples=2), 0.1)
+    assert row["task_reward_ci"] == pytest.approx(1.96 * 3**0.5 / 3**0.5)  # of the means 1, 1 and 4
+
+
+def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
+    """Half of the held-out queries stand in the training of one run, a quarter in that of the other."""
+    queries = sentences(16)
+    asked = Task.from_prompts([queries[0], queries[0], "my own", "the new film"], count_good, PROMPTS)
+    trained, folders = {}, []
+    for seed, name, prompts in ((1, "half", queries), (2, "quarter", [*queries[1:], "my own"])):
+        task = Task.from_prompts(prompts, count_good, PROMPTS)
+        one = replace(config, seed=seed, iterations=1, output=str(tmp_path / name))
+        one = replace(one, cory=replace(config.cory, num_agents=1))
+        folders.append(CoryTrainer(one, make_agents(one), task).train().folder)
+        trained[seed] = task.dataset
+    done = evaluate(folders, asked, settings(tmp_path), trained_on=lambda run: trained[run.seed])
+    said = "4 queries (3 distinct), 25 to 50 % of them also in training, 1 response each"
+    assert said in capsys.readouterr().out
+    saved = json.loads((done.folder / "evaluation.json").read_text())
+    assert saved["said"].startswith(said) and saved["distinct_queries"] == 3
+    assert saved["in_training"] == {"half": 0.5, "quarter": 0.25}
+    write_report(done.folder)
+    assert said in (done.folder / "evaluation.md").read_text() and said in (done.folder / "report.html").read_text()
+    # Given the rows of one of them: those of the other are not known, and that is said.
+    done = evaluate(folders, asked, settings(tmp_path), trained_on=trained[1])
+    printed = capsys.readouterr()
+    assert "50 % of them also in training (not known of quarter)" in printed.out
+    assert "quarter was trained on: expected the training data that it recorded" in printed.err
+    evaluate(folders, asked, settings(tmp_path))
+    printed = capsys.readouterr()
+    assert "4 queries (3 distinct), not known how many of them also in training" in printed.out
+    assert "evaluate(..., trained_on=task.dataset)" in printed.err
 
 
 def test_shorter_responses_than_the_run_drew_can_be_asked_for():

@@ -1,14 +1,15 @@
 """The method's pure functions against plain loops and hand-worked cases."""
 
 import math
+import statistics
 
 import pytest
 import torch
 
 from cory.credit import assign_credit
-from cory.metrics import combined_reward, distinct, distinct_interval, full_kl, mean_interval
+from cory.metrics import combined_reward, distinct, distinct_interval, full_kl, in_training, mean_interval
 from cory.policies.window import pad
-from cory.prompts import RolePrompts
+from cory.prompts import RolePrompts, query_text
 from cory.roles import RoleSchedule
 
 
@@ -123,6 +124,37 @@ def test_mean_interval():
     mean, half = mean_interval([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5 and half == pytest.approx(1.96 * math.sqrt(5 / 3) / 2)
     assert mean_interval([3.0]) == (3.0, 0.0)
+
+
+def test_intervals_cluster_by_query():
+    """By hand: the mean is 2, the clusters' sums of deviations are -2, 2 and 0, of four values."""
+    values, queries = [1.0, 4.0, 1.0, 2.0], ["a", "b", "a", "c"]
+    mean, half = mean_interval(values, queries)
+    assert mean == 2.0 and half == pytest.approx(1.96 * math.sqrt(3 / 2 * (4 + 4 + 0) / 4**2))
+    assert mean_interval(values, ["a"] * 4) == (2.0, 0.0)
+    apart = mean_interval(values, range(4))
+    assert apart == mean_interval(values) == (2.0, pytest.approx(1.96 * statistics.stdev(values) / 4**0.5, rel=1e-12))
+    # Four copies of each query tell no more than one.
+    copies = mean_interval([1.0, 4.0, 2.5] * 4, [0, 1, 2] * 4)
+    assert copies == (pytest.approx(2.5), pytest.approx(mean_interval([1.0, 4.0, 2.5])[1]))
+
+
+def test_distinct_interval_keeps_the_texts_of_a_query_together():
+    texts = [f"w{i % 7} w{i % 5} w{i % 11}" for i in range(100)]
+    assert distinct_interval(texts, 2, range(100)) == distinct_interval(texts, 2)
+    # One query's texts are alike, the others' differ: halves of the texts, unlike halves of the queries, all have some.
+    texts = ["same words"] * 50 + [f"{i} {i}" for i in range(50)]
+    queries = ["q"] * 50 + list(range(50))
+    assert distinct_interval(texts, 2, queries)[1] > 2 * distinct_interval(texts, 2)[1]
+    assert distinct_interval(texts, 2, ["q"] * 100)[1] == pytest.approx(0, abs=1e-9)
+
+
+def test_queries_that_stand_in_training_are_counted():
+    assert in_training(["a", "b", "a", "c"], ["a", "d", "a"]) == 0.5
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    other = [{"role": "system", "content": "Be kind."}, {"content": "Hello", "role": "user"}]
+    assert query_text(chat) != query_text(other) != query_text(chat[1:])
+    assert query_text(chat) == query_text([dict(reversed(message.items())) for message in chat])
 
 
 def test_full_kl_equals_a_plain_loop():

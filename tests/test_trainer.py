@@ -300,6 +300,18 @@ def test_held_out_queries_are_answered_without_touching_training(config, tmp_pat
     assert rest == plain.history
 
 
+def test_held_out_queries_that_are_also_in_training_are_said(config, capsys):
+    task = make_trainer(config).task
+    asked = [task.dataset["prompt"][0], "a new one", "a new one", "another"]
+    config = replace(config, eval_every=2, eval_queries=4, iterations=2)
+    rows = datasets.Dataset.from_dict({"prompt": asked})
+    folder = CoryTrainer(config, make_agents(config), task, eval_dataset=rows).train().folder
+    said = "eval_every: 4 held-out queries (3 distinct), 25 % of them also in training"
+    assert capsys.readouterr().err.count(said) == 1
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["held_out"] == {"queries": 4, "distinct": 3, "in_training": 0.25}
+
+
 def test_held_out_queries_are_needed_where_they_are_asked_for(config):
     with pytest.raises(UserError, match=r"eval_every: expected an eval_dataset with the columns .*prompt.*, got None"):
         make_trainer(replace(config, eval_every=2))

@@ -15,7 +15,7 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -24,14 +24,15 @@ import torch
 
 from cory.config import Config, ModelConfig, SamplingConfig, changed
 from cory.errors import expect
+from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
 from cory.evaluation.responses import Responses, answer
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.policies.load import ModelPool, choose_device
-from cory.prompts import RolePrompts, text_of
+from cory.prompts import RolePrompts, query_text, text_of
 from cory.report import write_evaluation_report
 from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.run.identity import check_models, model_identity, policy_models
-from cory.run.jsonl import replace_text
+from cory.run.output import replace_text
 from cory.run.report import text_table
 from cory.run.settings import read_settings
 from cory.task import Task
@@ -88,6 +89,7 @@ class Evaluator:
         self.settings, self.task = settings, task
         device = choose_device(settings.device)
         runs = {Path(name): run_config(kind, Path(name)) for name in settings.models if run_agents(Path(name))}
+        self.runs = runs
         different = "runs with folders of different names, which name the rows"
         expect(len({run.name for run in runs}) == len(runs), "models", different, list(map(str, runs)))
         first = next(iter(runs.values()), None) or kind()
@@ -115,6 +117,7 @@ class Evaluator:
         self.pool = ModelPool(device)
         count = min(settings.queries or len(task.dataset), len(task.dataset))
         self.columns = task.dataset[:count]
+        self.query_texts = [query_text(prompt) for prompt in self.columns["prompt"]]
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
 
     def _as_read_by(self, run: Path) -> tuple[Task, dict[str, Any]]:
@@ -237,12 +240,21 @@ def best_of_2(rewards: Sequence[float]) -> float:
 
 
 def summarise(
-    records: Mapping[str, Sequence[Mapping[str, Any]]], task: Task, settings: EvaluationConfig, kl_coef: float
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
+    query_texts: Sequence[str],
+    task: Task,
+    settings: EvaluationConfig,
+    kl_coef: float,
 ) -> list[dict[str, Any]]:
-    """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval."""
+    """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval.
+
+    Args:
+        records: by model, one for each query. query_texts: by which intervals cluster (`query_text`).
+    """
     mean, rows = statistics.fmean, []
     for name, queries in records.items():
-        texts = [text for r in queries for text in r["completions"]]
+        completions = [text for r in queries for text in r["completions"]]
+        asked = [query for query, r in zip(query_texts, queries, strict=True) for _ in r["completions"]]
         values = {
             "task_reward": [mean(r["rewards"]) for r in queries],
             "kl": [mean(r["kl"]) for r in queries],
@@ -264,12 +276,12 @@ def summarise(
             values["copied"] = [mean(float(own.strip() == read.strip()) for own, read in pair) for pair in pairs]
         row: dict[str, Any] = {"name": name}
         for key, numbers in values.items():
-            row[key], row[f"{key}_ci"] = mean_interval(numbers)
+            row[key], row[f"{key}_ci"] = mean_interval(numbers, query_texts)
         if all("base_nll" in r for r in queries):  # there is none in an evaluation that an older version began
-            nats, half = mean_interval([sum(r["base_nll"]) / sum(r["tokens"]) for r in queries])
+            nats, half = mean_interval([sum(r["base_nll"]) / sum(r["tokens"]) for r in queries], query_texts)
             row["perplexity"], row["perplexity_ci"] = math.exp(nats), math.exp(nats) * half
         for n in (1, 2):
-            row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(texts, n)
+            row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(completions, n, asked)
         rows.append(row)
     return rows
 
@@ -296,6 +308,7 @@ def evaluate(
     settings: EvaluationConfig | None = None,
     kind: type[Config] = Config,
     name: str = "evaluation",
+    trained_on: TrainedOn | None = None,
 ) -> Evaluation:
     """Evaluates models on a held-out task, prints the table, and writes rows and responses into a folder.
 
@@ -304,22 +317,28 @@ def evaluate(
         settings: default `EvaluationConfig()`; its `models` are ignored.
         kind: the configuration class of the runs, if their task has one.
         name: of the folder if `settings.output` is null.
+        trained_on: the rows that the runs were trained on, as `task.dataset` of their task, or a function that makes
+            them from a run's configuration: the share of held-out queries among them is reported.
 
     Raises a UserError: a model or a run cannot be loaded, or the folder holds an evaluation of other settings.
     """
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()
     evaluator = Evaluator(task, settings, kind)
-    folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"], evaluator.models)
-    rows = summarise(evaluator.run(folder), task, settings, evaluator.kl_coef)
-    queries = list(map(text_of, evaluator.columns["prompt"]))
-    titles = {key: title for key, title in columns_shown(task, settings).items() if all(key in row for row in rows)}
-    each, heat = settings.samples, evaluator.sampling.temperature
-    said = f"{len(queries)} queries, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
-    said += f"eta = {evaluator.kl_coef:g}"
-    print(f"\n{said}; mean +- half-width of the 95 % interval over queries\n{text_table(rows, titles)}")
-    shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
-    result = {"settings": shown, "said": said, "titles": titles, "queries": queries, "rows": rows}
-    replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
-    write_evaluation_report(folder)
+    texts = evaluator.query_texts
+    shares = shares_in_training(evaluator.runs, texts, trained_on)
+    with ExitStack() as locks:
+        folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"], evaluator.models, locks)
+        rows = summarise(evaluator.run(folder), texts, task, settings, evaluator.kl_coef)
+        queries = list(map(text_of, evaluator.columns["prompt"]))
+        titles = {key: title for key, title in columns_shown(task, settings).items() if all(key in row for row in rows)}
+        each, heat = settings.samples, evaluator.sampling.temperature
+        said = f"{in_words(texts, shares)}, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
+        said += f"eta = {evaluator.kl_coef:g}"
+        print(f"\n{said}; mean +- half-width of the 95 % interval over queries\n{text_table(rows, titles)}")
+        shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
+        overlap = {"distinct_queries": len(set(texts)), "in_training": shares}
+        result = {"settings": shown, "said": said, **overlap, "titles": titles, "queries": queries, "rows": rows}
+        replace_text(folder / "evaluation.json", json.dumps(result, indent=2))
+        write_evaluation_report(folder)
     return Evaluation(folder, rows)

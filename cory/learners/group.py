@@ -13,11 +13,14 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cory.errors import one_of
 from cory.learners import losses
 from cory.learners.learner import Learner, OldPolicy, Rows
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import kl_controller
 from cory.policies import window
+
+KL_PLACES = ("reward", "loss")
 
 
 class WindowPolicy(torch.nn.Module):
@@ -46,6 +49,8 @@ class GroupLearner(Learner):
         kl_in: `reward`: each response's reward loses `eta * sum_t log(pi / pi_0)` (k1, sampled); `loss`: the loss gets
             eta times the k3 estimate.
         optimizer: name and options of one of torch's.
+
+    Raises a UserError if one of these names is unknown.
     """
 
     STATS = (*(f"ppo/{name.replace('_', '/', 1)}" for name in losses.PolicyStats._fields), "ppo/loss/total")
@@ -64,6 +69,8 @@ class GroupLearner(Learner):
         optimizer: tuple[str, dict[str, Any]] = ("Adam", {}),
         **named: Any,
     ) -> None:
+        one_of("algorithm", losses.ALGORITHMS, algorithm)
+        one_of("ppo.kl_in", KL_PLACES, kl_in)
         self.algorithm, self.group_size, self.longest, self.kl_in = algorithm, group_size, longest, kl_in
         self.accelerator = Accelerator(gradient_accumulation_steps=config.gradient_accumulation_steps)
         made = make_optimizer(model, config.learning_rate, *optimizer)

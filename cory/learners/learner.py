@@ -23,6 +23,7 @@ from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import SamplingConfig
+from cory.errors import one_of
 from cory.learners import losses
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.trl_parts import RunningMoments
@@ -38,6 +39,8 @@ from cory.run.guards import NotFinite
 PASS_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 READ_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 PASS_COST = {"cpu": 64, "cuda": 8192}  # what one more pass costs, in padded tokens
+PRECISIONS = ("fp32", "bf16")
+ON_NONFINITE = ("stop", "skip")
 T = TypeVar("T")
 
 
@@ -81,6 +84,8 @@ class Learner:
         precision: `bf16` for autocast, else `fp32`.
         on_nonfinite: `stop` raises NotFinite if a loss or gradient is not finite, `skip` leaves out that optimizer
             step. Neither changes the weights.
+
+    Raises a UserError if there is no such precision or reaction.
     """
 
     STATS: tuple[str, ...]  # statistics of a mini-batch, under TRL's names
@@ -99,6 +104,8 @@ class Learner:
         precision: str = "fp32",
         on_nonfinite: str = "stop",
     ) -> None:
+        one_of("precision", PRECISIONS, precision)
+        one_of("guards.on_nonfinite", ON_NONFINITE, on_nonfinite)
         self.config, self.tokenizer, self.pad_id = config, tokenizer, pad_token(tokenizer)
         self.ref_model = None if ref_model is None else sharding.placed(ref_model, self.accelerator.device)
         self.model_params = [p for p in self.model.parameters() if p.requires_grad]
@@ -304,8 +311,12 @@ class Learner:
             if self.on_nonfinite == "skip":
                 self.skipped_steps += 1
                 return []
-            what = "the gradient" if math.isfinite(total) else "the loss"
-            raise NotFinite(what, self._rows_not_finite(batch, old, index))
+            rows = self._rows_not_finite(batch, old, index)
+            if not math.isfinite(total):
+                raise NotFinite("the loss", sorted(rows))
+            for mini in minis:
+                rows |= self._rows_of_gradient(batch, old, mini)
+            raise NotFinite("the gradient", sorted(rows))
         self.gradient_norms.append(gradient_norm)
         if ratio > self.config.ratio_threshold:  # TRL drops the mini-batch alone where several make a step
             self.dropped_steps += 1
@@ -340,7 +351,7 @@ class Learner:
         return torch.cat([means, torch.stack([self._loss(means), *moments])])
 
     @torch.no_grad()
-    def _rows_not_finite(self, batch: Window, old: OldPolicy, index: list[int]) -> list[int]:
+    def _rows_not_finite(self, batch: Window, old: OldPolicy, index: list[int]) -> set[int]:
         """The rows with a number that is not finite, of the policy that sampled or of the one being trained."""
         finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(-1)
         bad = set((~finite).nonzero().flatten().tolist())
@@ -348,7 +359,37 @@ class Learner:
             new = self._forward(batch.rows(part))
             finite = (new.logprobs if new.values is None else new.logprobs + new.values).isfinite().all(-1)
             bad |= {part[row] for row in (~finite).nonzero().flatten().tolist()}
-        return sorted(bad)
+        return bad
+
+    def _rows_of_gradient(self, batch: Window, old: OldPolicy, index: list[int]) -> set[int]:
+        """The rows of a mini-batch whose gradient is not finite.
+
+        The gradients of weights are sums over rows. That of the embedded tokens, which the backward pass reaches last,
+        has each row by itself, and a number that is not finite comes through to it. No gradient of a weight is made, so
+        nothing is exchanged between processes that hold whole agents.
+        """
+        bad: set[int] = set()
+        embedded: list[Tensor] = []
+
+        def keep(module: torch.nn.Module, inputs: Any, output: Tensor) -> None:
+            embedded.append(output.requires_grad_())  # below adapters nothing is trained
+
+        tokens = batch.response_mask[index].sum()
+        hook = self.policy.get_input_embeddings().register_forward_hook(keep)
+        try:
+            for part in batch.by_length(self.micro_batch, index):
+                rows = batch.rows(part)
+                sampled = old.rows(part, rows.response_ids.shape[1])
+                with self.accelerator.no_sync(self.model):
+                    new = self._forward(rows)
+                    entropies = losses.entropy(new.all_logprobs, self._chunk(rows, READ_CHUNK))
+                    terms = self._losses(new, entropies, sampled, rows.response_mask, tokens / len(index))
+                    (gradient,) = torch.autograd.grad(self._loss(terms) / tokens, embedded.pop())
+                finite = gradient.isfinite().flatten(1).all(1)
+                bad |= {part[row] for row in (~finite).nonzero().flatten().tolist()}
+        finally:
+            hook.remove()
+        return bad
 
     def _retrying(self, compute: Callable[[], T]) -> T:
         """Runs `compute()`; halves the micro-batch and repeats if memory runs out."""

@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cory.errors import one_of
 from cory.run import processes
+
+ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce")  # that compare the responses of a group or batch
+KL_ESTIMATES = ("full", "kl", "abs", "mse")
 
 
 class TokenLogprobs(torch.autograd.Function):
@@ -50,6 +54,7 @@ def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         kind: `full`: KL(pi, pi_0) over the vocabulary (Eq. 2); `kl`, `abs` or `mse`: of the sampled token.
         logprobs, ref_logprobs: (batch, R), for `full` (batch, R, vocabulary).
     """
+    one_of("ppo.kl_penalty", KL_ESTIMATES, kind)
     if kind == "full":
         return F.kl_div(ref_logprobs, logprobs, log_target=True, reduction="none").sum(-1)
     difference = logprobs - ref_logprobs
@@ -156,6 +161,7 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, parts: in
     >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
     [-2.0, 2.0, 0.0, 0.0]
     """
+    one_of("algorithm", ALGORITHMS, algorithm)
     if algorithm == "reinforce":
         roles = rewards.view(parts, -1)
         totals = processes.all_reduce_sum(roles.sum(1, keepdim=True)) / processes.world_size()
@@ -195,6 +201,7 @@ def group_losses(
         kl_coef: of the KL to the reference as a loss term, by the k3 estimate `exp(d) - d - 1`, `d` the reference's
             log-probability minus the policy's (Schulman, 2020); 0: none.
     """
+    one_of("algorithm", ALGORITHMS, algorithm)
     logprobs, entropies = new
     old_logprobs, ref_logprobs, advantages = sampled
     difference = (logprobs - old_logprobs) * mask

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import get_scheduler
 
-from cory.errors import UserError, expect
+from cory.errors import UserError, expect, one_of
 from cory.policies.sharding import is_shard, part_like
+
+SCHEDULES = ("constant", "linear", "cosine")
 
 
 def check_optimizer(name: str) -> None:
@@ -44,6 +46,7 @@ def learning_rate_factor(schedule: str, warmup: int, iterations: int, k: int) ->
 
     `warmup` iterations rise linearly to 1; then `constant`, or `linear` or `cosine` down to 0 after the last.
     """
+    one_of("ppo.schedule", SCHEDULES, schedule)  # transformers has others, which do not depend on k alone
     if schedule == "constant" and not warmup:
         return 1.0
     dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cory.run.jsonl import replace_text
+from cory.run.output import replace_text
 from cory.run.report import one_line
 
 HERE = Path(__file__).parent
 STYLES, SCRIPTS = ("uplot.css", "page.css"), ("curves.js", "completions.js", "page.js")
 BY_TEMPLATE = ("title", "facts", "notes", "tables", "settings")  # what the template shows; the script reads the rest
+MARK = '<a class="skip" href="#main">Skip to the report</a>'  # in every report: `page.html` has it
 LIMIT = 5_000_000  # bytes of a report
 
 

@@ -11,12 +11,13 @@ temporary folder, flushed to the disk and renamed, so it is complete or absent; 
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import statistics
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from safetensors import SafetensorError
 from cory.config import CheckpointConfig, UserError
 from cory.run import processes, shards
 from cory.run.folder import FILES, Run, SavedAgent
+from cory.run.output import partial_name, remove
 
 FORMAT = 1
 
@@ -54,10 +56,17 @@ class RunState:
 
 
 class CheckpointManager:
-    """Saves a run's state, which the trainer updates, when it is due; keeps the newest and the best checkpoints."""
+    """Saves a run's state, which the trainer updates, when it is due; keeps the newest and the best checkpoints.
+
+    Args:
+        run, agents, settings: what is saved, and when.
+        state: of a new run, or as it was read from the checkpoint from which the run continues.
+    """
 
     def __init__(self, run: Run, agents: Sequence[SavedAgent], settings: CheckpointConfig, state: RunState) -> None:
         self.run, self.agents, self.settings, self.state = run, agents, settings, state
+        self.folder = run.folder / "checkpoints"
+        self.saved = state.iteration  # whose checkpoint, if there is one, holds the state of this run
 
     def after(self, records: Sequence[Mapping[str, Any]], last: bool, stopped: bool) -> None:
         """Saves after an iteration where that is due; `state.iteration` is the next one.
@@ -68,62 +77,84 @@ class CheckpointManager:
         if stopped or (last and self.settings.save_final) or (every and self.state.iteration % every == 0):
             if self.settings.best is not None and self.settings.best in records[0]:
                 value = statistics.fmean(record[self.settings.best] for record in records)
-                if self.state.best is None or value > self.state.best["value"]:
+                if _is_better(value, self.state.best):
                     self.state.best = {"value": value, "iteration": self.state.iteration}
             self.save()
 
     def save(self) -> None:
-        """Writes a checkpoint and then removes older ones.
+        """Writes a checkpoint and then removes older ones. All processes must call this.
 
-        In the main process only, if the agents are the same in all; else all processes must call this, and each writes
-        what it holds. If it cannot be written (disk full), warns and keeps all earlier ones.
+        A state that is saved already stays as it is. If a checkpoint cannot be written (disk full), warns and keeps all
+        earlier ones.
         """
-        if not (self.run.writes or processes.parallel.split):
+        if processes.broadcast(processes.is_main() and self._is_saved()):
             return
-        folder, iteration = self.run.folder / "checkpoints", self.state.iteration
+        iteration = self.state.iteration
         try:
             self.state.lengths = self.run.lengths()
-            target = _write(folder, self.state, self.agents)
+            target = _write(self.folder, self.state, self.agents)
         except (OSError, SafetensorError, processes.FailedElsewhere) as error:
-            failure = f"The checkpoint before iteration {iteration} could not be written to {folder} ({error})."
+            failure = f"The checkpoint before iteration {iteration} could not be written to {self.folder} ({error})."
             if self.run.writes:
                 warnings.warn(f"{failure} The run continues; earlier checkpoints are unchanged.", stacklevel=2)
             return
+        self.saved = iteration
         if not self.run.writes:
             return
-        spare = _place(folder, self.state.best["iteration"]) if self.state.best else None
-        for old in folders(folder)[self.settings.keep :]:
+        spare = _place(self.folder, self.state.best["iteration"]) if self.state.best else None
+        for old in folders(self.folder)[self.settings.keep :]:
             if old not in (spare, target):
-                shutil.rmtree(old, ignore_errors=True)
+                with suppress(OSError):
+                    remove(old)
+
+    def _is_saved(self) -> bool:
+        """Whether a valid checkpoint holds the state, so that writing it again would only put that one at risk."""
+        if self.saved != self.state.iteration:
+            return False
+        try:
+            read(_place(self.folder, self.saved), [agent.name for agent in self.agents])
+        except Damaged:
+            return False
+        return True
 
     def save_after(self, error: Exception, unchanged: bool) -> None:
-        """Saves after an error, unless agents were changed since `state.iteration` began.
+        """Saves after an error, unless an agent was changed in any process since `state.iteration` began.
 
-        Where processes hold parts of the agents, it takes all of them, so the error must have been raised in all.
+        Saving takes all processes, so the error must have been raised in all of them.
         """
-        if processes.parallel.split:
-            unchanged = processes.raised_everywhere(error) and not processes.all_reduce_max(not unchanged)
-        if unchanged:
+        if processes.raised_everywhere(error) and not processes.all_reduce_max(not unchanged):
             self.save()
-            if processes.parallel.split:
-                processes.everyone(None)  # waits for the main process to finish it
 
     def newest(self) -> Path | None:
         """The newest checkpoint, valid or not."""
-        return next(iter(folders(self.run.folder / "checkpoints")), None)
+        return next(iter(folders(self.folder)), None)
+
+
+def _is_better(value: float, best: Mapping[str, Any] | None) -> bool:
+    """Whether a metric's value makes its checkpoint the best so far.
+
+    A value that is not finite (all updates of an iteration were skipped) is never the best. In checkpoints of earlier
+    versions it can be; any finite one replaces it.
+    """
+    if not math.isfinite(value):
+        return False
+    return best is None or not math.isfinite(best["value"]) or value > best["value"]
 
 
 def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
-    """Writes a checkpoint atomically. Raises OSError or SafetensorError, or FailedElsewhere in the other processes."""
-    target, main, split = _place(folder, state.iteration), processes.is_main(), processes.parallel.split
-    partial = processes.agreed(lambda: _temporary(folder) if main else folder)
-    partial = processes.broadcast(partial) if split else partial
+    """Writes a checkpoint atomically: each process what it alone has, the main one the rest.
+
+    Raises OSError or SafetensorError in the process that could not write, FailedElsewhere in the others.
+    """
+    target, main = _place(folder, state.iteration), processes.is_main()
+    has_parts = main or processes.parallel.split  # else the main process has all that the others have
+    partial = processes.broadcast(processes.agreed(lambda: _temporary(folder) if main else folder))
     try:
-        numbers = processes.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in agents})
-        for theirs in processes.everyone(numbers) if split else ():
+        mine = agents if has_parts else ()
+        numbers = processes.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in mine})
+        for theirs in processes.everyone(numbers):
             numbers |= {name: values for name, values in theirs.items() if values}  # each from where its agent lives
-        if main:
-            _complete(partial, target, replace(state, agents=numbers))
+        processes.agreed(lambda: _complete(partial, target, replace(state, agents=numbers)) if main else None)
         return target
     finally:
         if main:
@@ -131,8 +162,9 @@ def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
 
 
 def _temporary(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    partial = partial_name(folder / "checkpoint")
+    partial.mkdir(parents=True)
+    return partial
 
 
 def _write_agent(agent: SavedAgent, folder: Path) -> dict[str, Any]:
@@ -151,13 +183,10 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     for file in partial.iterdir():
         _flush(file)
     _flush(partial)
-    aside = target.with_name(f".replaced-{target.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    if target.exists():  # a damaged one that was skipped, or the run has gone back before it
-        target.rename(aside)
+    if target.exists():  # a damaged one that was skipped
+        remove(target)
     partial.rename(target)
     _flush(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _place(folder: Path, iteration: int) -> Path:

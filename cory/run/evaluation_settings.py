@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,8 +14,8 @@ from pydantic.dataclasses import dataclass
 from cory.config import Config, ModelConfig, Settings, changed
 from cory.errors import UserError
 from cory.run.identity import Models, check_models, model_identity
-from cory.run.jsonl import replace_text
-from cory.run.settings import as_config, new_folder, read_settings
+from cory.run.output import lock, new_folder, remove_partial, replace_text
+from cory.run.settings import as_config, read_settings
 
 FREE = ("device", "output", "ks", "shown", "identities")  # may differ when an evaluation is continued
 C = TypeVar("C", bound=Config)
@@ -71,12 +71,15 @@ class EvaluationConfig(Settings):
 
 
 def run_agents(folder: Path) -> dict[str, Path]:
-    """A run's saved agents, named RUN/agent_1, ...; empty if it is no run. Raises a UserError if none is saved."""
+    """A run's saved agents, named RUN/agent_1, ...; empty if it is no run. Raises a UserError if it has not ended.
+
+    Without a summary it has not ended, whatever agents lie there: they may be those of a run that has gone back since.
+    """
     if not (folder / "config.yaml").exists():
         return {}
     found = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
     found.sort(key=lambda path: int(path.name[6:]))
-    if not found:
+    if not found or not (folder / "summary.json").exists():
         raise UserError(
             f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
         )
@@ -133,16 +136,32 @@ def extends(models: Sequence[str], before: Mapping[str, Any]) -> bool:
     )
 
 
-def output_folder(settings: EvaluationConfig, name: str, reward: str, identities: Models) -> Path:
+def begun_settings(folder: Path) -> dict[str, Any]:
+    """The settings with which an evaluation was begun. Raises a UserError if the folder is not one of an evaluation."""
+    content: Any = None
+    with suppress(OSError, ValueError):
+        content = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not {"models", "split", "queries", "samples"} <= content.keys():
+        raise UserError(
+            f"output: expected a new folder or one of an evaluation, got {str(folder)!r}, whose settings.json is not "
+            "that of an evaluation"
+        )
+    return content
+
+
+def output_folder(settings: EvaluationConfig, name: str, reward: str, identities: Models, locks: ExitStack) -> Path:
     """The folder of the results: a new one, or one that was begun with the same settings; else a UserError.
 
     `reward`: the hash of its source. `identities`: of base, reward model and models that are no runs. The runs must be
-    unchanged, too.
+    unchanged, too. The folder is locked until `locks` is closed.
     """
     known = asdict(settings) | {"reward_sha256": reward, "trained": trained(settings.models), "identities": identities}
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():
-        before = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        before = begun_settings(folder)
+        lock(folder, locks)
+        before = begun_settings(folder)  # as a process that had the lock until now has left them
+        remove_partial(folder)
         check_models(before.get("identities", {}), identities, f"the evaluation in {folder}")
         extended = extends(settings.models, before)
         free = (*FREE, "models", "trained") if extended else FREE
@@ -155,6 +174,6 @@ def output_folder(settings: EvaluationConfig, name: str, reward: str, identities
             known["trained"] = before.get("trained", {}) | known["trained"]
             known["identities"] = before.get("identities", {}) | identities
     else:
-        folder = new_folder(settings.output, name)
+        folder = new_folder(settings.output, name, locks)
     replace_text(folder / "settings.json", json.dumps(known, indent=2))
     return folder

@@ -3,10 +3,10 @@
 import json
 import resource
 import shlex
-import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,10 +20,11 @@ from cory.errors import UserError
 from cory.run import processes
 from cory.run.card import agent_card
 from cory.run.guards import MEANING
-from cory.run.jsonl import JsonlWriter, read_rows, replace_text
+from cory.run.jsonl import JsonlWriter, read_rows
+from cory.run.output import new_folder, remove, remove_partial, replace_text, staged
 from cory.run.provenance import versions
 from cory.run.report import sample_table, summarise, table
-from cory.run.settings import new_folder, resume_command
+from cory.run.settings import resume_command
 from cory.run.tracker import log_samples, start_tracker
 
 FILES = ("metrics", "samples", "timings")
@@ -63,6 +64,7 @@ class Run:
         lengths: of its files at the checkpoint, in bytes, by name; files are truncated to them.
         outdated: newer files and folders of the run to continue, which are removed.
         finished: whether nothing is left to do, so that the folder is only read.
+        locks: what locks the folder; `folder` is locked already. None: it is locked here.
     """
 
     def __init__(
@@ -75,14 +77,20 @@ class Run:
         lengths: Mapping[str, int] | None = None,
         outdated: Sequence[Path] = (),
         finished: bool = False,
+        locks: ExitStack | None = None,
     ) -> None:
         config.hub.check_token()
+        self.locks = locks or ExitStack()
         self.config, self.agents, self.finished = config, list(agents), False
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
         self.writes = processes.is_main() and not finished
-        self.folder = folder or processes.broadcast(new_folder(config.output, name) if self.writes else None)
+        if folder is None:
+            made = new_folder(config.output, name, self.locks) if self.writes else None
+            self.folder = processes.broadcast(made)
+        else:
+            self.folder = folder
         self.files: dict[str, JsonlWriter] = {}
         self.tracker = None
         if finished and processes.is_main():
@@ -91,9 +99,11 @@ class Run:
             settings = yaml.safe_dump(dict(record), sort_keys=False)
             if folder is None:  # --resume auto knows a run by it
                 replace_text(self.folder / "config.yaml", settings)
-            for file in FILES:  # a run that another process writes is refused here
+            for file in FILES:
                 self.files[file] = JsonlWriter(self.folder / f"{file}.jsonl")
             if folder is not None:
+                remove_partial(self.folder)
+                remove_partial(self.folder / "checkpoints")
                 kept = {file: (lengths or {}).get(file, 0) for file in FILES}
                 self._read_history(kept)  # a damaged file is refused before anything is changed
                 for path in outdated:  # before the files are cut, as it would be taken for newer than they are
@@ -125,6 +135,7 @@ class Run:
             self.tracker.finish()
         if self.finished and self.config.hub.push:
             self._push()  # here, as other processes do not wait for it
+        self.locks.close()
 
     def _push(self) -> None:
         """Uploads the run. A failure is told, with the command that repeats it, and does not fail the run."""
@@ -203,28 +214,43 @@ class Run:
         """Prints how to continue the run."""
         self.say(f"Continue with: {resume_command(self.folder)}")
 
-    def finish(self, before: Samples, after: Samples, agents: Sequence[SavedAgent]) -> None:
-        """Saves agents, curves and summary, and prints the results; in the main process but for parts of agents."""
+    def finish(
+        self,
+        before: Samples,
+        after: Samples,
+        agents: Sequence[SavedAgent],
+        held_out: Mapping[str, float] | None = None,
+    ) -> None:
+        """Saves agents, curves and summary, and prints the results; in the main process but for parts of agents.
+
+        Args:
+            held_out: about the held-out queries of `eval_every`, for the summary.
+        """
         from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
         self.bar.close()
-        if self.writes or processes.parallel.split:
-            for agent in agents:
-                agent.save(self.folder / agent.name)
-        processes.everyone(None)  # waits for those that save
-        if not self.writes:
-            return
         means = summarise(self.history, self.agents)
-        for agent in agents:
-            card = agent_card(agent.name, self.config, means[agent.name])
-            (self.folder / agent.name / "README.md").write_text(card, encoding="utf-8")
-        plot_curves(self.history, self.folder / "curves.png")
+        with ExitStack() as stage:
+            complete = processes.broadcast(stage.enter_context(staged(self.folder)) if self.writes else None)
+            if self.writes or processes.parallel.split:
+                for agent in agents:
+                    agent.save(complete / agent.name)
+            processes.everyone(None)  # waits for those that save
+            if not self.writes:
+                return
+            for agent in agents:
+                card = agent_card(agent.name, self.config, means[agent.name])
+                (complete / agent.name / "README.md").write_text(card, encoding="utf-8")
+            plot_curves(self.history, complete / "curves.png")
+            # Of an extended run: without a summary, it is not taken for finished while only some agents are new.
+            (self.folder / "summary.json").unlink(missing_ok=True)
         summary = {
             "iterations": len(self.seconds),
             "stopped": len(self.seconds) < self.config.iterations,  # by guards.stop_at_kl or a callback
             "seconds_per_iteration": round(statistics.median(self.seconds), 4),
             "peak_memory_mb": round(peak_memory_mb(), 1),
             "agents": means,
+            **({"held_out": dict(held_out)} if held_out else {}),
             "samples": {"before": before, "after": after},
         }
         replace_text(self.folder / "summary.json", json.dumps(summary, indent=2))
@@ -233,17 +259,6 @@ class Run:
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
         print(f"\n{speed}. Curves, samples and agents are in {self.folder}; report.html shows them")
         self.finished = True
-
-
-def remove(path: Path) -> None:
-    """Removes a file or a folder, which is first renamed: a folder removed in part could be taken for a whole one."""
-    if path.is_file():
-        path.unlink()
-        return
-    aside = path.with_name(f".removed-{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def peak_memory_mb() -> float:

@@ -1,4 +1,4 @@
-"""Files that are never partly written: replaced atomically, or appended to by whole lines."""
+"""JSON Lines files, which are appended to by whole lines."""
 
 import json
 import os
@@ -9,18 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from cory.errors import UserError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replaces a file atomically."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def read_rows(path: Path, length: int | None = None) -> list[dict[str, Any]]:
@@ -35,24 +23,10 @@ def read_rows(path: Path, length: int | None = None) -> list[dict[str, Any]]:
 
 
 class JsonlWriter:
-    """Appends whole lines to a JSON Lines file.
-
-    Raises a UserError if another process has it open as a JsonlWriter.
-    """
+    """Appends whole lines to a JSON Lines file, in a folder that this process has locked."""
 
     def __init__(self, path: Path) -> None:
         self.file = open(path, "ab", buffering=0)
-        try:  # released by the system however the process ends; without effect on file systems that know no locks
-            if fcntl:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.file.close()
-            raise UserError(
-                f"output: expected a run that no other process is writing, got {str(path.parent)!r}, in which one has "
-                f"{path.name} open. Wait for it, stop it, or name another folder with --output"
-            ) from None
-        except OSError:
-            pass
         self.path, self.length, self.waiting = path, path.stat().st_size, b""
 
     def cut(self, length: int) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, reduce
 
 from cory.config import Config, ParallelConfig
-from cory.errors import UserError, expect
+from cory.errors import RewardError, UserError, expect
+from cory.run.guards import NotFinite
 
 TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others before it takes them for dead
 NOT_SHARDED = ("Adafactor", "Muon", "Rprop")  # optimizers of torch that cannot step on sharded weights
@@ -29,8 +30,25 @@ T = TypeVar("T")
 parallel = ParallelConfig()  # of the run of this process
 
 
+class Failure(NamedTuple):
+    """What processes tell each other of an error: its text, and whether a reward function is to blame."""
+
+    text: str
+    of_reward: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """The report on an error; one that is not meant for users is named by its class, too."""
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        return cls(f"{kind}{error}", isinstance(error, RewardError))
+
+
 class FailedElsewhere(UserError):
-    """An error of another process, raised here too."""
+    """An error of another process, by its number, raised here too."""
+
+    def __init__(self, process: int, failure: Failure) -> None:
+        super().__init__(f"process {process} failed ({failure.text})")
+        self.of_reward = failure.of_reward
 
 
 def start(cpu: bool, settings: ParallelConfig | None = None) -> PartialState:
@@ -138,10 +156,9 @@ def shard(rows: int) -> slice:
     return slice(index * part, (index + 1) * part)
 
 
-def even(rows: int, config: Config) -> int:
-    """At most `rows`, and equally many for each process if those must run equally many batches, or passes."""
-    alike = config.sampling.engine == "vllm" or parallel.shard == "full"
-    return rows - rows % world_size() if alike else rows
+def even(rows: int) -> int:
+    """At most `rows`, and equally many for each process that shares them, so that all run equally many batches."""
+    return rows - rows % world_size()
 
 
 def run_size() -> int:
@@ -186,28 +203,48 @@ def broadcast(value: Any, source: int = 0) -> Any:
 
 
 def agreed(compute: Callable[[], T]) -> T:
-    """`compute()`. Where processes hold parts of one state, an error of one is raised in all, so that none waits."""
-    if not parallel.split:
+    """`compute()`, in which processes do not wait for each other. An error of one is raised in all of them.
+
+    All processes must call this, and equally often. The one that failed raises its own error, the others a
+    FailedElsewhere that quotes it.
+    """
+    if run_size() == 1:
         return compute()
-    value, failure = None, None
+    value: T | None = None
+    failure: Exception | None = None
     try:
         value = compute()
     except Exception as error:
         failure = error
-    kind = "" if isinstance(failure, UserError) else f"{type(failure).__name__}: "
-    errors = everyone(None if failure is None else f"{kind}{failure}")
+    reports = everyone(None if failure is None else Failure.of(failure))
     if failure is not None:
         failure.everywhere = True  # type: ignore[attr-defined]
         raise failure
-    for number, text in enumerate(errors):
-        if text is not None:
-            raise FailedElsewhere(f"process {number} failed ({text})")
+    for number, report in enumerate(reports):
+        if report is not None:
+            raise FailedElsewhere(number, report)
     return value  # type: ignore[return-value]
+
+
+def updated(compute: Callable[[], T]) -> T:
+    """`compute()`, which updates agents. A NotFinite is raised in all processes, other errors where they occur.
+
+    Processes that share an agent exchange its gradients there, and decide by what they have exchanged whether an update
+    is finite. After another error, such as memory that runs out in one of them, the others wait for gradients, not for
+    news. So that process ends, and with it the run.
+    """
+    if parallel.agents == "apart":  # each updates its own agents, without the others
+        return agreed(compute)
+    try:
+        return compute()
+    except NotFinite as error:
+        error.everywhere = True  # type: ignore[attr-defined]
+        raise
 
 
 def raised_everywhere(error: Exception) -> bool:
     """Whether all processes have this error, or one that another process told them of."""
-    return isinstance(error, FailedElsewhere) or getattr(error, "everywhere", False)
+    return run_size() == 1 or isinstance(error, FailedElsewhere) or getattr(error, "everywhere", False)
 
 
 def computed_by(owner: int, compute: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Which run `--resume` continues, from which checkpoint, and what it refuses. Nothing is written here.
+"""Which run `--resume` continues, from which checkpoint, and what it refuses. Nothing is written here but a lock.
 
 Only iterations after the newest valid checkpoint of an unfinished run may be dropped, as they are computed again.
 """
@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cory.errors import UserError, expect
 from cory.run import checkpoint
 from cory.run.checkpoint import Damaged, RunState
 from cory.run.identity import check_models
+from cory.run.output import lock
 from cory.run.record import finished_iterations, recorded_iterations
 from cory.run.settings import completed, differences, read_settings, resume_command
 
@@ -43,14 +45,17 @@ class Resumed:
     changes: list[dict[str, Any]] = field(default_factory=list)
 
 
-def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str]) -> Resumed | None:
+def find_resumed(
+    config: Config, wanted: Mapping[str, Any], name: str, agents: Sequence[str], locks: ExitStack
+) -> Resumed | None:
     """Finds and announces what `config.resume` asks for; None for a new run.
 
     Args:
         wanted: what config.yaml would hold. name: of the run, for `resume: auto`. agents: their names.
+        locks: locks the run until it is closed, before its state is read, which a running process would change.
 
-    Raises a UserError: there is no such run or checkpoint, its settings or models differ in what matters, or
-    continuing would lose what is finished.
+    Raises a UserError: there is no such run or checkpoint, its settings or models differ in what matters, another
+    process is writing it, or continuing would lose what is finished.
     """
     if config.resume is None:
         expect(not config.overwrite, "overwrite", "false, unless resume names a checkpoint", True)
@@ -58,16 +63,20 @@ def find_resumed(config: Config, wanted: Mapping[str, Any], name: str, agents: S
     wanted = json.loads(json.dumps(wanted))
     path = Path(config.resume)
     if config.resume != "auto" and (path / "manifest.json").exists():
+        if (path.parent.parent / "config.yaml").exists():
+            lock(path.parent.parent, locks)
         return _from_checkpoint(path, config, wanted, agents)
     expect(not config.overwrite, "overwrite", "false, unless resume names a checkpoint", True)
     if config.resume != "auto":
         is_run = (path / "config.yaml").exists()
         expect(is_run, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
+        lock(path, locks)
         return _from_newest(path, config, wanted, agents)
     run = _newest_alike(config, wanted, name)
     if run is None:
         print("resume: no earlier run with these settings; starting a new one.", flush=True)
         return None
+    lock(run, locks)
     return _from_newest(run, config, wanted, agents)
 
 
@@ -118,15 +127,34 @@ def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: S
 
 def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
     """Raises a UserError if a run without a valid checkpoint has had one, so that it cannot start again by itself."""
-    every = config.checkpoint.save_every
     damaged = checkpoint.folders(run / "checkpoints")
-    if not damaged and (not every or recorded < every):
+    if not damaged and _none_was_due(config, recorded):
         return
     found = f"{len(damaged)} damaged ones" if damaged else "none"
     raise UserError(
         f"resume: expected a valid checkpoint in {str(run / 'checkpoints')!r}, as {recorded} iterations are recorded, "
         f"got {found}. Nothing was changed. {_new_run(run)}"
     )
+
+
+def _none_was_due(config: Config, recorded: int) -> bool:
+    """Whether a run of so many iterations has not come to its first checkpoint."""
+    every = config.checkpoint.save_every
+    return not every or recorded < every
+
+
+def how_to_continue(run: Path, newest: Path | None, config: Config, recorded: int, of_reward: bool) -> str:
+    """What the message of a run that failed ends with: what is saved, and the command that continues from there.
+
+    Args:
+        newest: checkpoint, if there is one. recorded: iterations that are done.
+        of_reward: whether the reward function failed, so that it will be another one.
+    """
+    saved = f"The last good state is {newest}." if newest else "No state is saved."
+    if newest is None and not _none_was_due(config, recorded):  # --resume would refuse
+        return f"{saved} {_new_run(run)}"
+    first = "Mend the reward, then continue with" if of_reward else "Continue with"
+    return f"{saved}\n{first}: {resume_command(run, mended_reward=of_reward)}"
 
 
 def _from_checkpoint(path: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]) -> Resumed:

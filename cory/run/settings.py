@@ -5,13 +5,11 @@ Nothing here imports torch, so `--help` and mistakes are answered at once.
 
 import argparse
 import difflib
-import itertools
 import os
 import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -217,26 +215,6 @@ def _with_nearest(message: str, config_class: type[Config]) -> str:
     return message
 
 
-def new_folder(output: str | None, name: str) -> Path:
-    """Makes a folder: `output`, which must hold no file, or the first free one of runs/NAME, runs/NAME-2, ..."""
-    try:
-        if output is not None:
-            folder = Path(output)
-            if folder.is_file() or any(path.is_file() for path in folder.rglob("*")):
-                where = f"{str(folder)!r}, which already holds a run or other files"
-                raise UserError(f"output: expected a new or empty folder, got {where}")
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
-        for number in itertools.count(1):
-            folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-            with suppress(FileExistsError):
-                folder.mkdir(parents=True)
-                return folder
-        raise AssertionError
-    except OSError as error:
-        raise UserError(f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})") from None
-
-
 def main(work: Callable[[], None]) -> None:
     """Runs a script's work. A UserError ends it with status 2 and its message, Ctrl-C with status 130."""
     # What PEFT and torch say of their own calls.
@@ -269,12 +247,19 @@ def announce(config: Config, name: str) -> None:
         print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)
 
 
-def resume_command(run: Path) -> str:
-    """How to continue the run of this process: the command, or the setting if the script reads no command line."""
+def resume_command(run: Path, mended_reward: bool = False) -> str:
+    """How to continue the run of this process: the command, or the settings if the script reads no command line.
+
+    `mended_reward`: whether its reward function may differ from that of the run.
+    """
+    flags = f"--resume {shlex.quote(str(run))}" + " --accept_changes reward" * mended_reward
     if not read_command_line:
-        return f"config.resume = {str(run)!r} (as a flag: --resume {shlex.quote(str(run))})"
+        settings = f"config.resume = {str(run)!r}"
+        if mended_reward:
+            settings += "; config.accept_changes = 'reward'"
+        return f"{settings} (as flags: {flags})"
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
     spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m MODULE`
     script = f"-m {spec.name}" if spec and spec.origin == sys.argv[0] else shlex.quote(sys.argv[0])
-    return f"{start} {script} --resume {shlex.quote(str(run))}"
+    return f"{start} {script} {flags}"

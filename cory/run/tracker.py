@@ -9,7 +9,7 @@ from typing import Any
 
 from cory.config import Config
 from cory.errors import UserError
-from cory.run.jsonl import replace_text
+from cory.run.output import replace_text
 from cory.run.report import markdown_table
 
 COLUMNS = ("iteration", "agent", "role", "query", "completion", "task_reward")  # of samples.jsonl

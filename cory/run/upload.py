@@ -70,8 +70,7 @@ def contents(run: Path, config: Config, hub: HubConfig, evaluation: Path | None 
     is a local folder, files of an agent that are not uploaded. Raises a UserError if the run has not ended.
     """
     agents = run_agents(run)
-    ended = bool(agents) and (run / "summary.json").exists()
-    expect(ended, "run", "the folder of a run that has ended, with its agents", str(run))
+    expect(bool(agents), "run", "the folder of a run that has ended, with its agents", str(run))
     settings = read_settings(run)
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     bases: list[str] = []  # by agent

@@ -23,16 +23,17 @@ def run(doc: str | None, settings_kind: type[E], kind: type[C], task_module: str
 
     Args:
         doc: the script's text. kind: the configuration class of the task's runs. name: of a new folder of results.
-        task_module: whose `make_task` makes the task; it is imported late, as it imports torch.
+        task_module: whose `make_task` makes the task, and `training_rows` what a run was trained on; it is imported
+            late, as it imports torch.
     """
     settings = evaluation_settings(settings_kind, doc)
     config = task_config(kind, settings)
     from cory.evaluation import evaluate  # after the settings are checked: importing torch takes seconds
     from cory.policies.load import choose_device
 
-    make_task = importlib.import_module(task_module).make_task
-    task = make_task(config, choose_device(settings.device), settings.split)
-    return evaluate(settings.models, task, settings, kind, name)
+    module = importlib.import_module(task_module)
+    task = module.make_task(config, choose_device(settings.device), settings.split)
+    return evaluate(settings.models, task, settings, kind, name, module.training_rows)
 
 
 def evaluation_settings(kind: type[E], description: str | None) -> E:

@@ -58,6 +58,11 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
     return dataset
 
 
+def training_rows(config: OwnConfig) -> "Dataset":
+    """The prompts that a run with these settings is trained on."""
+    return load_prompts(config.task)
+
+
 def held_out(settings: OwnTaskConfig, split: str, flag: str = "--split") -> OwnTaskConfig:
     """The settings with held-out prompts in place of those of training: `eval_dataset`, or another split.
 

@@ -11,6 +11,12 @@ import json
 import sys
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
+
+from cory.run.output import filled
+from cory.run.settings import main
+
 FOLDER = Path(__file__).resolve().parent
 ROWS = {"train": 4000, "test": 500}
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
@@ -28,5 +34,11 @@ def make(folder: Path) -> None:
     (folder / "test.jsonl").write_text("".join(rows[ROWS["train"] : sum(ROWS.values())]))
 
 
+def command_line() -> None:
+    """See the module."""
+    with filled(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out") as folder:
+        make(folder)
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out")
+    main(command_line)

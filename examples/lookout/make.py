@@ -21,6 +21,8 @@ if __name__ == "__main__":
 from rewards import ORDERS, WINDS, right_call
 
 from cory.prompts import fill
+from cory.run.output import check_results_folder, staged
+from cory.run.settings import main
 from study.small_models import save_half, train_gpt2, train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent
@@ -74,5 +76,14 @@ def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
     save_half(model, tokenizer, folder / "model")
 
 
+def command_line() -> None:
+    """See the module."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out"
+    check_results_folder(folder, ("model", "train.jsonl", "test.jsonl"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with staged(folder) as complete:
+        make(complete)
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out")
+    main(command_line)

@@ -23,6 +23,8 @@ from make import rows as foggy_rows
 from rewards import WINDS, right_call
 
 from cory.prompts import fill
+from cory.run.output import check_results_folder, staged
+from cory.run.settings import main
 from study.small_models import save_half, train_gpt2, train_tokenizer
 
 FOG = (0, 25, 50, 75, 100)  # percent of the queries
@@ -73,5 +75,14 @@ def make(folder: Path, texts: int = 2 * TEXTS, steps: int = 2 * STEPS) -> None:
     save_half(model, tokenizer, folder / "model")
 
 
+def command_line() -> None:
+    """See the module."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out/weather"
+    check_results_folder(folder, ("model", *(f"fog_{fog}" for fog in FOG)))
+    folder.mkdir(parents=True, exist_ok=True)
+    with staged(folder) as complete:
+        make(complete)
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out/weather")
+    main(command_line)

@@ -237,4 +237,4 @@ def test_the_command(config, tmp_path):
     assert done.returncode == 2 and "failed, and can be repeated" in done.stderr and "Traceback" not in done.stderr
     (run / "summary.json").unlink()
     done = command(REPO, HF_TOKEN="hf_x")
-    assert done.returncode == 2 and "expected the folder of a run that has ended" in done.stderr
+    assert done.returncode == 2 and "expected a run with saved agents, got one that has not ended" in done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -54,7 +55,33 @@ def failed(policy_folder, tmp_path):
 
     first = run("--config", "my.yaml")
     assert first.returncode == 2 and "iteration 3: reward function rewards.py:good" in first.stderr
+    run.said = first.stderr
     return run, tmp_path / "runs/a"
+
+
+def pasted(said: str) -> list[str]:
+    """The flags of the command that a failed run has printed."""
+    (line,) = (line for line in said.splitlines() if line.startswith("Mend the reward, then continue with: "))
+    program, *flags = shlex.split(line.partition(": ")[2])
+    assert [program, *flags[:2]] == ["python", "-m", "cory.train"]
+    return flags[2:]
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+def test_a_reward_that_fails_before_the_first_checkpoint_is_mended_and_continued(failed, calls):
+    """In the samples before training, of which nothing is saved, and in the first iteration."""
+    run, folder = failed
+    rewards = folder.parent.parent / "rewards.py"
+    rewards.write_text(BROKEN.replace("3 + 3:", f"{calls}:"))
+    broken = run("--config", "my.yaml", "--output", "runs/b")
+    assert broken.returncode == 2
+    assert (
+        "No state is saved." if calls == 1 else "The last good state is runs/b/checkpoints/iter-000000."
+    ) in broken.stderr
+    rewards.write_text(MENDED)
+    done = run(*pasted(broken.stderr))
+    assert done.returncode == 0, done.stderr
+    assert len((folder.with_name("b") / "metrics.jsonl").read_text().splitlines()) == 2 * 4
 
 
 def test_a_mended_reward_continues_if_that_is_said(failed):
@@ -66,7 +93,7 @@ def test_a_mended_reward_continues_if_that_is_said(failed):
     assert "If the reward was changed on purpose: --accept_changes reward" in refused.stderr
     assert (folder / "metrics.jsonl").read_bytes() == before
 
-    done = run("--resume", "runs/a", "--accept_changes", "reward")
+    done = run(*pasted(run.said))
     assert done.returncode == 0, done.stderr
     assert "The reward changes before iteration 3" in done.stdout
     assert (folder / "metrics.jsonl").read_bytes().startswith(before)

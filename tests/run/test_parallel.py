@@ -203,17 +203,26 @@ NAN = "reward function count_good: expected a finite number, got nan"
 RAISES = "reward function count_good: expected rewards, got ZeroDivisionError (the reward of this process fails)"
 LOSS = "agent_{} as {}: the loss is not finite in rows ["
 GRADIENT = "agent_{} as {}: the gradient is not finite"
+ROW = " in rows [3], the first of them "
 FAULTS = {
+    "data": [
+        ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
+        ("0:raises:2", RAISES, "process 0 failed (" + RAISES, True),
+        ("1:gradient:2", GRADIENT.format(1, "pioneer") + "\n", GRADIENT.format(1, "pioneer") + ROW, True),
+        ("1:loss:2", "agent_1 as pioneer: the loss is not finite\n", LOSS.format(1, "pioneer"), True),
+        ("1:loss_2:2", "agent_2 as observer: the loss is not finite\n", LOSS.format(2, "observer"), False),
+        ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
+    ],
     "full": [
         ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
-        ("1:gradient:2", GRADIENT.format(1, "pioneer"), GRADIENT.format(1, "pioneer"), True),
+        ("1:gradient:2", GRADIENT.format(1, "pioneer") + "\n", GRADIENT.format(1, "pioneer") + ROW, True),
         ("1:loss:2", "agent_1 as pioneer: the loss is not finite", LOSS.format(1, "pioneer"), True),
         ("1:loss_2:2", "agent_2 as observer: the loss is not finite", LOSS.format(2, "observer"), False),
         ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
     ],
     "apart": [
         ("0:nan:2", NAN, "process 0 failed (" + NAN, True),
-        ("01:gradient:2", GRADIENT.format(1, "pioneer"), GRADIENT.format(2, "observer"), True),
+        ("01:gradient:2", GRADIENT.format(1, "pioneer") + ROW, GRADIENT.format(2, "observer") + ROW, True),
         ("0:loss:2", LOSS.format(1, "pioneer"), "process 0 failed (NotFinite: " + LOSS.format(1, "pioneer"), False),
         ("01:loss:2", LOSS.format(1, "pioneer"), LOSS.format(2, "observer"), True),
     ],
@@ -222,19 +231,21 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_ends_all_processes_and_the_run_continues(base, tmp_path, kind):
-    faults, parallel = FAULTS[kind], {"full": FULL, "apart": APART}[kind]
+    faults, parallel = FAULTS[kind], {"data": ParallelConfig(), "full": FULL, "apart": APART}[kind]
     alone(whole := base(f"whole_{kind}"))
     runs = [base(f"fault_{kind}_{number}", parallel=parallel) for number in range(len(faults))]
     done = start([(config, fault[0]) for config, fault in zip(runs, faults, strict=True)], tmp_path)
     assert done.returncode != 0
-    for config, (_, *expected, unchanged) in zip(runs, faults, strict=True):
+    for config, (fault, *expected, unchanged) in zip(runs, faults, strict=True):
         checkpoints = Path(config.output, "checkpoints")
         assert [path.name for path in checkpoints.glob("*")] == ["iter-000001"] * unchanged
         end = f"The last good state is {checkpoints}/iter-000001." if unchanged else "No state is saved."
+        flags = f"--resume {config.output}" + " --accept_changes reward" * fault.endswith(("nan:2", "raises:2"))
         for rank, text in enumerate(expected):
             if config is not runs[-1]:
                 said = Path(f"{config.output}-error-{rank}").read_text()
-                assert said.startswith(f"iteration 2: {text}") and said.endswith(f"\n{end}")
+                assert said.startswith(f"iteration 2: {text}")
+                assert f"\n{end}\n" in said and said.endswith(f" (as flags: {flags})")
             assert config is not runs[-1] or f"error: iteration 2: {text}" in done.stderr
         alone(replace(config, resume=config.output, parallel=ParallelConfig()))
         assert distance(whole, config) < 1e-5

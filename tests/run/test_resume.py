@@ -263,6 +263,62 @@ def test_the_newest_and_the_best_stay(one):
     assert names == {"iter-000006", f"iter-{best:06d}"}
 
 
+def rewrite(path: Path, change) -> None:
+    """Changes the state of a checkpoint, and its checksum."""
+    state, manifest = (json.loads((path / name).read_text()) for name in ("state.json", "manifest.json"))
+    change(state)
+    (path / "state.json").write_text(json.dumps(state))
+    data = (path / "state.json").read_bytes()
+    manifest["files"]["state.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_best_value_that_is_not_finite_is_replaced(one, tmp_path):
+    checkpoints = CheckpointConfig(save_every=1, keep=1, best="entropy")
+    config = replace(one, checkpoint=checkpoints, guards=GuardsConfig(on_nonfinite="skip"))
+    trainer = make_trainer(config)
+    spoil(trainer.agents[0], 1)
+    run = trainer.train()
+
+    def entropy(k):
+        return sum(record["entropy"] for record in run.history if record["iteration"] == k)
+
+    assert math.isnan(entropy(0))
+    best = max(range(1, 6), key=entropy) + 1
+    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {"iter-000006", f"iter-{best:06d}"}
+
+    # A checkpoint of an earlier version, which took such a value for the best.
+    folder = make_trainer(replace(config, output=str(tmp_path / "old"), iterations=2)).train().folder
+    rewrite(folder / "checkpoints/iter-000002", lambda state: state["best"].update(value=math.nan, iteration=1))
+    make_trainer(replace(config, resume=str(folder), iterations=4)).train()
+    found = checkpoint.newest(folder, AGENTS)[1].best
+    assert math.isfinite(found["value"]) and found["iteration"] > 2
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_state_that_is_saved_already_is_not_written_again(one, tmp_path, damaged):
+    """Else a process that is killed between two renames would leave none."""
+    saved = Path(one.output, "checkpoints/iter-000002")
+    before = []
+
+    def fail():
+        if damaged:
+            flip(saved / "agent_1.safetensors")
+        before[:] = [file.stat().st_ino for file in sorted(saved.iterdir())]
+        raise ZeroDivisionError("the reward's own fault")
+
+    def written_again():
+        return before != [file.stat().st_ino for file in sorted(saved.iterdir())]
+
+    for resume, calls in ((None, 6), ("auto", 1)):  # in iteration 3, which is the first one after the resume
+        with pytest.raises(UserError, match=f"The last good state is {saved}"):
+            make_trainer(replace(one, resume=resume), after(count_good, calls, fail)).train()
+        assert written_again() == damaged
+        assert checkpoint.read(saved, AGENTS).iteration == 2
+    make_trainer(replace(one, resume="auto")).train()
+    same(make_trainer(replace(one, output=str(tmp_path / "whole"))).train().folder, Path(one.output))
+
+
 @pytest.mark.parametrize("where", ["checkpoint", "metrics"])
 def test_full_disk_leaves_the_run_alive(one, tmp_path, monkeypatch, where):
     whole = make_trainer(one).train().folder
@@ -330,13 +386,13 @@ def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path,
 def test_run_that_another_process_writes_is_left_alone(one, tmp_path):
     make_trainer(one).train()
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    code = "import sys; from pathlib import Path; from cory.run.jsonl import JsonlWriter; path = Path(sys.argv[1]);"
-    code += "file = JsonlWriter(path); print(1, flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(Path(one.output) / "metrics.jsonl")]
+    code = "import sys; from pathlib import Path; from cory.run.output import locked\n"
+    code += "with locked(Path(sys.argv[1])): print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, one.output]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"1\n"
         again = replace(one, resume="auto", iterations=one.iterations + 1)
-        with pytest.raises(UserError, match=r"expected a run that no other process is writing, got '.*metrics.jsonl"):
+        with pytest.raises(UserError, match=r"expected a folder that no other process is writing, got '.*run'"):
             make_trainer(again).train()
         assert files == {path: path.read_bytes() for path in files}
         other.kill()
@@ -370,19 +426,28 @@ def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
 def spoil(agent, iteration: int, what: str = "loss"):
     """In this iteration, the agent's update has a logit, or a gradient, that is not a number in row 3."""
     learner = agent.learner
-    forward, step, seen = learner._forward, learner.step, [0]
+    forward, step, seen, bad = learner._forward, learner.step, [0], []
 
-    def counted(*args):
+    def counted(queries, responses, *args):
         seen[0] += 1
-        return step(*args)
+        bad[:] = queries[3].tolist(), responses[3].tolist()
+        return step(queries, responses, *args)
+
+    def is_bad(rows, i):
+        width = rows.prompt_lengths[i]
+        start = rows.input_ids.shape[1] + 1 - rows.response_ids.shape[1] - width
+        query = rows.input_ids[i, start : start + width].tolist()
+        return [query, rows.response_ids[i, : rows.response_lengths[i]].tolist()] == bad
 
     def spoiled(rows):
         result = forward(rows)
-        if seen[0] == iteration and len(rows.input_ids) > 3:
-            if what != "gradient":
-                result.logprobs.data[3] = math.nan
-            elif result.logprobs.requires_grad:
-                result.logprobs.register_hook(lambda gradient: gradient * math.nan)
+        if seen[0] != iteration:
+            return result
+        if what != "gradient" and len(rows.input_ids) > 3:
+            result.logprobs.data[3] = math.nan
+        if what == "gradient" and result.logprobs.requires_grad:
+            factors = [math.nan if is_bad(rows, i) else 1.0 for i in range(len(rows.input_ids))]
+            result.logprobs.register_hook(lambda gradient: gradient * gradient.new_tensor(factors)[:, None])
         return result
 
     learner.step, learner._forward = counted, spoiled
@@ -404,6 +469,21 @@ def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
     assert not all(torch.equal(p, q) for p, q in zip(weights, before, strict=True))  # the first iteration's stay
     make_trainer(replace(other, resume="auto")).train()
     same(whole, tmp_path / "nan")
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_gradient_that_is_not_finite_names_its_row(one, rank, algorithm):
+    ppo = replace(one.ppo, micro_batch=3)
+    trainer = make_trainer(replace(one, lora=LoraConfig(rank=rank), ppo=ppo, algorithm=algorithm, group_size=2))
+    spoil(trainer.agents[1], 2, "gradient")
+    heard = []
+    respond = trainer.agents[1].respond
+    trainer.agents[1].respond = lambda *args: heard.append(respond(*args)) or heard[-1]
+    with pytest.raises(UserError, match="iteration 2: agent_2 as observer: the gradient is not finite") as error:
+        trainer.train()
+    text = f" in rows [3], the first of them {heard[-1].prompts[3]!r} -> {heard[-1].completions[3]!r}\n"
+    assert text in str(error.value)
 
 
 def test_update_that_is_not_finite_can_be_skipped(one):
@@ -452,12 +532,7 @@ def test_a_run_of_an_earlier_version_is_continued(one, tmp_path):
     shutil.rmtree(folder / "checkpoints/iter-000006")
     (folder / "summary.json").unlink()
     for checkpointed in sorted((folder / "checkpoints").iterdir()):
-        state, manifest = (json.loads((checkpointed / name).read_text()) for name in ("state.json", "manifest.json"))
-        state["config"] = older(state["config"])
-        (checkpointed / "state.json").write_text(json.dumps(state))
-        data = (checkpointed / "state.json").read_bytes()
-        manifest["files"]["state.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        (checkpointed / "manifest.json").write_text(json.dumps(manifest))
+        rewrite(checkpointed, lambda state: older(state["config"]))
     make_trainer(replace(one, resume=str(folder))).train()
     same(whole, folder)
 

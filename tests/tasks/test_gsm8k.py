@@ -202,6 +202,8 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     assert [row["name"] for row in rows] == names
     assert {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"} < set(rows[0])
     assert (tmp_path / "out/pass_at_k.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert saved["in_training"] == {"gsm8k_cory_tiny": 0.0, "gsm8k_ppo_tiny": 0.0}
     assert "Where models differ from the base" in (tmp_path / "out/evaluation.md").read_text()
 
     # Killed in the middle of a line: the rest is answered again, finished problems are not, and all comes out equal.

@@ -140,6 +140,23 @@ def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
     assert all(name in out for name in names)
 
 
+def test_evaluation_reports_queries_that_were_trained_on(runs, reviews, tokenizer, tmp_path, monkeypatch, capsys):
+    """All, if it is of the training queries; of the split `test` those that reviews of both splits begin with."""
+    settings = ImdbTaskConfig(dataset=str(reviews), min_chars=0)
+    train, test = (queries(settings, split, tokenizer, 0)["prompt"] for split in ("train", "test"))
+    shared = sum(query in train for query in test)
+    assert 0 < shared < len(test)
+    monkeypatch.chdir(tmp_path)
+    for split, share in (("test", shared / len(test)), ("train", 1.0)):
+        argv = [f"{runs}/imdb_ppo_tiny", f"--split={split}", "--queries=0", "--device=cpu", f"--output={split}"]
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
+        evaluate.run()
+        saved = json.loads((tmp_path / split / "evaluation.json").read_text())
+        assert saved["in_training"] == {"imdb_ppo_tiny": share}
+        said = f"{100 * share:.3g} % of them also in training"
+        assert said in capsys.readouterr().out and said in (tmp_path / split / "evaluation.md").read_text()
+
+
 def test_models_that_differ_in_their_seed_are_one_row():
     rows = [{"name": "base", "kl": 0.0, "kl_ci": 0.1}]
     for seed, kl in enumerate((1.0, 2.0, 6.0)):

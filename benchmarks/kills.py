@@ -1,0 +1,374 @@
+"""Kills commands at random moments, and checks that nothing finished is lost and that the same command then succeeds.
+
+    python benchmarks/kills.py                          # 100 kills: minutes on one core
+    python benchmarks/kills.py --kills 20 --seed 1
+    python benchmarks/kills.py --only extend --keep FOLDER
+
+Every command works on the toy settings, in a folder of its own that is copied from a prepared one. It is forked from a
+process that has imported the libraries, as importing takes longer than the work, and gets SIGKILL at a random moment of
+its life, which was measured before. After each kill:
+
+* files that the command does not write are byte-identical, and none that was finished is missing;
+* every file under its final name is complete: JSON parses, figures and pages have their end, tensors load;
+* records are whole lines but for the last one, and a prefix of those of an unbroken command;
+* an extended run has the agents and the summary of its finished iterations, or none that count as finished;
+* the same command (`--resume auto` where a run was begun) ends with status 0, with the records of an unbroken one.
+
+The commands of an experiment start processes of their own, which are killed with it (Linux).
+"""
+
+import argparse
+import json
+import os
+import random
+import runpy
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import yaml  # noqa: E402
+
+SMALL = {
+    "device": "cpu", "sample_every": 1, "checkpoint.save_every": 1, "ppo.batch_size": 4, "ppo.mini_batch_size": 4,
+    "ppo.ppo_epochs": 1, "sampling.min_new_tokens": 4, "sampling.max_new_tokens": 4,
+}  # fmt: skip
+FLAGS = [f"--{key}={value}" for key, value in SMALL.items()]
+IMDB, GSM8K = f"{ROOT}/imdb_train/cory.py", f"{ROOT}/gsm8k_train/cory.py"
+ITERATIONS = 4
+EXPERIMENT = {
+    "title": "A trial", "question": "Does it continue?",
+    "runs": {"PPO": {"script": "imdb_train/ppo.py"}, "CORY": {"script": "imdb_train/cory.py"}},
+    "scales": {"tiny": {"config": "configs/imdb/{method}_tiny.yaml", "seeds": [0],
+                        "flags": {**SMALL, "iterations": 2}}},
+}  # fmt: skip
+LONGER = [IMDB, "--resume=a", f"--iterations={ITERATIONS}"]
+EVALUATE = f"{ROOT}/imdb_train/evaluate.py"
+EVALUATION = ["--queries=8", "--batch_size=2", "--device=cpu", "--output=e"]
+RECORDS = ("metrics.jsonl", "samples.jsonl", "timings.jsonl", "responses.jsonl")
+
+
+@dataclass
+class Command:
+    """A command whose life is shortened.
+
+    Args:
+        name: in the table. argv: script or module, and arguments. share: of 100 kills.
+        prepared: the folder in which it starts. writes: what in it the command may change, by the beginning of its name.
+        again: arguments of the second start where they differ.
+        records: files that end as those of an unbroken command, byte for byte.
+    """
+
+    name: str
+    argv: list[str]
+    share: int
+    prepared: str
+    writes: tuple[str, ...]
+    again: list[str] | None = None
+    records: tuple[str, ...] = ()
+
+
+@dataclass
+class Count:
+    """What became of a command: seconds of its life unbroken, number of kills, what was lost, restarts that worked."""
+
+    seconds: float
+    kills: int = 0
+    worked: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+def training(script: str, iterations: int = ITERATIONS) -> list[str]:
+    return [script, *FLAGS, f"--iterations={iterations}", "--output=a"]
+
+
+RUN = ("a/metrics.jsonl", "a/samples.jsonl")
+COMMANDS = [
+    Command("train, a new run", training(IMDB), 20, "empty", ("a/",), [*training(IMDB), "--resume=auto"], RUN),
+    Command("train, a new run (GSM8K)", training(GSM8K), 5, "empty", ("a/",), [*training(GSM8K), "--resume=auto"], RUN),
+    Command("train, --resume", [IMDB, "--resume=a"], 15, "unfinished", ("a/",), None, RUN),
+    Command("train, extend a finished run", LONGER, 20, "short", ("a/",), None, RUN),
+    Command("evaluate", [EVALUATE, "a", *EVALUATION], 12, "finished", ("e/",)),
+    Command("evaluate, one more run", [EVALUATE, "a", "b", *EVALUATION], 6, "evaluated", ("e/",)),
+    Command("report on a run", ["study.report", "a"], 4, "finished", ("a/report.html",)),
+    Command("report on an evaluation", ["study.report", "e"], 4, "evaluated", ("e/report.html", "e/evaluation.")),
+    Command("compare", ["study.compare", "a", "b", "--out=c"], 6, "compared", ("c/",)),
+    Command("push --look", ["cory.push", "a", "user/name", "--look=l"], 4, "finished", ("l/",)),
+    Command(
+        "experiment", ["study.experiment", "trial.yaml", "--runs=r"], 4, "planned", ("r/",), None,
+        tuple(f"r/tiny/imdb_{method}_tiny-seed0/metrics.jsonl" for method in ("ppo", "cory")),
+    ),
+]  # fmt: skip
+
+
+def start(argv: Sequence[str], folder: Path) -> int:
+    """Forks a process that runs a command in a folder; returns its id. Its output goes to a file beside the folder."""
+    child = os.fork()
+    if child:
+        return child
+    os.chdir(folder)
+    output = os.open(f"{folder}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.argv = list(argv)
+    status = 0
+    try:
+        if argv[0].endswith(".py"):
+            runpy.run_path(argv[0], run_name="__main__")
+        else:
+            runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def finish(child: int) -> int:
+    """The status with which a process ends; that of a signal is negative."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed(child: int, seconds: float) -> bool:
+    """Kills a process after so many seconds. Returns whether it was still there."""
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return finish(child) == -signal.SIGKILL
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files under their final names: neither locks nor what is partly written."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found[str(name)] = path.read_bytes()
+    return found
+
+
+def whole(name: str, data: bytes) -> bool:
+    """Whether a file is complete, as far as its kind shows."""
+    from safetensors.torch import load
+
+    ends = {".html": b"</html>", ".svg": b"</svg>", ".png": b"IEND\xaeB`\x82"}
+    kind = Path(name).suffix
+    try:
+        if kind == ".json":
+            json.loads(data)
+        elif kind == ".yaml":
+            return "iterations" in yaml.safe_load(data) or Path(name).name == "trial.yaml"
+        elif kind == ".safetensors":
+            load(data)
+        elif kind in ends:
+            return data.rstrip().endswith(ends[kind])
+        elif kind in (".md", ".csv", ".jinja"):
+            return data.endswith(b"\n") or len(data) > 0
+    except Exception:
+        return False
+    return True
+
+
+def lost(
+    before: Mapping[str, bytes], now: Mapping[str, bytes], unbroken: Mapping[str, bytes], command: Command
+) -> list[str]:
+    """What is wrong after a kill, in words."""
+    found = []
+    for name, data in before.items():
+        mine = name.startswith(command.writes)
+        rotated = "/checkpoints/" in name or _is_end(name, before)  # checked below
+        if not mine and now.get(name) != data:
+            found.append(f"{name} has changed")
+        elif mine and name not in now and not rotated:
+            found.append(f"{name} is missing")
+    for name, data in now.items():
+        if Path(name).name in RECORDS:
+            found += _wrong_records(name, data, unbroken)
+        elif "/checkpoints/" not in name and not whole(name, data):
+            found.append(f"{name} is not complete")
+    for run in {name.split("/")[0] for name in before if name.count("/") == 1 and name.endswith("metrics.jsonl")}:
+        found += _wrong_run(run, before, now)
+    return found
+
+
+def _is_end(name: str, before: Mapping[str, bytes]) -> bool:
+    """Whether a file is one of those that a run writes together at its end."""
+    folder, _, rest = name.partition("/")
+    return f"{folder}/metrics.jsonl" in before and rest.startswith(("agent_", "summary.json"))
+
+
+def _wrong_records(name: str, data: bytes, unbroken: Mapping[str, bytes]) -> list[str]:
+    lines = data[: data.rfind(b"\n") + 1]
+    with suppress(ValueError):
+        for line in lines.splitlines():
+            if line:
+                json.loads(line)
+        if Path(name).name in ("timings.jsonl", "responses.jsonl") or unbroken.get(name, b"").startswith(lines):
+            return []
+    return [f"{name} is no prefix of the records of an unbroken command"]
+
+
+def _wrong_run(run: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> list[str]:
+    """Of a run that was there: its end is the old one, or a new one of other iterations, or does not count as one."""
+    ended = f"{run}/summary.json"
+    end = [name for name in before if _is_end(name, before) and name.startswith(f"{run}/")]
+    if ended in before and now.get(ended) == before[ended]:
+        return [f"{name} is not that of the finished iterations" for name in end if now.get(name) != before[name]]
+    if ended in now:
+        agents = [name for name in now if name.startswith(f"{run}/agent_") and name.endswith("model.safetensors")]
+        return [] if len(agents) == 2 else [f"{run} is finished with {len(agents)} agents"]
+    return []
+
+
+def newest_checkpoint(folder: Path) -> int:
+    """The iteration of the newest valid checkpoint of the run `a`; -1: there is none."""
+    from cory.run.checkpoint import newest
+
+    found = newest(folder / "a", ["agent_1", "agent_2"])
+    return found[1].iteration if found else -1
+
+
+def same_rows(a: bytes, b: bytes) -> bool:
+    """Whether two evaluations have the same rows."""
+    return json.loads(a)["rows"] == json.loads(b)["rows"]
+
+
+def prepare(folder: Path) -> None:
+    """Makes the folders in which commands start."""
+
+    def done(argv: Sequence[str], place: str) -> None:
+        status = finish(start(argv, folder / place))
+        if status:
+            raise SystemExit(f"{' '.join(argv)}: status {status}, see {folder / place}.log")
+
+    for name in ("empty", "unfinished", "short", "finished", "planned"):
+        (folder / name).mkdir(parents=True)
+    (folder / "planned/trial.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    done(training(IMDB, ITERATIONS // 2), "short")
+    done(training(IMDB), "finished")
+    done([*training(IMDB), "--seed=1", "--output=b"], "finished")
+    child, metrics = start(training(IMDB), folder / "unfinished"), folder / "unfinished/a/metrics.jsonl"
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGTERM)
+    finish(child)
+    shutil.copytree(folder / "finished", folder / "evaluated")
+    done([EVALUATE, "a", *EVALUATION], "evaluated")
+    shutil.copytree(folder / "finished", folder / "compared")
+    done(["study.compare", "a", "b", "--out=c"], "compared")
+
+
+def unbroken(command: Command, folder: Path) -> tuple[float, dict[str, bytes]]:
+    """The seconds that a command takes if nothing interrupts it, and what its folder then holds."""
+    place = folder / "unbroken"
+    shutil.copytree(folder / command.prepared, place)
+    started = time.monotonic()
+    status = finish(start(command.argv, place))
+    seconds = time.monotonic() - started
+    if status:
+        raise SystemExit(f"{command.name}: status {status}, see {place}.log")
+    found = content(place)
+    shutil.rmtree(place)
+    return seconds, found
+
+
+def trial(command: Command, folder: Path, seconds: float, expected: Mapping[str, bytes], count: Count) -> bool:
+    """One kill and the restart. Returns whether the command was still running."""
+    place = folder / "trial"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(folder / command.prepared, place)
+    before = content(place)
+    saved = newest_checkpoint(place) if "a/metrics.jsonl" in before else -1
+    if not killed(start(command.argv, place), seconds):
+        return False
+    count.kills += 1
+    found = lost(before, content(place), expected, command)
+    if saved > (newest_checkpoint(place) if saved >= 0 else -1):
+        found.append("the newest checkpoint is lost")
+    begun = command.again is not None and (place / "a/config.yaml").exists()
+    again = command.again if begun and command.again else command.argv
+    status = finish(start(again, place))
+    end = content(place)
+    differ = [name for name in command.records if end.get(name) != expected[name]]
+    differ += [name for name in expected if name not in end and "/checkpoints/" not in name]
+    differ += [name for name in ("e/evaluation.json",) if name in expected and not same_rows(end[name], expected[name])]
+    partial = [str(path) for path in place.rglob(".partial-*") if path.is_dir()]
+    count.worked += status == 0 and not differ
+    if status or differ or found or partial:
+        print(
+            f"{command.name}, killed after {seconds:.2f} s: {found}; status {status}; differ {differ}; left {partial}"
+        )
+    count.lost += found
+    return True
+
+
+def table(counts: Mapping[str, Count]) -> str:
+    rows = [("command", "seconds", "kills", "lost", "restarts that worked")]
+    for name, count in counts.items():
+        rows.append((name, f"{count.seconds:.1f}", str(count.kills), str(len(count.lost)), str(count.worked)))
+    total = [sum(c.kills for c in counts.values()), sum(len(c.lost) for c in counts.values())]
+    rows.append(("all", "", str(total[0]), str(total[1]), str(sum(c.worked for c in counts.values()))))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="commands whose name holds this")
+    parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
+    options = parser.parse_args()
+    chosen = [command for command in COMMANDS if options.only in command.name]
+    if not chosen:
+        parser.error(f"--only: expected a part of one of {[command.name for command in COMMANDS]}")
+    begun = time.monotonic()
+    import_all()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary) / "work"
+        folder.mkdir(parents=True)
+        prepare(folder)
+        rng, counts = random.Random(options.seed), {}
+        shares = sum(command.share for command in chosen)
+        for command in chosen:
+            seconds, expected = unbroken(command, folder)
+            count = counts[command.name] = Count(seconds)
+            wanted = max(1, round(options.kills * command.share / shares))
+            while count.kills < wanted:
+                trial(command, folder, seconds * rng.random(), expected, count)
+            print(f"{command.name}: {count.kills} kills, {time.monotonic() - begun:.0f} s so far", flush=True)
+    print(f"\n{table(counts)}\n\nSeed {options.seed}, {(time.monotonic() - begun) / 60:.0f} minutes.")
+    if any(count.lost or count.worked < count.kills for count in counts.values()):
+        sys.exit(1)
+
+
+def import_all() -> None:
+    """Imports what the commands import. Nothing is computed: a process that has computed cannot be forked safely."""
+    import matplotlib
+    import pandas  # noqa: F401
+
+    matplotlib.use("Agg")
+    import cory.chat.chain
+    import cory.trainer  # noqa: F401
+    import gsm8k_train.task  # noqa: F401
+    import study.evaluation_plots
+    import study.plots  # noqa: F401
+
+
+if __name__ == "__main__":
+    main()

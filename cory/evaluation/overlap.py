@@ -1,0 +1,74 @@
+"""How many held-out queries also stand in the training data of the runs that are evaluated."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from datasets import Dataset
+
+from cory.config import Config
+from cory.errors import UserError
+from cory.metrics import in_training
+from cory.prompts import query_text
+from cory.run.provenance import data_hash
+from cory.run.settings import read_settings
+
+# The rows that were trained on, or a function that makes them from a run's settings.
+TrainedOn: TypeAlias = Dataset | Callable[[Any], Dataset]
+
+
+def shares_in_training(
+    runs: Mapping[Path, Config], queries: Sequence[str], trained_on: TrainedOn | None
+) -> dict[str, float | None]:
+    """By the name of a run, the share of the held-out queries that also stand in its training data.
+
+    None where that data is not known; why, is printed. The rows must be those that the run recorded, by their hash.
+
+    Args:
+        runs: their settings, by folder. queries: held-out ones, as `query_text` has them.
+    """
+    shares: dict[str, float | None] = {}
+    texts: dict[str, set[str]] = {}  # by the hash of the rows: runs mostly were trained on the same
+    for run, config in runs.items():
+        recorded = (read_settings(run).get("fingerprint") or {}).get("dataset_sha256")
+        try:
+            if recorded not in texts:
+                rows = _training_rows(config, trained_on)
+                found = data_hash(rows)
+                if recorded not in (found, None):
+                    raise UserError(f"expected the training data that it recorded, {recorded}, got other rows, {found}")
+                recorded = found
+                texts[found] = {query_text(prompt) for prompt in rows["prompt"]}
+            shares[run.name] = in_training(queries, texts[recorded])
+        except UserError as error:
+            shares[run.name] = None
+            print(f"Not known how many held-out queries {run} was trained on: {error}", file=sys.stderr)
+    return shares
+
+
+def _training_rows(config: Config, trained_on: TrainedOn | None) -> Dataset:
+    if trained_on is None:
+        raise UserError("expected its training data as evaluate(..., trained_on=task.dataset), got none")
+    return trained_on(config) if callable(trained_on) else trained_on
+
+
+def in_words(queries: Sequence[str], shares: Mapping[str, float | None]) -> str:
+    """How many queries there are, how many of them differ, and how many were trained on.
+
+    >>> in_words(["a", "b", "a"], {"one": 0.0, "two": 1 / 3, "three": None})
+    '3 queries (2 distinct), 0 to 33.3 % of them also in training (not known of three)'
+    """
+    text = f"{len(queries)} queries"
+    different = len(set(queries))
+    if different < len(queries):
+        text += f" ({different} distinct)"
+    if not shares:
+        return text
+    known = sorted(share for share in shares.values() if share is not None)
+    unknown = [name for name, share in shares.items() if share is None]
+    if not known:
+        return f"{text}, not known how many of them also in training"
+    ends = dict.fromkeys(f"{100 * share:.3g}" for share in (known[0], known[-1]))
+    text += f", {' to '.join(ends)} % of them also in training"
+    return f"{text} (not known of {', '.join(unknown)})" if unknown else text

@@ -1,0 +1,145 @@
+"""Where results go: not over those of another kind, not half, and not by two processes at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+from handmade import compared, make_run
+
+from cory.errors import UserError
+from study import advantage, claims, compare, experiment, report
+from study.compare import write
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def taken(tmp_path):
+    """Places that results must not replace: a run, an evaluation, a user's folder, and a file."""
+    run = make_run(tmp_path / "places/run")
+    (run / "curves.png").write_bytes(b"curves of the run")
+    for name, file in (("evaluation", "report.html"), ("user", "runs.csv"), ("pictures", "advantage.png")):
+        (tmp_path / "places" / name).mkdir()
+        (tmp_path / "places" / name / file).write_text("mine")
+    (tmp_path / "places/file").write_text("mine")
+    return tmp_path / "places"
+
+
+@pytest.mark.parametrize("name", ["run", "evaluation", "user", "file"])
+def test_a_comparison_replaces_nothing_but_a_comparison(tmp_path, name):
+    make_run(tmp_path / "runs/a")
+    places = taken(tmp_path)
+    before = content(places)
+    with pytest.raises(UserError, match=r"--out: expected a"):
+        compare.command_line([str(tmp_path / "runs/a"), "--out", str(places / name)])
+    with pytest.raises(UserError, match=r"--out: expected a"):  # before anything is trained
+        argv = [str(ROOT / "configs/experiments/imdb_curves.yaml"), "--scale", "tiny", "--runs", str(tmp_path / "new")]
+        experiment.command_line([*argv, "--out", str(places / name)])
+    assert content(places) == before and not (tmp_path / "new").exists()
+
+
+def test_a_comparison_is_written_at_once_and_again(tmp_path, monkeypatch):
+    make_run(tmp_path / "runs/a")
+    comparison = compared(tmp_path / "runs")
+    write(comparison, tmp_path / "out", "First")
+    before = content(tmp_path / "out")
+    assert {"comparison.md", "curves.png", "curves.svg", "runs.csv", "final.csv", "report.html"} <= before.keys()
+
+    def failing(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compare, "write_comparison_page", failing)
+        with pytest.raises(KeyboardInterrupt):
+            write(comparison, tmp_path / "out", "Second")
+    assert content(tmp_path / "out") == before
+    write(comparison, tmp_path / "out", "Third")
+    assert content(tmp_path / "out")["comparison.md"].startswith(b"# Third")
+
+
+@pytest.mark.parametrize("name", ["run/metrics.jsonl", "user/runs.csv", "user", "file/below/report.html"])
+def test_a_result_file_replaces_nothing_but_an_earlier_one(tmp_path, name):
+    make_run(tmp_path / "runs/a")
+    places = taken(tmp_path)
+    before = content(places)
+    for command in (
+        lambda out: report.command_line([str(tmp_path / "runs/a"), "--out", out]),
+        lambda out: claims.command_line(["--runs", str(tmp_path), "--out", out]),
+    ):
+        with pytest.raises(UserError, match=r"--out: expected a (new )?file"):
+            command(str(places / name))
+    assert content(places) == before
+
+
+def test_an_earlier_result_file_is_replaced(tmp_path):
+    make_run(tmp_path / "runs/a")
+    for _ in range(2):
+        report.command_line([str(tmp_path / "runs/a"), "--out", str(tmp_path / "new/report.html")])
+        claims.command_line(["--runs", str(tmp_path), "--out", str(tmp_path / "new/claims.md")])
+
+
+def test_the_advantage_goes_into_a_folder_of_its_own(tmp_path, monkeypatch):
+    places = taken(tmp_path)
+    before = content(places)
+    monkeypatch.setattr(advantage, "read_settings_file", lambda path: [])
+    for name in ("pictures", "file"):
+        with pytest.raises(UserError, match=r"--out: expected a"):
+            advantage.command_line(["settings.yaml", "--out", str(places / name)])
+    assert content(places) == before
+
+
+SLOW = """
+import sys
+from pathlib import Path
+from study.experiment import Engine, run_all
+from study.plan import Planned
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+run = Planned("x", Path(sys.argv[1]) / "run", {"model": {"name": "x"}}, [sys.executable, "-c", code], 0.0)
+run_all([run], Engine())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system ends them nowhere else")
+def test_runs_end_with_an_experiment_that_is_killed(tmp_path):
+    """Else the same command, started again, would find its runs being written."""
+    process = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], cwd=ROOT)
+    log = tmp_path / "run.log"
+    while not (log.exists() and log.read_text().strip()):
+        time.sleep(0.05)
+        assert process.poll() is None
+    run = int(log.read_text())
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{run}") or "\nState:\tZ" in open(f"/proc/{run}/status").read():
+            return
+        time.sleep(0.05)
+    os.kill(run, signal.SIGKILL)
+    pytest.fail("the run outlived its experiment")
+
+
+def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path, monkeypatch):
+    """The second one would count the runs of the first as failed, and compare what is there so far."""
+    argv = [str(ROOT / "configs/experiments/imdb_curves.yaml"), "--scale", "tiny", "--runs", str(tmp_path)]
+    refused = []
+
+    def run_all(*args):
+        if not refused:
+            refused.append(1)
+            with pytest.raises(UserError, match="expected a folder that no other process is writing"):
+                experiment.command_line(argv)
+        return []
+
+    monkeypatch.setattr(experiment, "run_all", run_all)
+    with pytest.raises(UserError, match="no run was started"):
+        experiment.command_line(argv)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="--runs: expected a folder that can be written"):
+        experiment.command_line([*argv[:-1], str(tmp_path / "file")])
+    assert refused and json.dumps((tmp_path / "file").read_text()) == '"mine"'
