@@ -22,6 +22,14 @@ RewardFunction = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]
 
 
+class MissingColumns(UserError):
+    """A reward function needs columns that the data or a query does not have: `names`."""
+
+    def __init__(self, reward: "Reward", columns: Columns, names: list[str]) -> None:
+        self.names = names
+        super().__init__(f"{reward}: expected parameters among {sorted(columns)}, got {names}")
+
+
 @dataclass(frozen=True)
 class Reward:
     """A reward function in a weighted sum: `Task(dataset, [Reward(f), Reward(g, 0.5)], prompts)`.
@@ -38,12 +46,13 @@ class Reward:
         return f"reward function {self.name or getattr(self.function, '__name__', type(self.function).__name__)}"
 
     def arguments(self, columns: Columns) -> dict[str, Sequence[Any]]:
-        """The columns that the function takes. Raises a UserError if one that it needs is missing."""
+        """The columns that the function takes. Raises MissingColumns, a UserError, if one that it needs is missing."""
         taken = inspect.signature(self.function).parameters
         named = {n: p for n, p in taken.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         must = [name for name, parameter in named.items() if parameter.default is parameter.empty]
         missing = [name for name in must if name not in columns]
-        expect(not missing, str(self), f"parameters among {sorted(columns)}", missing)
+        if missing:
+            raise MissingColumns(self, columns, missing)
         every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
         return {name: values for name, values in columns.items() if every or name in taken}
 

@@ -106,7 +106,7 @@ class CoryTrainer:
         Raises:
             UserError: `config.resume` names no run that can be continued; a reward is not finite.
             NotFinite: an update is not finite (`guards.on_nonfinite`).
-            Interrupted: after SIGTERM or SIGINT; the state is saved.
+            Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         with ExitStack() as locks:  # of the run's folder, held until all is written
             return self._train(locks)

@@ -110,14 +110,16 @@ def extract(completion: str) -> Fraction | None:
 
 
 def gold(answer: str) -> Fraction | None:
-    """The number after the last `####` of a GSM8K gold solution; None if there is none.
+    """The number after the last `####` of a GSM8K gold solution, or a gold answer that is a number alone; else None.
 
-    >>> gold("She makes 9 * 200 = $1,800.\\n#### 1,800")
-    Fraction(1800, 1)
+    >>> gold("She makes 9 * 200 = $1,800.\\n#### 1,800"), gold("1,800")
+    (Fraction(1800, 1), Fraction(1800, 1))
     """
     text = _plain(answer)
     hashes = text.rfind("####")
-    number = _NUMBER.search(text, hashes) if hashes >= 0 else None
+    number = _NUMBER.search(text, max(0, hashes))
+    if number and hashes < 0 and (text[: number.start()].strip(" -$") or text[number.end() :].strip()):
+        return None  # more than a number alone
     return _value(number, last=False) if number else None
 
 

@@ -6,7 +6,7 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.errors import UserError
-from cory.policies.load import LOADING, check_vocabulary, find, first_line, load_tokenizer, quiet
+from cory.policies.load import LOADING, check_vocabulary, find, first_line, load_model, load_tokenizer
 from cory.policies.window import pad
 from cory.prompts import RolePrompts
 from cory.task import Task, check_held_out, load_dataset
@@ -18,23 +18,22 @@ def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, 
     """A sequence classifier, its tokenizer, and the index of `label` (upper or lower case alike).
 
     Raises:
-        UserError: it is missing, is no classifier, or has no such label among at least two.
+        UserError: it or its tokenizer is missing, it is no classifier, it lacks weights (such as its head's), or it has
+            no such label among at least two.
     """
     where = find(name, what)
     try:
         labels = AutoConfig.from_pretrained(name, **where).id2label
-        tokenizer = load_tokenizer(name, where)
         index = [i for i, text in labels.items() if text.upper() == label.upper()]
-        if len(labels) < 2 or not index:
-            raise UserError(
-                f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
-            )
-        with quiet():
-            model = AutoModelForSequenceClassification.from_pretrained(name, dtype="float32", **where)
-    except UserError:
-        raise
     except LOADING as error:
         raise UserError(f"{what}: expected a sequence classifier, got {name!r} ({first_line(error)})") from None
+    if len(labels) < 2 or not index:
+        raise UserError(
+            f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
+        )
+    model, tokenizer = load_model(
+        AutoModelForSequenceClassification, "a sequence classifier", name, what, {"dtype": "float32"}, where
+    )
     check_vocabulary(model, tokenizer, what, name)
     return model.eval().requires_grad_(False), tokenizer, int(index[0])
 

@@ -23,9 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 from cory.errors import UserError, expect, one_of
+from cory.run import terminal
 from cory.run.arguments import Arguments
 from cory.run.evaluation_settings import extends
 from cory.run.identity import is_local
@@ -59,16 +61,23 @@ class Engine:
         one_of("--engine", ENGINES, self.name)
 
 
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if terminal.HANGUP else [])]
 STOPPED = [*(128 + s for s in INTERRUPTS), *(-s for s in INTERRUPTS)]  # statuses of runs; the latter before they load
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM to this process alone. The runs do not get it by themselves, as they get a Ctrl-C of the terminal."""
+    """SIGTERM or SIGHUP. The runs may not get it by themselves, as they get a Ctrl-C of the terminal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__()
 
 
-def _terminated(*signal_and_frame: object) -> None:
-    raise Terminated
+def _terminated(number: int, frame: FrameType | None) -> None:
+    if number == terminal.HANGUP:
+        signal.signal(number, signal.SIG_IGN)  # a terminal that closes may send it twice
+        terminal.outlive()
+    raise Terminated(number)
 
 
 def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
@@ -110,18 +119,23 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
     if engine.name == "ray" and planned:
         ray_engine.run_all(planned, engine.jobs, threads, engine.gpus, engine.address, ended)
         return failed
-    before = signal.signal(signal.SIGTERM, _terminated)
+    numbers: list[int] = [signal.SIGTERM]
+    if terminal.heeds_hangup():
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, _terminated) for number in numbers}
     with ThreadPoolExecutor(engine.jobs) as pool:
         try:
             list(pool.map(run, planned))
         except KeyboardInterrupt as stop:
             print("Stopping: each run finishes its iteration and is saved.", flush=True)
-            for process in list(running) if isinstance(stop, Terminated) else ():
-                process.terminate()
+            if isinstance(stop, Terminated):
+                for process in list(running):
+                    process.send_signal(stop.number)
             pool.shutdown(cancel_futures=True)
             raise
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return failed
 
 

@@ -11,6 +11,8 @@ import datasets
 import pytest
 import torch
 from conftest import make_gpt2, sentences
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import DistilBertForSequenceClassification
 
 from cory.agent import make_agents, wrapper
@@ -28,7 +30,7 @@ from cory.run.output import new_folder
 from cory.task import Task, load_dataset
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig
-from imdb_train.task import load_classifier, queries
+from imdb_train.task import PositiveLogit, load_classifier, queries
 from study.experiment import Engine
 
 PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
@@ -87,6 +89,136 @@ def test_folder_that_holds_no_model(tmp_path):
         load_policy(ModelConfig(str(tmp_path)))
 
 
+def change_weights(folder, change, file="model.safetensors"):
+    """Rewrites a folder's weights after `change`, which gets them by name."""
+    tensors = load_file(folder / file)
+    change(tensors)
+    save_file(tensors, folder / file, {"format": "pt"})
+
+
+def test_policy_that_lacks_a_tensor(policy_folder, config, tmp_path):
+    """transformers trains such a model on random weights."""
+    config.model.name = str(shutil.copytree(policy_folder, tmp_path / "model"))
+    change_weights(tmp_path / "model", lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.weight"))
+    with refuses(
+        r"model.name: expected all weights of a GPT2LMHeadModel in '.*model', got none for "
+        r"transformer.h.1.mlp.c_fc.weight$"
+    ):
+        make_agents(config)
+
+
+def test_policy_that_lacks_many_tensors_names_a_few(policy_folder, tmp_path):
+    shutil.copytree(policy_folder, tmp_path / "model")
+    change_weights(tmp_path / "model", lambda tensors: [tensors.pop(name) for name in list(tensors) if ".h.1." in name])
+    with refuses(r"got none for transformer.h.1.attn.c_attn.bias, .* and 7 more$"):
+        load_policy(ModelConfig(str(tmp_path / "model")))
+
+
+def test_policy_with_a_tensor_of_another_shape(policy_folder, tmp_path):
+    shutil.copytree(policy_folder, tmp_path / "model")
+    change_weights(tmp_path / "model", lambda tensors: tensors.update({"transformer.ln_f.bias": torch.zeros(5)}))
+    with refuses(r"got other shapes than config.json has: transformer.ln_f.bias \(5,\), not \(32,\)$"):
+        load_policy(ModelConfig(str(tmp_path / "model")))
+
+
+def test_head_that_is_not_tied_must_be_saved(llama_folder, tmp_path):
+    shutil.copytree(llama_folder, tmp_path / "model")
+    change_weights(tmp_path / "model", lambda tensors: tensors.pop("lm_head.weight"))
+    with refuses(r"got none for lm_head.weight$"):
+        load_policy(ModelConfig(str(tmp_path / "model")))
+
+
+def test_base_model_with_a_tied_head_is_complete(policy_folder, tmp_path):
+    """As the Hub's GPT2: saved without the head, whose weights are the embedding's, and without its prefix."""
+    shutil.copytree(policy_folder, tmp_path / "model")
+    policy, _ = load_policy(ModelConfig(str(policy_folder)))
+    assert policy.lm_head.weight is policy.transformer.wte.weight
+    policy.transformer.save_pretrained(tmp_path / "model")
+    assert not any(
+        "lm_head" in name or "transformer" in name for name in load_file(tmp_path / "model/model.safetensors")
+    )
+    loaded, _ = load_policy(ModelConfig(str(tmp_path / "model")))
+    for name, tensor in policy.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+
+
+def test_missing_shard(policy_folder, tokenizer, tmp_path):
+    policy, _ = load_policy(ModelConfig(str(policy_folder)))
+    policy.save_pretrained(tmp_path, max_shard_size="40KB")
+    tokenizer.save_pretrained(tmp_path)
+    load_policy(ModelConfig(str(tmp_path)))
+    lost = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    lost.unlink()
+    with refuses(rf"model.name: expected a causal language model, got .*{lost.name}"):
+        load_policy(ModelConfig(str(tmp_path)))
+
+
+@pytest.mark.parametrize("kept", [[], ["tokenizer_config.json"]])
+@pytest.mark.parametrize("kind", ["policy", "llama", "classifier"])
+def test_missing_tokenizer(kind, kept, request, tmp_path):
+    """transformers makes up an empty tokenizer for some models."""
+    shutil.copytree(request.getfixturevalue(f"{kind}_folder"), tmp_path / "model")
+    for file in (tmp_path / "model").glob("tokenizer*"):
+        if file.name not in kept:
+            file.unlink()
+    what = "task.reward_model" if kind == "classifier" else "model.name"
+    with refuses(rf"{what}: expected a model with its tokenizer, got '.*model', (which has no|whose) tokenizer"):
+        if kind == "classifier":
+            load_classifier(str(tmp_path / "model"), "POSITIVE", what)
+        else:
+            load_policy(ModelConfig(str(tmp_path / "model")))
+
+
+def test_classifier_without_its_head(classifier_folder, tmp_path):
+    """A plain DistilBERT, whose config.json has labels: transformers makes up the head."""
+    shutil.copytree(classifier_folder, tmp_path / "model")
+    classifier = DistilBertForSequenceClassification.from_pretrained(classifier_folder)
+    classifier.distilbert.save_pretrained(tmp_path / "model")
+    with refuses(
+        r"task.reward_model: expected all weights of a DistilBertForSequenceClassification in '.*model', got none for "
+        r"classifier.bias, classifier.weight, pre_classifier.bias, pre_classifier.weight$"
+    ):
+        PositiveLogit(str(tmp_path / "model"), 8, torch.device("cpu"))
+
+
+@pytest.fixture
+def adapter_folder(llama_folder, tmp_path):
+    """A LoRA adapter, none of whose weights is 0, and an output layer that is saved whole beside it."""
+    base, _ = load_policy(ModelConfig(str(llama_folder)))
+    settings = LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False
+    )
+    get_peft_model(base, settings).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+LAYER = "base_model.model.model.layers.1.self_attn.q_proj"
+
+
+@pytest.mark.parametrize("lost", [f"{LAYER}.lora_B.weight", "base_model.model.lm_head.weight"])
+def test_adapter_that_lacks_a_tensor(adapter_folder, lost):
+    load_policy(ModelConfig(str(adapter_folder)))
+    change_weights(adapter_folder, lambda tensors: tensors.pop(lost), "adapter_model.safetensors")
+    with refuses(rf"expected an adapter that fits its base '.*', got '.*adapter', which lacks .*{lost}"):
+        load_policy(ModelConfig(str(adapter_folder)))
+
+
+def test_adapter_of_a_deeper_base(adapter_folder):
+    def add_a_layer(tensors):
+        tensors |= {name.replace("layers.1", "layers.2"): tensor.clone() for name, tensor in tensors.items()}
+
+    change_weights(adapter_folder, add_a_layer, "adapter_model.safetensors")
+    with refuses("which has tensors without a place in the base: " + LAYER.replace("1", "2") + ".lora_A.weight"):
+        load_policy(ModelConfig(str(adapter_folder)))
+
+
+def test_adapter_with_a_tensor_of_another_shape(adapter_folder):
+    wrong = {f"{LAYER}.lora_A.weight": torch.zeros(8, 5)}
+    change_weights(adapter_folder, lambda tensors: tensors.update(wrong), "adapter_model.safetensors")
+    with refuses(r"expected an adapter that fits its base .*size mismatch for .*layers.1.self_attn.q_proj.lora_A"):
+        load_policy(ModelConfig(str(adapter_folder)))
+
+
 def test_tokenizer_larger_than_the_embedding(tokenizer, tmp_path):
     make_gpt2(tokenizer, vocab_size=300).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -119,7 +251,7 @@ def test_absent_device(device):
 
 
 def test_unknown_device():
-    with refuses("device: expected auto, cpu, cuda or cuda:N, got 'gpu'"):
+    with refuses("device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'"):
         choose_device("gpu")
 
 

@@ -11,6 +11,8 @@ from cory.run.report import printable
 
 HELP = """A line is a query, or a JSON object with `prompt` and the other columns of the run's data.
 /exchange exchanges the roles, /seed N sets the seed, /help shows this; end of input or Ctrl-C ends the chat."""
+SET = """/set COLUMN=VALUE sets what reward or prompts read besides a query of your own: {columns}. Queries of the
+run's data bring it along. An empty VALUE removes it."""
 
 
 def talk(chain: Chain) -> None:
@@ -22,7 +24,7 @@ def talk(chain: Chain) -> None:
             stream.reconfigure(errors=errors)
     asks = sys.stdin.isatty()
     if asks:
-        print(HELP)
+        print(help_text(chain))
     while True:
         _say_notes(chain)
         try:
@@ -52,10 +54,19 @@ def command(chain: Chain, line: str) -> None:
         print(", ".join(chain.speakers))
     elif name == "/seed" and value.strip().isdecimal():
         chain.seed = int(value)
+    elif name == "/set" and "=" in value:
+        column, _, text = value.partition("=")
+        chain.set_column(column.strip(), text.strip())
+        print(", ".join(f"{key}={value}" for key, value in chain.columns.items()) or "nothing is set")
     elif name == "/help":
-        print(HELP)
+        print(help_text(chain))
     else:
-        raise UserError(f"expected /exchange, /seed NUMBER or /help, got {line!r}")
+        raise UserError(f"expected /exchange, /seed NUMBER, /set COLUMN=VALUE or /help, got {line!r}")
+
+
+def help_text(chain: Chain) -> str:
+    """What can be typed."""
+    return f"{HELP}\n{SET.format(columns=', '.join(chain.further))}" if chain.further else HELP
 
 
 def shown(answers: list[Answer], width: int) -> str:

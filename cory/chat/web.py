@@ -35,6 +35,8 @@ def serve(chain: Chain, title: str, port: int | None = None) -> None:
 def page(chain: Chain, title: str) -> tuple[Any, Any]:
     """The page, a `gradio.Blocks`, and its theme: a query, a box for every response, the order of the agents, the seed.
 
+    Where reward or prompts read more than the query, there is a field for each of these columns.
+
     All that have it open share the models, one query at a time. Texts stand in text boxes, where nothing acts as HTML.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is sent anywhere
@@ -44,6 +46,9 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
     with gradio.Blocks(title=title, analytics_enabled=False) as blocks:
         gradio.HTML(f"<h2>{html.escape(title)}</h2>")
         query = gradio.Textbox(label="Query", placeholder="text, or a JSON object with prompt and other columns")
+        hint = "empty: as in the run's data, if the query is one of it"
+        with gradio.Row(visible=bool(chain.further)):
+            further = [gradio.Textbox(label=name, placeholder=hint) for name in chain.further]
         with gradio.Row():
             ask = gradio.Button("Ask", variant="primary")
             exchange = gradio.Button("Exchange roles", visible=len(chain.order) > 1)
@@ -52,12 +57,14 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
             boxes = [gradio.Textbox(label=who, lines=6, interactive=False, min_width=280) for who in chain.speakers]
         notes = gradio.Textbox("\n".join(chain.notes), label="Notes", interactive=False, visible=bool(chain.notes))
         order = gradio.State(chain.order)
-        inputs, outputs = [query, seed, order], [*boxes, notes]
+        inputs, outputs = [query, seed, order, *further], [*boxes, notes]
 
-        def answer(text: str, number: float | None, roles: list[int]) -> list[Any]:
+        def answer(text: str, number: float | None, roles: list[int], *columns: str) -> list[Any]:
             chain.order, chain.seed = roles, int(number or 0)
             said, texts = [], [gradio.update(label=who, value="") for who in chain.speakers]
             try:
+                for name, value in zip(chain.further, columns, strict=True):
+                    chain.set_column(name, value.strip())
                 if text.strip():
                     answers = chain.ask(text)
                     labels = [
@@ -73,7 +80,14 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
             chain.notes.clear()
             return [*texts, gradio.update(value="\n".join(said), visible=bool(said))]
 
-        gradio.on([ask.click, query.submit], answer, inputs, outputs, concurrency_id="models", api_name="ask")
+        gradio.on(
+            [ask.click, query.submit, *(field.submit for field in further)],
+            answer,
+            inputs,
+            outputs,
+            concurrency_id="models",
+            api_name="ask",
+        )
         exchange.click(lambda roles: [*roles[1:], roles[0]], order, order).then(
             answer, inputs, outputs, concurrency_id="models"
         )

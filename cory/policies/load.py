@@ -2,7 +2,7 @@
 
 import importlib.util
 import pickle
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,16 @@ import torch
 from accelerate import PartialState
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.utils import logging
 from transformers.utils.quantization_config import BitsAndBytesConfig
@@ -28,18 +35,24 @@ from cory.run.identity import is_local
 LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
 LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
 HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
+NAMED = 5  # tensors that an error names; it counts the others
 
 
 def choose_device(name: str, parallel: ParallelConfig | None = None) -> torch.device:
-    """Sets the process's device, before anything else touches accelerate. Raises a UserError if it is not there."""
+    """Sets the process's device, before anything else touches accelerate. Raises a UserError if it is not there.
+
+    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it lacks float64 and is not tested.
+    """
     try:
         wanted = None if name == "auto" else torch.device(name)
     except RuntimeError:
-        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
+        raise UserError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}") from None
     gpus = torch.cuda.device_count()
     if wanted and wanted.type == "cuda" and (wanted.index or 0) >= gpus:
         raise UserError(f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}")
-    cpu = wanted.type == "cpu" if wanted else not torch.accelerator.is_available()
+    if wanted and wanted.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"device: expected a device of this machine, which has no Apple GPU, got {name!r}")
+    cpu = wanted.type == "cpu" if wanted else gpus == 0
     state = processes.start(cpu, parallel)
     agreed = not wanted or wanted.type == state.device.type
     expect(agreed, "device", f"{state.device}, which this process uses already", name)
@@ -82,9 +95,25 @@ def find(
     return {"revision": revision}
 
 
-def load_tokenizer(name: str, where: dict[str, Any], trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model. One without a pad token pads with its end token: padding is masked everywhere."""
-    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
+def load_tokenizer(
+    name: str, where: dict[str, Any], trust_remote_code: bool = False, what: str = "model.name"
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model. One without a pad token pads with its end token: padding is masked everywhere.
+
+    Args:
+        what: the key that named the model, for the message.
+
+    Raises a UserError: there is none, or it cannot be read.
+    """
+    expected = f"{what}: expected a model with its tokenizer, got {name!r}"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
+    except LOADING as error:
+        raise UserError(f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})") from None
+    # Where the files are missing, transformers makes up a tokenizer of special tokens alone, which encodes any text as
+    # no token at all. T5's also has the mark of a space.
+    if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "\u2581"}:
+        raise UserError(f"{expected}, which has no tokenizer files: save the tokenizer there, too")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -99,8 +128,9 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
         merge: False leaves the adapter unmerged, which is exact for a quantized base, where merging rounds.
 
     Raises:
-        UserError: the model is missing, is not a causal language model, or has fewer embeddings than its tokenizer ids;
-            an adapter's base is missing or does not fit it; quantization is not available.
+        UserError: the model or its tokenizer is missing; it is not a causal language model, lacks weights, or has fewer
+            embeddings than its tokenizer ids; an adapter lacks weights, or its base is missing or does not fit it;
+            quantization is not available.
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
@@ -109,13 +139,9 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
         policy = attach(base, Path(model.name))
         return policy.merge_and_unload() if merge else policy, adapter_tokenizer(Path(model.name), tokenizer)
     options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code, **quantization(model)}
-    try:
-        tokenizer = load_tokenizer(model.name, where, model.trust_remote_code)
-        with quiet():
-            policy = AutoModelForCausalLM.from_pretrained(model.name, **options, **where)
-    except LOADING as error:
-        reason = first_line(error)
-        raise UserError(f"model.name: expected a causal language model, got {model.name!r} ({reason})") from None
+    policy, tokenizer = load_model(
+        AutoModelForCausalLM, "a causal language model", model.name, "model.name", options, where
+    )
     check_vocabulary(policy, tokenizer, "model.name", model.name)
     for module in list(policy.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -126,6 +152,62 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
                 # In one kernel: transformers writes GPT-2's GELU as eight, half the time of a small model's update.
                 setattr(module, name, GELUTanh())
     return policy, tokenizer
+
+
+def load_model(
+    auto_class: type[AutoModelForCausalLM | AutoModelForSequenceClassification],
+    kind: str,
+    name: str,
+    what: str,
+    options: dict[str, Any],
+    where: dict[str, Any],
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model, all of whose weights were saved, and its tokenizer.
+
+    Args:
+        auto_class: transformers' class that loads it, one for each kind of model.
+        kind: what it loads. what: the key that named the model. Both are for messages.
+        options: of the model's from_pretrained. where: see `find`.
+
+    Raises a UserError: it is no such model, it has no tokenizer, or weights are missing or of another shape.
+    """
+    trust = options.get("trust_remote_code", False)
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=trust, **where)
+    except LOADING as error:
+        raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None
+    tokenizer = load_tokenizer(name, where, trust, what)
+    try:
+        with quiet():
+            # Tensors of another shape are refused below, with their names.
+            model, report = auto_class.from_pretrained(
+                name, output_loading_info=True, ignore_mismatched_sizes=True, **options, **where
+            )
+    except LOADING as error:
+        raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None
+    check_complete(model, report, what, name)
+    return model, tokenizer
+
+
+def check_complete(model: PreTrainedModel, report: dict[str, Any], what: str, name: str) -> None:
+    """Raises a UserError that names the weights which transformers made up, as they were not saved or did not fit.
+
+    Args:
+        report: from_pretrained's loading info. A tensor that is tied to one which was saved is not missing there, nor
+            is a buffer that is never saved.
+    """
+    expected = f"{what}: expected all weights of a {type(model).__name__} in {name!r}"
+    if report["missing_keys"]:
+        raise UserError(f"{expected}, got none for {listed(report['missing_keys'])}")
+    shapes = [f"{key} {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in report["mismatched_keys"]]
+    if shapes:
+        raise UserError(f"{expected}, got other shapes than config.json has: {listed(shapes)}")
+
+
+def listed(names: Collection[str]) -> str:
+    """The first few names in alphabetical order, and how many more there are."""
+    first = ", ".join(sorted(names)[:NAMED])
+    return first if len(names) <= NAMED else f"{first} and {len(names) - NAMED} more"
 
 
 @contextmanager
@@ -141,12 +223,29 @@ def quiet(library: Any = logging) -> Iterator[None]:
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
-    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged or does not fit."""
+    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete or does not fit."""
+    expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
-        return PeftModel.from_pretrained(base, str(folder))
+        model = PeftModel.from_pretrained(base, str(folder))
+        # PEFT warns of missing weights and passes over superfluous ones. Setting them once more reports both.
+        mapping = getattr(base, "_checkpoint_conversion_mapping", None)
+        report = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu", key_mapping=mapping))
+    except KeyError as error:  # a module that is trained and saved whole, beside LoRA's
+        raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:
-        fits = f"an adapter that fits its base {base.name_or_path!r}"
-        raise UserError(f"model.name: expected {fits}, got {str(folder)!r} ({first_line(error)})") from None
+        raise UserError(f"{expected} ({first_line(error)})") from None
+    missing = _lora_tensors(report.missing_keys)
+    if missing:
+        raise UserError(f"{expected}, which lacks {listed(missing)}")
+    superfluous = _lora_tensors(report.unexpected_keys)
+    if superfluous:
+        raise UserError(f"{expected}, which has tensors without a place in the base: {listed(superfluous)}")
+    return model
+
+
+def _lora_tensors(names: Collection[str]) -> list[str]:
+    """LoRA's tensors among a model's, named as in the adapter's file, which is without the adapter's name."""
+    return [name.replace(".default", "") for name in names if ".lora_" in name]
 
 
 def base_of(folder: Path) -> str:
@@ -233,4 +332,8 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+    """What an error says first; of one that has a list below a heading, as load_state_dict's, also the first item."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

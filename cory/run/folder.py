@@ -25,7 +25,7 @@ from cory.run.output import new_folder, remove, remove_partial, replace_text, st
 from cory.run.provenance import versions
 from cory.run.report import sample_table, summarise, table
 from cory.run.settings import resume_command
-from cory.run.tracker import log_samples, start_tracker
+from cory.run.tracker import check_tracker, log_samples, start_tracker
 
 FILES = ("metrics", "samples", "timings")
 Samples = dict[str, list[dict[str, Any]]]  # by agent
@@ -80,6 +80,8 @@ class Run:
         locks: ExitStack | None = None,
     ) -> None:
         config.hub.check_token()
+        if not finished:
+            check_tracker(config.tracker)
         self.locks = locks or ExitStack()
         self.config, self.agents, self.finished = config, list(agents), False
         self.history: list[dict[str, Any]] = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cory.metrics import collapsed
+from cory.run import terminal
 
 # What the flags in metrics.jsonl mean; each is printed once per run.
 MEANING = {
@@ -63,7 +64,11 @@ class Interrupted(SystemExit):
 
 
 class Signals:
-    """In this context, the first SIGTERM or SIGINT is only recorded in `received`; a second one ends the process."""
+    """In this context, the first SIGTERM, SIGINT or SIGHUP is only recorded in `received`; a second ends the process.
+
+    A terminal that closes sends SIGHUP, and often twice, so one that comes second is passed over. Under `nohup` SIGHUP
+    stays ignored.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -71,7 +76,10 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():  # Python lets no other set handlers
-            self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+            numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
+            if terminal.heeds_hangup():
+                numbers.append(signal.SIGHUP)
+            self.before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -79,7 +87,11 @@ class Signals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == terminal.HANGUP:
+            terminal.outlive()
         if self.received is not None:
+            if number == terminal.HANGUP:
+                return
             os._exit(128 + number)
         self.received = number
         name = signal.Signals(number).name

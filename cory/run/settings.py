@@ -18,6 +18,7 @@ import yaml
 from cory.config import Config, keys
 from cory.errors import UserError
 from cory.run.help import help_text
+from cory.run.tracker import check_tracker
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -239,9 +240,10 @@ def main(work: Callable[[], None]) -> None:
 def announce(config: Config, name: str) -> None:
     """The first line of a run, before the libraries are loaded, which takes seconds.
 
-    Raises a UserError if the run is to be uploaded at its end and there is no token.
+    Raises a UserError if the run is to be uploaded at its end and there is no token, or if its tracker is missing.
     """
     config.hub.check_token()
+    check_tracker(config.tracker)
     if os.environ.get("RANK", "0") == "0":
         models = " and ".join(dict.fromkeys(config.of_agent(i).model.name for i in range(config.cory.num_agents)))
         print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)

@@ -29,6 +29,9 @@ from cory.task import Task
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.own import make_task
 from cory.trainer import CoryTrainer
+from gsm8k_train.config import Gsm8kConfig, Gsm8kTaskConfig
+from gsm8k_train.task import make_task as make_gsm8k_task
+from gsm8k_train.task import rule_reward
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
 from imdb_train.task import PositiveLogit
 from imdb_train.task import make_task as make_imdb_task
@@ -48,12 +51,12 @@ QUERY = "the film was"
 def train(config, tmp_path):
     """Trains a run on prompts and a reward of its own, of two iterations with a checkpoint after each."""
 
-    def trained(prompts=None, reward="letters", columns=None, **changes):
+    def trained(prompts=None, reward="letters", columns=None, observer_prompt=OBSERVER, **changes):
         rows = [{"prompt": text, **(columns or {})} for text in prompts or sentences(8)]
         (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (tmp_path / "rewards.py").write_text(REWARD)
         task = OwnTaskConfig(str(tmp_path / "prompts.jsonl"), reward=f"{tmp_path}/rewards.py:{reward}")
-        task.observer_prompt = OBSERVER
+        task.observer_prompt = observer_prompt
         saving = CheckpointConfig(save_every=1, save_final=True)
         own = OwnConfig(**{**vars(config), "iterations": 2, "checkpoint": saving, "task": task, **changes})
         return CoryTrainer(own, make_agents(own), make_task(own)).train().folder
@@ -134,13 +137,62 @@ def test_a_reward_that_needs_more_than_the_query_is_missed_once(train):
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         assert {each.reward for each in [*chain.ask(QUERY), *chain.ask("another")]} == {None}
         (note,) = chain.notes
-        assert "answer" in note and "letters" not in note
+        assert "the reward also needs its answer" in note and sentences(8)[0] in note and "/set answer=" in note
         scored = chain.ask(json.dumps({"prompt": QUERY, "answer": ""}))
         assert [each.reward for each in scored] == [1.0] * 3
     (run.parent / "rewards.py").unlink()
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         assert "an existing file" in chain.notes[0]
         assert [each.text for each in chain.ask(QUERY)] == [each.text for each in scored]
+
+
+def test_a_query_of_the_data_brings_its_answer_along_and_others_are_given_one(train, capsys):
+    run = train(reward="solves", columns={"answer": "", "source": "made"})
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert [each.reward for each in chain.ask(f" {sentences(8)[5]}  ")] == [1.0] * 3 and not chain.notes
+        terminal.command(chain, "/set answer=no text has this")
+        assert [each.reward for each in chain.ask(QUERY)] == [0.0] * 3
+        assert [each.reward for each in chain.ask(sentences(8)[5])] == [1.0] * 3  # its own answer counts
+        assert [each.reward for each in chain.ask(json.dumps({"prompt": QUERY, "answer": ""}))] == [1.0] * 3
+        terminal.command(chain, "/set answer=")
+        assert {each.reward for each in chain.ask(QUERY)} == {None}
+        with pytest.raises(UserError, match=r"set: expected a column .* among \['answer'\], got 'source'"):
+            terminal.command(chain, "/set source=typed")
+    assert "answer=no text has this\nnothing is set\n" in capsys.readouterr().out
+
+
+def test_gsm8k_has_its_reward_for_problems_of_both_splits_and_without_its_data(config, tmp_path):
+    rows = {"train": {"question": "the film was good ?", "answer": "#### 18"}}
+    rows["test"] = {"question": "a bad film", "answer": "it is\n#### 2"}
+    data = tmp_path / "problems"
+    data.mkdir()
+    for split, row in rows.items():
+        (data / f"{split}.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
+    task = Gsm8kTaskConfig(dataset=str(data), subset=None, pioneer_prompt="{prompt}", observer_prompt=OBSERVER)
+    gsm8k = Gsm8kConfig(**{**vars(config), "iterations": 1, "task": task})
+    run = CoryTrainer(gsm8k, make_agents(gsm8k), make_gsm8k_task(gsm8k)).train().folder
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        for row in rows.values():
+            assert {each.reward for each in chain.ask(row["question"])} == {0.0} and not chain.notes
+        assert {each.reward for each in chain.ask(QUERY)} == {None}
+    shutil.rmtree(data)
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert "not known by their text" in chain.notes[0]
+        assert {each.reward for each in chain.ask(QUERY)} == {None}
+        chain.set_column("answer", "18")
+        answers = chain.ask(QUERY)
+        assert [each.reward for each in answers] == rule_reward([], [each.text for each in answers], ["#### 18"] * 3)
+
+
+def test_columns_that_prompts_name_can_be_set_too(train):
+    run = train(columns={"year": 1999}, observer_prompt="{response} {prompt} {year}")
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        with pytest.raises(UserError, match="query: expected year, which the prompts name"):
+            chain.ask(QUERY)
+        with pytest.raises(UserError, match="set year: expected a value like 1999, got 'late'"):
+            chain.set_column("year", "late")
+        chain.set_column("year", "2001")
+        assert chain.row(QUERY) == {"prompt": QUERY, "year": 2001} and len(chain.ask(QUERY)) == 3
 
 
 def test_chat_prompts_keep_their_system_message(train, policy_folder, tmp_path, config):
@@ -238,6 +290,28 @@ def test_a_chat_in_a_terminal(train):
     finally:
         process.kill()
         os.close(master)
+
+
+def test_the_web_page_has_a_field_for_the_answer(train):
+    pytest.importorskip("gradio", reason="no gradio: pip install -e '.[web]'")
+    run = train(reward="solves", columns={"answer": ""})
+    with browser() as chromium, opened(ChatConfig(str(run), device="cpu")) as (what, chain):
+        blocks, look = web.page(chain, what)
+        url = blocks.launch(server_name="127.0.0.1", theme=look, quiet=True, prevent_thread_lock=True, ssr_mode=False)[
+            1
+        ]
+        try:
+            page = chromium.new_page()
+            page.goto(url)
+            page.get_by_label("Query").fill(QUERY)
+            page.get_by_role("button", name="Ask").click()
+            page.get_by_label("Notes").wait_for()
+            assert "the field answer in the page" in page.get_by_label("Notes").input_value()
+            page.get_by_label("answer", exact=True).fill("no text has this")
+            page.get_by_role("button", name="Ask").click()
+            page.get_by_label("base: reward +0.00").wait_for()
+        finally:
+            blocks.close()
 
 
 def test_the_web_page_shows_texts_as_they_are(train, monkeypatch):

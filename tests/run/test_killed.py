@@ -1,14 +1,20 @@
 """Processes that are killed: by SIGKILL at random moments, and by signals."""
 
+import fcntl
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import ROOT
 from test_resume import interrupt, make_trainer, same
@@ -87,13 +93,68 @@ def test_second_signal_ends_it_at_once(monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_signal_ends_a_process_with_its_status(config, tmp_path):
-    config = replace(config, iterations=10_000, output=str(tmp_path / "long"))
-    process = subprocess.Popen(command(config, tmp_path, "run()"), stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "long/metrics.jsonl"
-    while not metrics.exists() or not metrics.read_text():
+def trains(process, metrics):
+    """Waits for a process to write the next lines."""
+    before = metrics.stat().st_size if metrics.exists() else 0
+    while not metrics.exists() or metrics.stat().st_size == before:
         time.sleep(0.1)
         assert process.poll() is None
+
+
+def saved_iterations(run):
+    """Those of the run's only checkpoint, which are all that it has recorded."""
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    rows = len((run / "metrics.jsonl").read_text().splitlines())
+    assert rows == 2 * int(checkpoint.name.removeprefix("iter-"))
+    return rows // 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_ends_a_process_with_its_status(config, tmp_path, number):
+    config = replace(config, iterations=10_000, output=str(tmp_path / "long"))
+    process = subprocess.Popen(command(config, tmp_path, "run()"), stderr=subprocess.PIPE, text=True)
+    trains(process, tmp_path / "long/metrics.jsonl")
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    assert "--resume" in process.stderr.read()
+    assert saved_iterations(tmp_path / "long") > 0
+
+
+def shown(master, closes):
+    """Reads what a process writes to its terminal, until that closes."""
+    while not closes.is_set():
+        if select.select([master], [], [], 0.1)[0]:
+            os.read(master, 65536)
+    os.close(master)
+
+
+def test_a_run_in_a_terminal_that_closes_is_saved(config, tmp_path):
+    """The system sends SIGHUP, shells send another one; and writing to that terminal fails from then on."""
+    config = replace(config, iterations=10_000, output=str(tmp_path / "long"))
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        command(config, tmp_path, "run()"), stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    closes = threading.Event()
+    window = threading.Thread(target=shown, args=[master, closes])
+    window.start()
+    trains(process, tmp_path / "long/metrics.jsonl")
+    closes.set()
+    window.join()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 129
+    assert saved_iterations(tmp_path / "long") > 0
+
+
+def test_a_run_under_nohup_goes_on(config, tmp_path):
+    config = replace(config, iterations=10_000, output=str(tmp_path / "long"))
+    process = subprocess.Popen(["nohup", *command(config, tmp_path, "run()")], stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "long/metrics.jsonl"
+    trains(process, metrics)
+    process.send_signal(signal.SIGHUP)
+    for _ in range(3):
+        trains(process, metrics)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
-    assert "--resume" in process.stderr.read()

@@ -1,18 +1,23 @@
 """What a run sends to each tracker: metrics, and sample texts as a table."""
 
+import importlib.util
 import json
 import re
 import time
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from conftest import sentences
+from conftest import ROOT, sentences
 from markdown_it import MarkdownIt
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig
+from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.run import tracker
+from cory.run.settings import announce
 from cory.run.tracker import COLUMNS
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -32,6 +37,28 @@ def train(config, **changes):
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return folder, samples, {(row["iteration"], row["agent"]): row["task_reward"] for row in metrics}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
+def test_a_tracker_without_its_package_is_refused_before_anything_is_written(config, monkeypatch, name):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda n, *p: None if name in n.lower() else find_spec(n, *p))
+    install = "wandb" if name == "wandb" else f"-e '.[{name}]'"
+    expected = f"tracker: expected the package {name}, which is not installed: pip install -c constraints.txt {install}"
+    for begin in (lambda: train(config, tracker=name), lambda: announce(replace(config, tracker=name), "run")):
+        with pytest.raises(UserError) as refused:
+            begin()
+        assert str(refused.value) == expected
+    assert not Path(config.output).exists()
+    monkeypatch.undo()
+    train(config)  # the folder is free
+
+
+def test_the_command_that_installs_a_tracker_names_an_extra_that_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for packages, command in tracker.PACKAGES.values():
+        for extra in re.findall(r"\[(\w+)\]", command):
+            assert any(requirement.startswith(packages[0]) for requirement in extras[extra])
 
 
 def cells(html):

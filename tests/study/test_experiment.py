@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -250,7 +251,8 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
     assert "2 runs, 1 finished" in capfd.readouterr().out
 
 
-def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path, number):
     (tmp_path / "trial.yaml").write_text(
         ONE[: ONE.index("  no such")] + ONE[ONE.index("scales:") :].replace(": 2}", ": 500}")
     )
@@ -262,7 +264,9 @@ def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path)
     while not (folder / "metrics.jsonl").exists():
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.05)
-    driver.terminate()
+    driver.send_signal(number)
+    if number == signal.SIGHUP:
+        driver.send_signal(number)  # as a terminal that closes does
     out, err = driver.communicate(timeout=120)
     assert driver.returncode == 130 and err == "interrupted\n" and "is saved" in out
     assert f"{folder.name}: stopped; the same command continues" in out and "FAILED" not in out

@@ -109,7 +109,8 @@ def test_a_number_is_read_the_same_after_every_marker(number, expected):
     ("answer", "expected"),
     [
         ("9 * 2 = <<9*2=18>>18\n#### 18", "18"), ("#### 109,200,000", "109200000"), ("x\n#### -7", "-7"),
-        ("#### 1\n#### 2.50", "5/2"), ("18", None), ("", None), ("18 ####", None), ("#### none", None),
+        ("#### 1\n#### 2.50", "5/2"), ("18", "18"), (" -1,800 ", "-1800"),
+        ("18 eggs", None), ("", None), ("18 ####", None), ("#### none", None),
     ],
 )  # fmt: skip
 def test_gold(answer, expected):
