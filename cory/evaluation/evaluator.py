@@ -277,9 +277,8 @@ def summarise(
         row: dict[str, Any] = {"name": name}
         for key, numbers in values.items():
             row[key], row[f"{key}_ci"] = mean_interval(numbers, query_texts)
-        if all("base_nll" in r for r in queries):  # there is none in an evaluation that an older version began
-            nats, half = mean_interval([sum(r["base_nll"]) / sum(r["tokens"]) for r in queries], query_texts)
-            row["perplexity"], row["perplexity_ci"] = math.exp(nats), math.exp(nats) * half
+        nats, half = mean_interval([sum(r["base_nll"]) / sum(r["tokens"]) for r in queries], query_texts)
+        row["perplexity"], row["perplexity_ci"] = math.exp(nats), math.exp(nats) * half
         for n in (1, 2):
             row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(completions, n, asked)
         rows.append(row)

@@ -18,7 +18,6 @@ import yaml
 from cory.config import Config, keys
 from cory.errors import UserError
 from cory.run.help import help_text
-from cory.run.tracker import check_tracker
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -243,6 +242,8 @@ def announce(config: Config, name: str) -> None:
     Raises a UserError if the run is to be uploaded at its end and there is no token, or if its tracker is missing.
     """
     config.hub.check_token()
+    from cory.run.tracker import check_tracker  # here, so that `--help` need not import it
+
     check_tracker(config.tracker)
     if os.environ.get("RANK", "0") == "0":
         models = " and ".join(dict.fromkeys(config.of_agent(i).model.name for i in range(config.cory.num_agents)))
