@@ -1,8 +1,8 @@
 """What the pioneer's response is worth to an observer on IMDB; see `--help` and study/observer.py.
 
-python imdb_train/observer.py                                               # the toy setting's untrained policy
+python imdb_train/observer.py                                          # the toy setting's untrained policy
 python imdb_train/observer.py --config configs/imdb/smollm2_135m.yaml  # any configuration
-python imdb_train/observer.py runs/imdb_cory_tiny                           # a run: how the agents' rewards correlate
+python imdb_train/observer.py runs/imdb_cory_tiny                      # a run: how the agents' rewards correlate
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Does an observer read? Its reward after a bad, a middling and a good response of the pioneer.
 
-    python imdb_train/observer.py                                               # the toy setting's untrained policy
-    python imdb_train/observer.py --config configs/imdb/cory_smollm2_135m.yaml  # any configuration, any of its keys
-    python imdb_train/observer.py runs/imdb_cory_tiny/agent_1 FOLDER            # saved full models, in the toy setting
-    python imdb_train/observer.py runs/imdb_cory_tiny                           # a run: how the rewards correlate
+    python imdb_train/observer.py                                          # the toy setting's untrained policy
+    python imdb_train/observer.py --config configs/imdb/smollm2_135m.yaml  # any configuration, any of its keys
+    python imdb_train/observer.py runs/imdb_cory_tiny/agent_1 FOLDER       # saved full models, in the toy setting
+    python imdb_train/observer.py runs/imdb_cory_tiny                      # a run: how the rewards correlate
 
 Folders come first, then flags. The model answers each of `--queries` held-out queries `--samples` times as pioneer, and
 each of these responses `--answers` times as observer: in the configuration's own observer's prompt, in the others that
