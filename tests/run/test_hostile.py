@@ -4,10 +4,11 @@ import hashlib
 import json
 import pickle
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_resume import make_trainer

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from conftest import sentences
 
 from cory.agent import make_agents
