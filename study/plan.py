@@ -201,9 +201,9 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
             own = changed if value is None else changed | {str(experiment.over): value}
             flags = _flags({**scale.flags, **own, **changes})
             unseeded = _settings(spec.script, file, *flags)
-            base = _settings(spec.script, file)
+            base, usual = _settings(spec.script, file), _settings(spec.script, scale.config)
             for key in changes:
-                varied = key in own or key == "seed" or _get(base, key) != _get(_settings(spec.script, scale.config), key)
+                varied = key in own or key == "seed" or _get(base, key) != _get(usual, key)
                 expect(not varied, "--set", f"keys that the experiment does not vary, as it does for {label!r}", key)
             of_scale = _settings(spec.script, file, *_flags(scale.flags))
             for seed in scale.seeds:
