@@ -457,7 +457,7 @@ class Config(Settings):
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...}, each
             part optional. Empty: all agents alike.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
-        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
+        device: auto (CUDA where there is a GPU for it, else the CPU), cpu, cuda, cuda:N or mps (Apple; not tested).
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.

@@ -127,6 +127,7 @@ def probe(
 
     from cory.evaluation import answer
     from cory.metrics import mean_interval
+    from cory.policies.families import check_model
     from cory.policies.load import choose_device, load_policy
     from cory.prompts import RolePrompts
     from study.coupling import repeated
@@ -143,6 +144,7 @@ def probe(
     if tokenizer.chat_template and isinstance(task.dataset["prompt"][0], str):  # messages always are turns
         templates.append(not model.chat_template)
     loaded = policy.to(choose_device(config.device)), None, tokenizer
+    check_model(policy, tokenizer)
     columns = repeated(task.dataset[:queries], samples)
     said, rewards = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
     pioneer = np.reshape(rewards, (-1, samples))

@@ -239,6 +239,17 @@ def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
         evaluate([first, second], held_out, settings(tmp_path))
 
 
+def test_an_evaluation_does_not_go_on_with_other_queries(held_out, policy_folder, tmp_path):
+    """Their responses are stored by number, so they would be shown and counted beside queries that nobody answered."""
+    folder = evaluate([policy_folder], held_out, settings(tmp_path)).folder
+    evaluate([policy_folder], held_out, settings(tmp_path))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    other = replace(held_out, dataset=held_out.dataset.select(range(9, -1, -1)))
+    with pytest.raises(UserError, match=r"got others: \['queries_sha256'\]"):
+        evaluate([policy_folder], other, settings(tmp_path))
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_an_evaluation_does_not_go_on_with_another_base(config, held_out, policy_folder, tmp_path):
     run = make_run(config, 1, output=str(tmp_path / "a"), iterations=1)
     evaluate([policy_folder], held_out, settings(tmp_path))

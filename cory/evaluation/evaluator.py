@@ -324,12 +324,13 @@ def evaluate(
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()
     evaluator = Evaluator(task, settings, kind)
+    queries = list(map(text_of, evaluator.columns["prompt"]))
+    reward = task.fingerprint_of_reward()["reward_sha256"]
     texts = evaluator.query_texts
     shares = shares_in_training(evaluator.runs, texts, trained_on)
     with ExitStack() as locks:
-        folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"], evaluator.models, locks)
+        folder = output_folder(settings, name, reward, evaluator.models, queries, locks)
         rows = summarise(evaluator.run(folder), texts, task, settings, evaluator.kl_coef)
-        queries = list(map(text_of, evaluator.columns["prompt"]))
         titles = {key: title for key, title in columns_shown(task, settings).items() if all(key in row for row in rows)}
         each, heat = settings.samples, evaluator.sampling.temperature
         said = f"{in_words(texts, shares)}, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "

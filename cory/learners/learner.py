@@ -29,6 +29,7 @@ from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.trl_parts import RunningMoments
 from cory.policies import sharding, window
 from cory.policies.engine import difference
+from cory.policies.families import check_model
 from cory.policies.sampling import pad_token, sample
 from cory.policies.window import Window
 from cory.run import processes
@@ -150,6 +151,12 @@ class Learner:
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
         with self._autocast(), sharding.gathered(self.policy):
             return sample(self.policy, self.tokenizer, queries, settings, longest)
+
+    def check_model(self, samples: bool) -> None:
+        """Raises a UserError if the policy is not right in padded batches. See `families.check_model`."""
+        self.model.eval()
+        with self._autocast(), sharding.gathered(self.policy):
+            check_model(self.policy, self.tokenizer, samples)
 
     def step(
         self,

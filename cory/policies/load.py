@@ -28,6 +28,7 @@ from transformers.utils.quantization_config import BitsAndBytesConfig
 
 from cory.config import ModelConfig, ParallelConfig, UserError, expect
 from cory.policies import AVAILABLE
+from cory.policies.families import check_model
 from cory.run import processes
 from cory.run.identity import is_local
 
@@ -277,7 +278,9 @@ class ModelPool:
 
     def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
         policy, tokenizer = load_policy(model, merge=False)
-        return policy.to(self.device).eval(), tokenizer
+        policy = policy.to(self.device).eval()
+        check_model(policy, tokenizer)
+        return policy, tokenizer
 
     @contextmanager
     def loaded(

@@ -40,7 +40,7 @@ class EvaluationConfig(Settings):
         batch_size: Responses that are sampled at a time.
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their type.
         seed: Of the choice of queries and of sampling.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N or mps.
         output: Folder of the results; one that was begun with the same settings is continued, also with more models.
             null: a new one.
         shown: Queries whose responses are shown side by side.
@@ -149,13 +149,27 @@ def begun_settings(folder: Path) -> dict[str, Any]:
     return content
 
 
-def output_folder(settings: EvaluationConfig, name: str, reward: str, identities: Models, locks: ExitStack) -> Path:
+def queries_hash(queries: Sequence[str]) -> str:
+    """The start of the SHA-256 of an evaluation's queries, in their order."""
+    return hashlib.sha256(json.dumps(list(queries)).encode()).hexdigest()[:16]
+
+
+def output_folder(
+    settings: EvaluationConfig,
+    name: str,
+    reward: str,
+    identities: Models,
+    queries: Sequence[str],
+    locks: ExitStack,
+) -> Path:
     """The folder of the results: a new one, or one that was begun with the same settings; else a UserError.
 
-    `reward`: the hash of its source. `identities`: of base, reward model and models that are no runs. The runs must be
-    unchanged, too. The folder is locked until `locks` is closed.
+    `reward`: the hash of its source. `identities`: of base, reward model and models that are no runs. `queries`: their
+    texts, as responses are stored by the number of their query. The runs must be unchanged, too. The folder is locked
+    until `locks` is closed.
     """
-    known = asdict(settings) | {"reward_sha256": reward, "trained": trained(settings.models), "identities": identities}
+    known = asdict(settings) | {"reward_sha256": reward, "queries_sha256": queries_hash(queries)}
+    known |= {"trained": trained(settings.models), "identities": identities}
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():
         before = begun_settings(folder)
@@ -165,7 +179,7 @@ def output_folder(settings: EvaluationConfig, name: str, reward: str, identities
         check_models(before.get("identities", {}), identities, f"the evaluation in {folder}")
         extended = extends(settings.models, before)
         free = (*FREE, "models", "trained") if extended else FREE
-        changed = sorted(key for key in known if known[key] != before.get(key, known[key]) and key not in free)
+        changed = sorted(key for key in known if known[key] != before.get(key) and key not in free)
         if changed:
             begun = f"the settings with which {str(folder)!r} was begun"
             raise UserError(f"output: expected {begun}, got others: {changed}")

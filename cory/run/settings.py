@@ -216,7 +216,7 @@ def _with_nearest(message: str, config_class: type[Config]) -> str:
 
 
 def main(work: Callable[[], None]) -> None:
-    """Runs a script's work. A UserError ends it with status 2 and its message, Ctrl-C with status 130."""
+    """Runs a script's work. A UserError or a full disk ends it with status 2 and a message, Ctrl-C with status 130."""
     # What PEFT and torch say of their own calls.
     for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor"):
         warnings.filterwarnings("ignore", message=message)
@@ -234,6 +234,13 @@ def main(work: Callable[[], None]) -> None:
     except BrokenPipeError:  # what read the output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception as error:
+        from cory.run.output import is_disk_full
+
+        if not is_disk_full(error):
+            raise
+        print(f"error: the disk is full ({error})", file=sys.stderr)
+        sys.exit(2)
 
 
 def announce(config: Config, name: str) -> None:

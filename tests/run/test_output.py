@@ -119,6 +119,14 @@ def test_killed_while_its_agents_are_saved_a_run_has_the_old_ones_or_none(finish
     assert not any(name.startswith("agent_") for name in only(tmp_path / "new"))
 
 
+def test_killed_before_its_report_a_finished_run_gets_one(finished):
+    config, run = finished
+    before = content(run)
+    (run / "report.html").unlink()
+    make_trainer(config).train()
+    assert content(run) == before
+
+
 def test_a_checkpoint_that_was_half_written_is_removed_by_the_next_start(one):
     with pytest.raises(Interrupted):
         make_trainer(one, after(count_good, 3 + 2, interrupt)).train()
