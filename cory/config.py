@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -84,10 +84,8 @@ class Settings:
 
     def check(self) -> None:
         """Checks combinations of keys. Raises a UserError."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, Settings):
-                value.check()
+        for name in blocks(type(self)):
+            getattr(self, name).check()
 
 
 def _explain(settings: type[Settings], errors: list[ErrorDetails]) -> str:
@@ -124,12 +122,19 @@ def changed(block: S, changes: Mapping[str, Any]) -> S:
     return block
 
 
-def keys(settings: Settings, prefix: str = "") -> Iterator[str]:
+def blocks(settings: type[Settings]) -> dict[str, type[Settings]]:
+    """The keys of a class that hold blocks of settings, and their classes."""
+    hints = get_type_hints(settings)
+    types = {each.name: hints[each.name] for each in fields(settings)}
+    return {name: kind for name, kind in types.items() if isinstance(kind, type) and issubclass(kind, Settings)}
+
+
+def keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
     """Every key of a configuration, dotted: `seed`, `ppo.batch_size`, ..."""
+    nested = blocks(settings)
     for each in fields(settings):
-        value = getattr(settings, each.name)
-        if isinstance(value, Settings):
-            yield from keys(value, f"{prefix}{each.name}.")
+        if each.name in nested:
+            yield from keys(nested[each.name], f"{prefix}{each.name}.")
         else:
             yield prefix + each.name
 

@@ -261,6 +261,9 @@ def test_keys_may_be_assigned_one_after_the_other_and_are_checked_together():
         ("ppo:\n  batch_sise: 3\n", "unknown key 'batch_sise'.*Did you mean 'ppo.batch_size'"),
         ("itertions: 3\n", "Did you mean 'iterations'"),
         ("ppo: [1\n", "bad.yaml"),
+        ("ppo: null\n", r"bad.yaml: ppo: expected a block of settings, got None"),
+        ("task: 3\n", r"bad.yaml: task: expected a block of settings, got 3"),
+        ("seed: null\n", r"bad.yaml: seed: expected a valid integer, got None"),
         ("seed: !!python/object/apply:os.system ['touch pwned']\n", "bad.yaml"),
     ],
 )
@@ -278,13 +281,13 @@ def test_help_documents_every_key_and_print_config_prints_them():
         [sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True, check=True
     ).stdout
     positions = []
-    for key in keys(ImdbConfig()):
+    for key in keys(ImdbConfig):
         entry = re.search(rf"^  --{key}( .*)?\n((      .*\n)+)", shown, re.MULTILINE)
         assert entry and len(entry[2].split("(default")[0].split()) > 1, key
         positions.append(entry.start())
     assert positions == sorted(positions)  # those of the top level first, then block by block
     assert "  --ppo.schedule {constant,linear,cosine}\n" in shown and "(default: 1.41e-05)" in shown
-    assert set(printed(script)) == set(keys(ImdbConfig()))
+    assert set(printed(script)) == set(keys(ImdbConfig))
 
 
 def test_a_boolean_flag_alone_means_true():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from cory.config import Config, keys
+from cory.config import Config, blocks, keys
 from cory.errors import UserError
 from cory.run.help import help_text
 
@@ -183,6 +183,11 @@ def _parse(kind: type[C], parser: "ArgumentParser", argv: Sequence[str]) -> C:
 
 
 def _instantiate(kind: type[C], parser: "ArgumentParser", parsed: Any) -> C:
+    from jsonargparse import Namespace
+
+    for name, value in vars(parsed).items():
+        if name in blocks(kind) and not isinstance(value, Namespace):
+            raise UserError(f"{name}: expected a block of settings, got {value!r}")
     values = vars(parser.instantiate(parsed))
     return kind(**{key: value for key, value in values.items() if key not in ("config", *RECORDED)})
 
@@ -206,7 +211,7 @@ def _with_nearest(message: str, config_class: type[Config]) -> str:
     if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
         return message
     words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split() if word != "arguments:"]
-    dotted = list(keys(config_class()))
+    dotted = list(keys(config_class))
     key_of = {key: key for key in dotted} | {key.split(".")[-1]: key for key in dotted}
     for word in reversed(words):
         near = difflib.get_close_matches(word, key_of, n=1, cutoff=0.7)
