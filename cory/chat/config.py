@@ -2,10 +2,17 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt
+from pydantic import AfterValidator, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from cory.config import Settings
+
+
+
+def _not_empty(order: list[int] | None) -> list[int] | None:
+    if order == []:
+        raise ValueError("null or the numbers of agents")
+    return order
 
 
 @dataclass
@@ -24,7 +31,7 @@ class ChatConfig(Settings):
     """
 
     run: str = ""
-    order: Annotated[list[int] | None, Field(min_length=1)] = None
+    order: Annotated[list[int] | None, AfterValidator(_not_empty)] = None
     seed: NonNegativeInt = 0
     sampling: dict[str, Any] = Field(default_factory=dict)
     model: dict[str, Any] = Field(default_factory=dict)

@@ -156,13 +156,12 @@ def _check_single_agent(chosen: argparse.Namespace) -> None:
 def _parser(kind: type[Config]) -> "ArgumentParser":
     from jsonargparse import ArgumentParser
 
+    from cory.run.arguments import allow_bare_flags
+
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(kind)
-    for action in parser._actions:
-        if getattr(action, "_typehint", None) is bool:  # `--overwrite` alone means `--overwrite true`
-            action.nargs = "?"
-            action.const = True
+    allow_bare_flags(parser)
     for key in RECORDED:  # as the file of a run has them
         parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS)
     return parser
