@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cory.agent import Agent, Rollout, make_agents  # noqa: F401
-    from cory.config import Config, UserError  # noqa: F401
+    from cory.config import Config  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
+    from cory.errors import UserError  # noqa: F401
     from cory.evaluation import evaluate  # noqa: F401
     from cory.prompts import RolePrompts  # noqa: F401
     from cory.roles import RoleSchedule  # noqa: F401

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cory.config import RewardError, UserError, expect
+from cory.errors import RewardError, UserError, expect
 from cory.run import coroutines
 
 # reward(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of

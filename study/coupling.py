@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from cory.config import Config, UserError
+from cory.config import Config
+from cory.errors import UserError
 from cory.evaluation import answer
 from cory.policies.load import ModelPool, choose_device
 from cory.run.evaluation_settings import agent_models, run_agents

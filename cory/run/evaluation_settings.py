@@ -4,11 +4,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from cory.config import Config, ModelConfig, Settings, UserError, changed, expect
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from cory.config import Config, ModelConfig, Settings, changed
+from cory.errors import UserError
 from cory.run.identity import Models, check_models, model_identity
 from cory.run.output import lock, new_folder, remove_partial, replace_text
 from cory.run.settings import as_config, read_settings
@@ -42,27 +46,25 @@ class EvaluationConfig(Settings):
         shown: Queries whose responses are shown side by side.
     """
 
-    models: list[str] = field(default_factory=list)
+    models: list[str] = Field(default_factory=list)
     base: str | None = None
-    task: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    sampling: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any] = Field(default_factory=dict)
+    sampling: dict[str, Any] = Field(default_factory=dict)
     split: str = "test"
-    queries: int = 500
-    samples: int = 1
-    ks: list[int] = field(default_factory=list)
+    queries: NonNegativeInt = 500
+    samples: PositiveInt = 1
+    ks: list[int] = Field(default_factory=list)
     greedy: bool = False
     kl_coef: float | None = None
-    batch_size: int = 100
+    batch_size: PositiveInt = 100
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
     device: str = "auto"
     output: str | None = None
-    shown: int = 5
+    shown: NonNegativeInt = 5
 
-    def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("batch_size", 1), ("queries", 0), ("shown", 0)):
-            expect(getattr(self, name) >= least, name, f"at least {least}", getattr(self, name))
+    def check(self) -> None:
         for k in self.ks:
             if not 1 <= k <= self.samples:
                 raise UserError(f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}")

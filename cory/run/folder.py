@@ -16,7 +16,8 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from cory.config import Config, UserError
+from cory.config import Config
+from cory.errors import UserError
 from cory.run import processes
 from cory.run.card import agent_card
 from cory.run.guards import MEANING

@@ -15,7 +15,7 @@ from test_resume import after, count_good, interrupt, make_trainer, one, same
 
 from cory import evaluate
 from cory.agent import Agent
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run import checkpoint, folder
 from cory.run.guards import Interrupted
 from cory.run.settings import main
