@@ -8,7 +8,6 @@ from pydantic.dataclasses import dataclass
 from cory.config import Settings
 
 
-
 def _not_empty(order: list[int] | None) -> list[int] | None:
     if order == []:
         raise ValueError("null or the numbers of agents")
