@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
 
-HOME = {"Agent": "agent", "Rollout": "agent", "make_agents": "agent", "Config": "config", "UserError": "config",
+HOME = {"Agent": "agent", "Rollout": "agent", "make_agents": "agent", "Config": "config", "UserError": "errors",
         "evaluate": "evaluation", "RolePrompts": "prompts", "assign_credit": "credit", "RoleSchedule": "roles",
         "Task": "task", "CoryTrainer": "trainer"}  # fmt: skip
 __all__ = [*HOME]
