@@ -11,22 +11,18 @@ temporary folder, flushed to the disk and renamed, so it is complete or absent; 
 
 import hashlib
 import json
-import math
 import os
 import shutil
-import statistics
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from cory.config import CheckpointConfig, UserError
+from cory.config import UserError
 from cory.run import processes, shards
-from cory.run.folder import FILES, Run, SavedAgent
+from cory.run.folder import FILES, SavedAgent
 from cory.run.output import partial_name, remove
 
 FORMAT = 1
@@ -55,98 +51,12 @@ class RunState:
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class CheckpointManager:
-    """Saves a run's state, which the trainer updates, when it is due; keeps the newest and the best checkpoints.
-
-    Args:
-        run, agents, settings: what is saved, and when.
-        state: of a new run, or as it was read from the checkpoint from which the run continues.
-    """
-
-    def __init__(self, run: Run, agents: Sequence[SavedAgent], settings: CheckpointConfig, state: RunState) -> None:
-        self.run, self.agents, self.settings, self.state = run, agents, settings, state
-        self.folder = run.folder / "checkpoints"
-        self.saved = state.iteration  # whose checkpoint, if there is one, holds the state of this run
-
-    def after(self, records: Sequence[Mapping[str, Any]], last: bool, stopped: bool) -> None:
-        """Saves after an iteration where that is due; `state.iteration` is the next one.
-
-        `last`: whether no iteration is left. `stopped`: whether the run ends before its time.
-        """
-        every = self.settings.save_every
-        if stopped or (last and self.settings.save_final) or (every and self.state.iteration % every == 0):
-            if self.settings.best is not None and self.settings.best in records[0]:
-                value = statistics.fmean(record[self.settings.best] for record in records)
-                if _is_better(value, self.state.best):
-                    self.state.best = {"value": value, "iteration": self.state.iteration}
-            self.save()
-
-    def save(self) -> None:
-        """Writes a checkpoint and then removes older ones. All processes must call this.
-
-        A state that is saved already stays as it is. If a checkpoint cannot be written (disk full), warns and keeps all
-        earlier ones.
-        """
-        if processes.broadcast(processes.is_main() and self._is_saved()):
-            return
-        iteration = self.state.iteration
-        try:
-            self.state.lengths = self.run.lengths()
-            target = _write(self.folder, self.state, self.agents)
-        except (OSError, SafetensorError, processes.FailedElsewhere) as error:
-            failure = f"The checkpoint before iteration {iteration} could not be written to {self.folder} ({error})."
-            if self.run.writes:
-                warnings.warn(f"{failure} The run continues; earlier checkpoints are unchanged.", stacklevel=2)
-            return
-        self.saved = iteration
-        if not self.run.writes:
-            return
-        spare = _place(self.folder, self.state.best["iteration"]) if self.state.best else None
-        for old in folders(self.folder)[self.settings.keep :]:
-            if old not in (spare, target):
-                with suppress(OSError):
-                    remove(old)
-
-    def _is_saved(self) -> bool:
-        """Whether a valid checkpoint holds the state, so that writing it again would only put that one at risk."""
-        if self.saved != self.state.iteration:
-            return False
-        try:
-            read(_place(self.folder, self.saved), [agent.name for agent in self.agents])
-        except Damaged:
-            return False
-        return True
-
-    def save_after(self, error: Exception, unchanged: bool) -> None:
-        """Saves after an error, unless an agent was changed in any process since `state.iteration` began.
-
-        Saving takes all processes, so the error must have been raised in all of them.
-        """
-        if processes.raised_everywhere(error) and not processes.all_reduce_max(not unchanged):
-            self.save()
-
-    def newest(self) -> Path | None:
-        """The newest checkpoint, valid or not."""
-        return next(iter(folders(self.folder)), None)
-
-
-def _is_better(value: float, best: Mapping[str, Any] | None) -> bool:
-    """Whether a metric's value makes its checkpoint the best so far.
-
-    A value that is not finite (all updates of an iteration were skipped) is never the best. In checkpoints of earlier
-    versions it can be; any finite one replaces it.
-    """
-    if not math.isfinite(value):
-        return False
-    return best is None or not math.isfinite(best["value"]) or value > best["value"]
-
-
-def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
+def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     """Writes a checkpoint atomically: each process what it alone has, the main one the rest.
 
     Raises OSError or SafetensorError in the process that could not write, FailedElsewhere in the others.
     """
-    target, main = _place(folder, state.iteration), processes.is_main()
+    target, main = path_of(folder, state.iteration), processes.is_main()
     has_parts = main or processes.parallel.split  # else the main process has all that the others have
     partial = processes.broadcast(processes.agreed(lambda: _temporary(folder) if main else folder))
     try:
@@ -189,7 +99,8 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     _flush(target.parent)
 
 
-def _place(folder: Path, iteration: int) -> Path:
+def path_of(folder: Path, iteration: int) -> Path:
+    """The checkpoint before an iteration, in a run's folder `checkpoints`."""
     return folder / f"iter-{iteration:06d}"
 
 
