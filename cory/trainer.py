@@ -114,9 +114,10 @@ class CoryTrainer:
                     self._notify("on_train_begin", self.run)
 
                 for k in range(self.state.iteration, self.config.iterations):
-                    with self._explaining_errors(f"iteration {k + 1}"), self.checkpoints.saved_on_error(self):
-                        self._notify("on_iteration_begin", k)
-                        iteration = self.iteration(k)
+                    with self._explaining_errors(f"iteration {k + 1}"):
+                        with self.checkpoints.saved_on_error(self):
+                            self._notify("on_iteration_begin", k)
+                            iteration = self.iteration(k)
                         self._notify("on_iteration_end", iteration)
                     if self.should_stop:  # the same in all processes, see the callback `Stopping`
                         break
@@ -381,7 +382,10 @@ class CoryTrainer:
                         self._check_prompt_lengths(dataset, role, agent)
 
     def _select_held_out(self, dataset: Dataset | None) -> Dataset:
-        """The first `config.eval_queries` rows, equally many for each process. Raises a UserError if they do not fit."""
+        """The first `config.eval_queries` rows, equally many for each process.
+
+        Raises a UserError: there are none, or their columns or prompts are not those of the task.
+        """
         columns = sorted(self.task.dataset.column_names)
         given = sorted(dataset.column_names) if dataset is not None else None
         if dataset is None or given != columns:

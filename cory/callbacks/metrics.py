@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cory.agent import Agent
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
 from cory.metrics import combined_reward, distinct
@@ -30,36 +29,20 @@ class Metrics(Callback):
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         run = trainer.run
-        config = trainer.config
         with timed(iteration.seconds, "record"):
-            iteration.records = measure(
-                iteration,
-                trainer.agents,
-                trainer.task.metrics,
-                kl_coef=config.ppo.init_kl_coef,
-                kl_bound=config.guards.kl_bound,
-                history=run.history,
-            )
+            iteration.records = measure(trainer, iteration, run.history)
         run.history += iteration.records
         with timed(iteration.seconds, "log"):
             run.write("metrics", iteration.records)
 
 
-def measure(
-    iteration: Iteration,
-    agents: Sequence[Agent],
-    metrics: Mapping[str, Callable[[str], float]],
-    kl_coef: float,
-    kl_bound: float,
-    history: Sequence[Mapping[str, Any]] = (),
-) -> list[dict[str, Any]]:
-    """The metrics of an iteration over all processes: a record per role, in the order of `agents`.
+def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The metrics of an iteration over all processes: a record per role, in the order of the trainer's agents.
 
-    Args:
-        metrics: the task's own, whose means over the responses are recorded.
-        kl_coef: eta of the combined reward. kl_bound: above it a role's KL is flagged.
-        history: the records of earlier iterations; collapse is judged against those of the first one.
+    `history`: the records of earlier iterations; collapse is judged against those of the first one.
     """
+    kl_coef = trainer.config.ppo.init_kl_coef
+    kl_bound = trainer.config.guards.kl_bound
     first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
     records = []
     for role, agent in enumerate(iteration.chain):
@@ -77,7 +60,7 @@ def measure(
             **update_stats,
             "distinct_2": distinct(completions, 2),
         }
-        for name, metric in metrics.items():
+        for name, metric in trainer.task.metrics.items():
             record[name] = statistics.fmean(map(metric, completions))
         first_record = first_records.get(record["role"], record)
         record["flags"] = flags(record, first_record, task_rewards, completions, kl_bound)
@@ -85,5 +68,5 @@ def measure(
             record["eval_task_reward"] = iteration.eval_task_rewards[role]
         records.append(record)
 
-    position = {agent.name: index for index, agent in enumerate(agents)}
+    position = {agent.name: index for index, agent in enumerate(trainer.agents)}
     return sorted(records, key=lambda record: position[record["agent"]])

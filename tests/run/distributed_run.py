@@ -43,19 +43,11 @@ def train(config: Config, fault: str) -> None:
 
     trainer = make_trainer(config, reward)
     queries = []
-    batch = trainer.iteration
+    iteration = trainer.iteration
 
-    def spy(k, history=()):
-        rendered = trainer._prompts
-
-        def prompts(agent, role, rows, responses, length):
-            if role == 0:
-                queries.append(rows["prompt"])
-            return rendered(agent, role, rows, responses, length)
-
-        trainer._prompts = prompts
-        result = batch(k, history)
-        trainer._prompts = rendered
+    def spy(k):
+        result = iteration(k)
+        queries.append(result.columns["prompt"])
         orders.append([agent.name for agent in map(trainer.agents.__getitem__, trainer.schedule.order(k))])
         digest = hashlib.sha256()
         for agent in trainer.agents:
