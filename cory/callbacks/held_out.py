@@ -62,8 +62,8 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
     for start in range(0, len(own_rows), batch_size):
         batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
         rollouts = trainer.roll_out(iteration.chain, batch)
-        for role, rewards in enumerate(trainer.score(batch, rollouts).tolist()):
-            task_rewards[role] += rewards
+        for role, rewards in enumerate(trainer.score(batch, rollouts)):
+            task_rewards[role] += rewards.tolist()
     return [statistics.fmean(processes.gather(rewards)) for rewards in task_rewards]
 
 

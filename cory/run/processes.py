@@ -251,7 +251,8 @@ def updated(compute: Callable[[], T]) -> T:
     try:
         return compute()
     except NotFinite as error:
-        raise _everywhere(error) from error.__cause__
+        _everywhere(error)
+        raise
 
 
 def _everywhere(error: Exception) -> Exception:

@@ -58,7 +58,7 @@ def test_an_iteration_holds_what_happened(config):
         assert pioneer.prompts == queries
         assert observer.prompts == [f'Improve "{query}{response}": {query}' for query, response in pairs]
         expected = torch.tensor([count_good(None, rollout.completions) for rollout in iteration.rollouts])
-        assert torch.allclose(iteration.task_rewards, expected)
+        assert torch.allclose(torch.stack(list(iteration.task_rewards)), expected)
         assert torch.allclose(iteration.rewards[0], expected.sum(0))
         assert all(len(ids) <= iteration.max_new_tokens for ids in pioneer.responses)
         roles = {record["agent"]: record["role"] for record in iteration.records}
