@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config, one_of
+from cory.config import Config
+from cory.errors import one_of
 from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner

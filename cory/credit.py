@@ -5,7 +5,7 @@ A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). doc
 
 import torch
 
-from cory.config import one_of
+from cory.errors import one_of
 
 MODES = ("collective", "causal", "own", "counterfactual")
 

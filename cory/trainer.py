@@ -17,8 +17,9 @@ from cory.agent import STATS, Agent, Rollout
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.callbacks.metrics import MEASURED
-from cory.config import Config, RewardError, UserError
+from cory.config import Config
 from cory.credit import assign_credit
+from cory.errors import RewardError, UserError
 from cory.iteration import Batch, Iteration
 from cory.learners.optimizer import learning_rate_factor
 from cory.policies.sampling import check_lengths, seed_everything

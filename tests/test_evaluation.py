@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate, evaluation
 from cory.agent import make_agents
-from cory.config import LoraConfig, ModelConfig, SamplingConfig, UserError
+from cory.config import LoraConfig, ModelConfig, SamplingConfig
+from cory.errors import UserError
 from cory.evaluation.evaluator import summarise
 from cory.policies import load
 from cory.prompts import RolePrompts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cory.callbacks.callback import Callback
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run import processes
 from cory.run.card import agent_card
 from cory.run.clock import peak_memory_mb

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cory.callbacks.callback import Callback
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.upload import push
 
 if TYPE_CHECKING:

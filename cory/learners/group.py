@@ -13,7 +13,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import one_of
+from cory.errors import one_of
 from cory.learners import losses
 from cory.learners.learner import Learner, OldPolicy, Rows
 from cory.learners.optimizer import make_optimizer

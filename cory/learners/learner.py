@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import SamplingConfig, one_of
+from cory.config import SamplingConfig
+from cory.errors import one_of
 from cory.learners import losses
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.trl_parts import RunningMoments

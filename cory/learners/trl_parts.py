@@ -10,7 +10,8 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 from trl.trainer import AdaptiveKLController, FixedKLController
 
-from cory.config import PPOConfig, UserError
+from cory.config import PPOConfig
+from cory.errors import UserError
 from cory.policies import window
 from cory.run import processes
 

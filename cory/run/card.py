@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from cory.config import Config
-from cory.run.checks import is_local
+from cory.run.identity import is_local
 from cory.run.report import markdown_table, sample_table
 
 PAPER = "https://arxiv.org/abs/2410.06101"

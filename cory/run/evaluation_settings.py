@@ -4,11 +4,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from cory.config import Config, ModelConfig, Settings, UserError, changed, expect
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from cory.config import Config, ModelConfig, Settings, changed
+from cory.errors import UserError
 from cory.run.identity import Models, check_models, model_identity
 from cory.run.output import lock, new_folder, remove_partial, replace_text
 from cory.run.settings import as_config, read_settings
@@ -42,27 +46,25 @@ class EvaluationConfig(Settings):
         shown: Queries whose responses are shown side by side.
     """
 
-    models: list[str] = field(default_factory=list)
+    models: list[str] = Field(default_factory=list)
     base: str | None = None
-    task: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    sampling: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any] = Field(default_factory=dict)
+    sampling: dict[str, Any] = Field(default_factory=dict)
     split: str = "test"
-    queries: int = 500
-    samples: int = 1
-    ks: list[int] = field(default_factory=list)
+    queries: NonNegativeInt = 500
+    samples: PositiveInt = 1
+    ks: list[int] = Field(default_factory=list)
     greedy: bool = False
     kl_coef: float | None = None
-    batch_size: int = 100
+    batch_size: PositiveInt = 100
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
     device: str = "auto"
     output: str | None = None
-    shown: int = 5
+    shown: NonNegativeInt = 5
 
-    def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("batch_size", 1), ("queries", 0), ("shown", 0)):
-            expect(getattr(self, name) >= least, name, f"at least {least}", getattr(self, name))
+    def check(self) -> None:
         for k in self.ks:
             if not 1 <= k <= self.samples:
                 raise UserError(f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}")
@@ -75,21 +77,27 @@ def run_agents(folder: Path) -> dict[str, Path]:
     """
     if not (folder / "config.yaml").exists():
         return {}
-    found = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
-    found.sort(key=lambda path: int(path.name[6:]))
-    if not found or not (folder / "summary.json").exists():
+    agents = agent_folders(folder)
+    if not agents or not (folder / "summary.json").exists():
         raise UserError(
             f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
         )
-    return {f"{folder.name}/{agent.name}": agent for agent in found}
+    return agents
+
+
+def agent_folders(folder: Path) -> dict[str, Path]:
+    """The agents in a folder, in their order: by their names in an evaluation, FOLDER/agent_1, ..."""
+    agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
+    agents.sort(key=lambda path: int(path.name[6:]))
+    return {f"{folder.name}/{agent.name}": agent for agent in agents}
 
 
 def agent_models(
-    run: Path, config: Config, changes: Mapping[str, Any]
+    agents: Mapping[str, Path], config: Config, changes: Mapping[str, Any]
 ) -> dict[str, tuple[ModelConfig, Path | None, ModelConfig]]:
-    """How a run's saved agents are loaded: by name the model's settings, an adapter's folder or None, and the base."""
+    """How saved agents of a run are loaded: by name the model's settings, an adapter's folder or None, and the base."""
     found: dict[str, tuple[ModelConfig, Path | None, ModelConfig]] = {}
-    for agent, path in run_agents(run).items():
+    for agent, path in agents.items():
         model = config.of_agent(int(path.name.removeprefix("agent_")) - 1).model
         own = changed(replace(model, name=config.resolve(model.name)), changes)
         full = replace(own, name=str(path), revision=None, quantization="none")

@@ -11,7 +11,8 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from cory.config import Config, UserError
+from cory.config import Config
+from cory.errors import UserError
 from cory.run import processes
 from cory.run.jsonl import JsonlWriter, read_rows
 from cory.run.output import new_folder, remove, remove_partial, replace_text

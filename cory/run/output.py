@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cory.config import UserError
+from cory.errors import UserError
 
 LOCK = ".lock"  # locks the folder that it is in; it stays there, empty
 PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-.+")

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, UserError, expect
+from cory.config import Config, HubConfig
+from cory.errors import UserError, expect
 from cory.run.card import is_absolute, is_folder, licence_of, run_card
 from cory.run.evaluation_settings import run_agents, trained
-from cory.run.hub import HubConfig
 from cory.run.settings import read_settings
 
 # What a folder of an agent may hold of Hugging Face's and PEFT's files. Its own README.md is not uploaded.

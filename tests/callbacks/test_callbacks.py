@@ -12,7 +12,7 @@ from conftest import ROOT, sentences
 
 from cory.agent import make_agents
 from cory.callbacks import Callback
-from cory.config import UserError
+from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer

@@ -9,7 +9,8 @@ import torch
 from conftest import make_gpt2
 from test_ppo import ragged
 
-from cory.config import PPOConfig, UserError
+from cory.config import PPOConfig
+from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages
 from cory.learners.optimizer import learning_rate_factor, make_optimizer

@@ -5,7 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from cory.agent import make_agents
-from cory.config import SamplingConfig, UserError
+from cory.config import SamplingConfig
+from cory.errors import UserError
 from cory.policies import families, sampling
 from cory.policies.families import TESTED, check_model
 from cory.policies.load import ModelPool

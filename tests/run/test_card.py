@@ -9,12 +9,11 @@ import torch
 from conftest import sentences
 
 from cory.agent import make_agents
-from cory.config import CoryConfig, LoraConfig, ModelConfig
+from cory.config import CoryConfig, HubConfig, LoraConfig, ModelConfig
 from cory.policies.load import load_policy
 from cory.policies.lora import add_adapter, save_policy
 from cory.prompts import RolePrompts
 from cory.run.card import agent_card
-from cory.run.hub import HubConfig
 from cory.run.upload import contents
 from cory.task import Task
 from cory.trainer import CoryTrainer

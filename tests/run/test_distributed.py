@@ -13,7 +13,8 @@ from test_resume import make_trainer as make_run
 from torchrun import launch
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, LoraConfig, SamplingConfig, UserError
+from cory.config import CheckpointConfig, LoraConfig, SamplingConfig
+from cory.errors import UserError
 from cory.run import processes
 
 CALLBACKS = ["callback stops", "callback fails"]

@@ -8,7 +8,8 @@ import pytest
 from test_resume import make_trainer, same
 
 from cory.agent import Agent
-from cory.config import CheckpointConfig, UserError
+from cory.config import CheckpointConfig
+from cory.errors import UserError
 from cory.policies.load import load_policy
 from cory.run.settings import main
 

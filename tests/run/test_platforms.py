@@ -45,7 +45,7 @@ def test_an_apple_gpu_can_be_asked_for():
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has an Apple GPU")
 def test_absent_apple_gpu():
-    from cory.config import UserError
+    from cory.errors import UserError
 
     with pytest.raises(UserError, match="device: expected a device of this machine, which has no Apple GPU, got 'mps'"):
         choose_device("mps")
