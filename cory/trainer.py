@@ -1,5 +1,6 @@
 """CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
 
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -318,16 +319,19 @@ class CoryTrainer:
     def _notify(self, event: str, argument: Run | Iteration | int) -> None:
         """Calls the method `event` of each callback that has one, in their order.
 
-        An error in one process is raised in all, unless the processes wait for each other in the method itself.
+        After neighbours that are not `collective` the processes tell each other of errors, so that all of them raise.
         """
-        for callback in self.callbacks:
-            if getattr(type(callback), event) is getattr(Callback, event):
-                continue  # not overridden
-            method = partial(getattr(callback, event), self, argument)
-            if callback.collective:
-                method()
+
+        def call(callbacks: list[Callback]) -> None:
+            for callback in callbacks:
+                getattr(callback, event)(self, argument)
+
+        overriding = [c for c in self.callbacks if getattr(type(c), event) is not getattr(Callback, event)]
+        for collective, neighbours in itertools.groupby(overriding, lambda callback: callback.collective):
+            if collective:
+                call(list(neighbours))
             else:
-                processes.agreed(method)
+                processes.agreed(partial(call, list(neighbours)))
 
     @contextmanager
     def _explaining_errors(self, part: str) -> Iterator[None]:
