@@ -95,8 +95,8 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, fl
     seconds = []
     for k in range(options.iterations):
         started = time.perf_counter()
-        trainer.iteration(k)
-        seconds.append({**trainer.seconds, "total": time.perf_counter() - started})
+        iteration = trainer.iteration(k)
+        seconds.append({**iteration.seconds, "total": time.perf_counter() - started})
     found = {"imported": imported, "start": start, "peak": resident("VmHWM")}
     medians = {phase: statistics.median(one[phase] for one in seconds[1:]) for phase in seconds[-1]}
     return {

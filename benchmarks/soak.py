@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
 
     from cory.agent import make_agents
-    from cory.run.guards import Interrupted
+    from cory.callbacks import Callback
     from cory.run.settings import load
     from cory.trainer import CoryTrainer
     from imdb_train.config import ImdbConfig
@@ -55,19 +54,18 @@ def main() -> None:
         argv = [f"--{key}={value}" for key, value in flags.items()]
         config, _ = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv)
         agents = make_agents(config)
-        trainer = CoryTrainer(config, agents, make_task(config, agents[0].device))
-        iteration, seen, started = trainer.iteration, [], time.monotonic()
+        seen: list[tuple[int, float, int]] = []
+        started = time.monotonic()
 
-        def watched(k, history=()):  # type: ignore[no-untyped-def]
-            if k % 50 == 0:
-                seen.append((k, resident(), len(os.listdir("/proc/self/fd"))))
-            if time.monotonic() - started > 60 * options.minutes:
-                os.kill(os.getpid(), 15)
-            return iteration(k, history)
+        class Watch(Callback):
+            def on_iteration_begin(self, trainer: CoryTrainer, k: int) -> None:
+                if k % 50 == 0:
+                    seen.append((k, resident(), len(os.listdir("/proc/self/fd"))))
+                if time.monotonic() - started > 60 * options.minutes:
+                    trainer.should_stop = True
 
-        trainer.iteration = watched  # type: ignore[method-assign]
-        with suppress(Interrupted):
-            trainer.train()
+        task = make_task(config, agents[0].device)
+        CoryTrainer(config, agents, task, callbacks=[Watch()]).train()
         lines = (Path(folder) / "run/metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         expected = [(k, agent.name) for k in range(len(records) // 2) for agent in agents]

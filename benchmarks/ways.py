@@ -83,18 +83,19 @@ class Bench:
     def ours(self) -> Callable[[int], Seconds]:
         """`CoryTrainer`."""
         from cory.agent import make_agents
+        from cory.callbacks.metrics import measure
+        from cory.run.clock import timed
         from cory.trainer import CoryTrainer
-
-        def learn(seconds: Seconds) -> float:
-            return seconds["learn"] + seconds["record"]  # statistics of the update are part of every way's update
 
         agents = make_agents(self.config, self.shape.agents)
         trainer = CoryTrainer(self.config, agents, self.task)
 
         def iteration(k: int) -> Seconds:
-            trainer.seconds = {}
-            trainer.iteration(k)
-            return {**{phase: trainer.seconds[phase] for phase in PHASES}, "learn": learn(trainer.seconds)}
+            done = trainer.iteration(k)
+            with timed(done.seconds, "learn"):  # statistics of the update are part of every way's update
+                measure(trainer, done)
+            done.seconds["learn"] += done.seconds["record"]
+            return {phase: done.seconds[phase] for phase in PHASES}
 
         iteration.agents, iteration.trainer = agents, trainer  # type: ignore[attr-defined]
         return iteration

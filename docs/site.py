@@ -32,6 +32,7 @@ NAV = {
     "Guides": {
         "Your own task": "docs/own_task.md",
         "Configuration": "docs/configuration.md",
+        "Callbacks": "docs/callbacks.md",
         "Experiments": "docs/experiments.md",
         "Reports": "docs/report.md",
         "Talk to the agents, pass them on": "docs/share.md",

@@ -118,3 +118,10 @@ def make_config(policy_folder: Path, folder: Path) -> Config:
 @pytest.fixture
 def config(policy_folder, tmp_path) -> Config:
     return make_config(policy_folder, tmp_path)
+
+
+def run_iteration(trainer, k: int) -> list[dict]:
+    """Runs iteration `k` outside of `train`; its metrics, a record per role."""
+    from cory.callbacks.metrics import measure
+
+    return measure(trainer, trainer.iteration(k))

@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 import datasets
 import pytest
 import torch
-from conftest import make_gpt2, sentences
+from conftest import make_gpt2, run_iteration, sentences
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import DistilBertForSequenceClassification
@@ -236,9 +236,9 @@ def test_tokenizer_without_a_pad_token_is_handled(policy_folder, config, tmp_pat
     config.model.name = str(tmp_path / "model")
     one = trainer(config)
     assert one.agents[0].tokenizer.pad_token == one.agents[0].tokenizer.eos_token
-    padded, _ = one.iteration(0)
+    padded = run_iteration(one, 0)
     config.model.name = str(policy_folder)
-    assert padded == trainer(config).iteration(0)[0]
+    assert padded == run_iteration(trainer(config), 0)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7"])
@@ -405,7 +405,7 @@ def test_rewards_may_be_tensors_or_numpy(config):
 
     for kind in (lambda n: torch.ones(n), lambda n: np.ones(n), lambda n: [torch.tensor(1)] * n, lambda n: [True] * n):
         one = trainer(config, reward=lambda prompts, completions, kind=kind: kind(len(prompts)))
-        assert one.iteration(0)[0][0]["task_reward"] == 1.0
+        assert run_iteration(one, 0)[0]["task_reward"] == 1.0
 
 
 # Runs

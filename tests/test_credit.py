@@ -5,7 +5,7 @@ from dataclasses import replace
 import datasets
 import pytest
 import torch
-from conftest import sentences
+from conftest import run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
 from benchmarks.credit import gradients, objective_gradient
@@ -38,9 +38,9 @@ def spy(trainer):
         agent.learn = learn
     run = trainer.iteration
 
-    def iteration(k, history=()):
+    def iteration(k):
         seen.append({})
-        return run(k, history)
+        return run(k)
 
     trainer.iteration = iteration
     return seen
@@ -75,7 +75,7 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
     trainer = make_trainer(replace(config, cory=shared))
     (agent,) = trainer.agents
     seen = spy(trainer)
-    records, _ = trainer.iteration(0)
+    records = run_iteration(trainer, 0)
     (rollouts, rewards), batch = seen[0]["agent_1"], trainer.task.batch(0, 8, config.seed)["prompt"]
     assert rollouts[0].prompts == batch
     pairs = zip(batch, rollouts[0].completions, strict=True)
@@ -88,7 +88,7 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
     lengths = [sum(map(len, rollout.responses)) / 8 for rollout in rollouts]
     assert [record["response_tokens"] for record in records] == pytest.approx(lengths)
     trainer.iteration(1)
-    kls = [record["kl"] for record in trainer.iteration(2)[0]]
+    kls = [record["kl"] for record in run_iteration(trainer, 2)]
     assert kls[0] > 0 and kls[1] > 0 and kls[0] != kls[1]  # each role's own
 
 
@@ -113,5 +113,5 @@ def test_chains_of_a_group_share_their_query_and_the_reward_learns_the_role(conf
 
 
 def test_counterfactual_credit_of_one_agent_is_its_own_reward(config):
-    records, _ = make_trainer(replace(config, cory=CoryConfig(num_agents=1, credit="counterfactual"))).iteration(0)
+    records = run_iteration(make_trainer(replace(config, cory=CoryConfig(num_agents=1, credit="counterfactual"))), 0)
     assert [record["role"] for record in records] == ["pioneer"]

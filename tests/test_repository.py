@@ -104,9 +104,16 @@ SOURCES = [path for folder in ("cory", "study", "imdb_train", "gsm8k_train") for
 
 
 def imported(path: Path) -> set[str]:
-    """The modules, and names of modules, that a file imports, wherever in it."""
+    """The modules, and names of modules, that a file imports when it runs, wherever in it."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for_types = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    left_out = {child for node in for_types for child in ast.walk(node)}
+    for node in ast.walk(tree):
+        if node in left_out:
+            continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -136,6 +143,8 @@ BELOW = {
     "cory.policies": {"cory.run"},
     "cory.learners": {"cory.run", "cory.policies"},
     "cory": {"cory.run", "cory.report", "cory.policies", "cory.learners"},
+    "cory.callbacks": {"cory", "cory.run", "cory.report", "cory.policies"},
+    "cory.trainer": {"cory", "cory.callbacks", "cory.run", "cory.report", "cory.policies", "cory.learners"},
     "cory.evaluation": {"cory", "cory.run", "cory.report", "cory.policies"},
     "cory.tasks": {"cory", "cory.run", "cory.policies", "cory.evaluation"},
     "cory.train": {"cory", "cory.run", "cory.tasks"},  # commands

@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-from conftest import sentences
+from conftest import run_iteration, sentences
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -54,7 +54,7 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
 
         agent.respond, agent.learn = spy_respond, spy_learn
     for k, (pioneer, observer) in enumerate([("agent_1", "agent_2")] * 2 + [("agent_2", "agent_1")] * 2):  # period 2
-        records, _ = trainer.iteration(k)
+        records = run_iteration(trainer, k)
         assert {r["agent"]: r["role"] for r in records} == {pioneer: "pioneer", observer: "observer"}
         batch = trainer.task.batch(k, 8, config.seed)["prompt"]
         first, second = seen[pioneer]["rollout"], seen[observer]["rollout"]
@@ -111,7 +111,7 @@ def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
     order = trainer.schedule.order(2)
     assert time.perf_counter() - started < 1e-3
     assert order == (1, 0)
-    records, _ = trainer.iteration(2)
+    records = run_iteration(trainer, 2)
     assert [r["kl_coef"] for r in records] == coefs
     assert pointers == [[p.data_ptr() for p in agent.learner.model.parameters()] for agent in trainer.agents]
     assert moments == [
@@ -125,7 +125,7 @@ def test_reset_on_exchange_restarts_optimizers_and_coefficients(config):
     config.cory.reset_on_exchange = True
     trainer = make_trainer(config)
     for k in range(3):
-        records, _ = trainer.iteration(k)
+        records = run_iteration(trainer, k)
     assert [r["kl_coef"] for r in records] == [config.ppo.init_kl_coef] * 2
     assert [int(next(iter(a.learner.optimizer.state.values()))["step"]) for a in trainer.agents] == [4, 4]
 
@@ -235,7 +235,7 @@ def test_chains_of_other_lengths(config, agents):
     config.cory.num_agents = agents
     config.cory.exchange_period = 1
     trainer = make_trainer(config)
-    roles = [{r["agent"]: r["role"] for r in trainer.iteration(k)[0]} for k in range(agents)]
+    roles = [{r["agent"]: r["role"] for r in run_iteration(trainer, k)} for k in range(agents)]
     names = ["pioneer", "observer", "observer_2"][:agents]
     for agent in trainer.agents:
         assert sorted(role[agent.name] for role in roles) == sorted(names)
@@ -327,9 +327,9 @@ def test_callbacks_see_every_step_and_can_end_a_run(config):
         def on_iteration_begin(self, trainer, k):
             said.append((k, trainer.schedule.order(k)))
 
-        def on_iteration_end(self, trainer, k, records):
-            said.append((k, [record["role"] for record in records]))
-            return k == 2
+        def on_iteration_end(self, trainer, iteration):
+            said.append((iteration.index, [record["role"] for record in iteration.records]))
+            trainer.should_stop = iteration.index == 2
 
         def on_train_end(self, trainer, run):
             said.append(("end", sorted(path.name for path in run.folder.glob("agent_*"))))
@@ -391,8 +391,8 @@ def test_best_checkpoint_by_a_metric_that_the_algorithm_lacks_is_refused(config)
 
 def test_a_run_that_a_callback_has_ended_says_so(config):
     class Stop(Callback):
-        def on_iteration_end(self, trainer, k, records):
-            return k == 1
+        def on_iteration_end(self, trainer, iteration):
+            trainer.should_stop = iteration.index == 1
 
     folder = CoryTrainer(config, make_agents(config), make_trainer(config).task, callbacks=[Stop()]).train().folder
     summary = json.loads((folder / "summary.json").read_text())

@@ -11,22 +11,18 @@ temporary folder, flushed to the disk and renamed, so it is complete or absent; 
 
 import hashlib
 import json
-import math
 import os
 import shutil
-import statistics
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from cory.config import CheckpointConfig, UserError
+from cory.config import UserError
 from cory.run import processes, shards
-from cory.run.folder import FILES, Run, SavedAgent
+from cory.run.folder import FILES, SavedAgent
 from cory.run.output import partial_name, remove
 
 FORMAT = 1
@@ -55,109 +51,26 @@ class RunState:
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class CheckpointManager:
-    """Saves a run's state, which the trainer updates, when it is due; keeps the newest and the best checkpoints.
-
-    Args:
-        run, agents, settings: what is saved, and when.
-        state: of a new run, or as it was read from the checkpoint from which the run continues.
-    """
-
-    def __init__(self, run: Run, agents: Sequence[SavedAgent], settings: CheckpointConfig, state: RunState) -> None:
-        self.run, self.agents, self.settings, self.state = run, agents, settings, state
-        self.folder = run.folder / "checkpoints"
-        self.saved = state.iteration  # whose checkpoint, if there is one, holds the state of this run
-
-    def after(self, records: Sequence[Mapping[str, Any]], last: bool, stopped: bool) -> None:
-        """Saves after an iteration where that is due; `state.iteration` is the next one.
-
-        `last`: whether no iteration is left. `stopped`: whether the run ends before its time.
-        """
-        every = self.settings.save_every
-        if stopped or (last and self.settings.save_final) or (every and self.state.iteration % every == 0):
-            if self.settings.best is not None and self.settings.best in records[0]:
-                value = statistics.fmean(record[self.settings.best] for record in records)
-                if _is_better(value, self.state.best):
-                    self.state.best = {"value": value, "iteration": self.state.iteration}
-            self.save()
-
-    def save(self) -> None:
-        """Writes a checkpoint and then removes older ones. All processes must call this.
-
-        A state that is saved already stays as it is. If a checkpoint cannot be written (disk full), warns and keeps all
-        earlier ones.
-        """
-        if processes.broadcast(processes.is_main() and self._is_saved()):
-            return
-        iteration = self.state.iteration
-        try:
-            self.state.lengths = self.run.lengths()
-            target = _write(self.folder, self.state, self.agents)
-        except (OSError, SafetensorError, processes.FailedElsewhere) as error:
-            failure = f"The checkpoint before iteration {iteration} could not be written to {self.folder} ({error})."
-            if self.run.writes:
-                warnings.warn(f"{failure} The run continues; earlier checkpoints are unchanged.", stacklevel=2)
-            return
-        self.saved = iteration
-        if not self.run.writes:
-            return
-        spare = _place(self.folder, self.state.best["iteration"]) if self.state.best else None
-        for old in folders(self.folder)[self.settings.keep :]:
-            if old not in (spare, target):
-                with suppress(OSError):
-                    remove(old)
-
-    def _is_saved(self) -> bool:
-        """Whether a valid checkpoint holds the state, so that writing it again would only put that one at risk."""
-        if self.saved != self.state.iteration:
-            return False
-        try:
-            read(_place(self.folder, self.saved), [agent.name for agent in self.agents])
-        except Damaged:
-            return False
-        return True
-
-    def save_after(self, error: Exception, unchanged: bool) -> None:
-        """Saves after an error, unless an agent was changed in any process since `state.iteration` began.
-
-        Saving takes all processes, so the error must have been raised in all of them.
-        """
-        if processes.raised_everywhere(error) and not processes.all_reduce_max(not unchanged):
-            self.save()
-
-    def newest(self) -> Path | None:
-        """The newest checkpoint, valid or not."""
-        return next(iter(folders(self.folder)), None)
-
-
-def _is_better(value: float, best: Mapping[str, Any] | None) -> bool:
-    """Whether a metric's value makes its checkpoint the best so far.
-
-    A value that is not finite (all updates of an iteration were skipped) is never the best. In checkpoints of earlier
-    versions it can be; any finite one replaces it.
-    """
-    if not math.isfinite(value):
-        return False
-    return best is None or not math.isfinite(best["value"]) or value > best["value"]
-
-
-def _write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
+def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     """Writes a checkpoint atomically: each process what it alone has, the main one the rest.
 
     Raises OSError or SafetensorError in the process that could not write, FailedElsewhere in the others.
     """
-    target, main = _place(folder, state.iteration), processes.is_main()
-    has_parts = main or processes.parallel.split  # else the main process has all that the others have
-    partial = processes.broadcast(processes.agreed(lambda: _temporary(folder) if main else folder))
+    target = path_of(folder, state.iteration)
+    is_main = processes.is_main()
+
+    # All but the main process write into its temporary folder, and only what they alone have.
+    partial = processes.broadcast(processes.agreed(lambda: _temporary(folder) if is_main else folder))
+    written_here = agents if is_main or processes.parallel.split else ()
     try:
-        mine = agents if has_parts else ()
-        numbers = processes.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in mine})
-        for theirs in processes.everyone(numbers):
-            numbers |= {name: values for name, values in theirs.items() if values}  # each from where its agent lives
-        processes.agreed(lambda: _complete(partial, target, replace(state, agents=numbers)) if main else None)
+        numbers = processes.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in written_here})
+        for numbers_of_process in processes.everyone(numbers):
+            # Of agents that live in other processes, only theirs have any.
+            numbers |= {name: values for name, values in numbers_of_process.items() if values}
+        processes.agreed(lambda: _complete(partial, target, replace(state, agents=numbers)) if is_main else None)
         return target
     finally:
-        if main:
+        if is_main:
             shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -177,8 +90,9 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     """Adds state and manifest to the agents' files, and moves them all to their place."""
     content = {"format": FORMAT, **asdict(state)}
     (partial / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    written = sorted(partial.iterdir())
-    files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in written}
+    files = {}
+    for file in sorted(partial.iterdir()):
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
     (partial / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
     for file in partial.iterdir():
         _flush(file)
@@ -189,7 +103,8 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     _flush(target.parent)
 
 
-def _place(folder: Path, iteration: int) -> Path:
+def path_of(folder: Path, iteration: int) -> Path:
+    """The checkpoint before an iteration, in a run's folder `checkpoints`."""
     return folder / f"iter-{iteration:06d}"
 
 
@@ -211,8 +126,8 @@ def _flush(path: Path) -> None:
 
 def folders(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
-    found = [path for path in folder.glob("iter-*") if path.is_dir() and path.name[5:].isdigit()]
-    return sorted(found, key=iteration_of, reverse=True)
+    checkpoints = [path for path in folder.glob("iter-*") if path.is_dir() and path.name[5:].isdigit()]
+    return sorted(checkpoints, key=iteration_of, reverse=True)
 
 
 def iteration_of(path: Path) -> int:
@@ -222,30 +137,43 @@ def iteration_of(path: Path) -> int:
 
 def read(path: Path, agents: Sequence[str]) -> RunState:
     """The `state.json` of a checkpoint. Raises Damaged if a file is not what was written for these agents."""
+    _check_files(path, agents)
+    content = _json(path / "state.json")
+    _check_state(content)
+    for name, length in content["lengths"].items():
+        file = path.parent.parent / f"{name}.jsonl"
+        is_long_enough = isinstance(length, int) and length >= 0 and file.is_file() and file.stat().st_size >= length
+        _require(is_long_enough, f"{file.name} of its run is missing or shorter than it was")
+    return RunState(**{key: content[key] for key in RunState.__dataclass_fields__ if key in content})
+
+
+def _check_files(path: Path, agents: Sequence[str]) -> None:
+    """Raises Damaged unless the checkpoint's files are those of the manifest, to the byte."""
     manifest = _json(path / "manifest.json")
     files: Any = manifest.get("files")
-    found = sorted(files) if isinstance(files, dict) else files
-    parts = max(1, (len(found) - 1) // len(agents)) if isinstance(files, dict) else 1
+    if not isinstance(files, dict):
+        raise Damaged(f"manifest.json lists {files}, expected files by name")
+    parts = max(1, (len(files) - 1) // len(agents))  # files per agent, one from each process if it was sharded
     expected = sorted(["state.json", *shards.file_names(agents, parts)])
-    listed = manifest.get("format") == FORMAT and isinstance(files, dict) and found == expected
-    _require(listed, f"manifest.json lists {found}, expected {expected} in format {FORMAT}")
+    is_as_expected = manifest.get("format") == FORMAT and sorted(files) == expected
+    _require(is_as_expected, f"manifest.json lists {sorted(files)}, expected {expected} in format {FORMAT}")
+
     for name, promised in files.items():
         file = path / name
         _require(isinstance(promised, dict), f"manifest.json has no size of {name}")
         _require(file.is_file() and not file.is_symlink(), f"{name} is missing")
-        size, right = file.stat().st_size, promised.get("bytes")
-        _require(size == right, f"{name} has {size} bytes, expected {right}")
+        size = file.stat().st_size
+        _require(size == promised.get("bytes"), f"{name} has {size} bytes, expected {promised.get('bytes')}")
         _require(_digest(file) == promised.get("sha256"), f"{name} differs from what was written (SHA-256)")
-    content = _json(path / "state.json")
-    kinds = {"iteration": int, "config": dict, "agents": dict, "lengths": dict, "before": dict}
-    wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
-    if wrong or content["iteration"] < 0 or set(content["lengths"]) != set(FILES):
-        raise Damaged(f"state.json lacks {wrong or 'an iteration from 0 or the lengths of ' + ', '.join(FILES)}")
-    for name, length in content["lengths"].items():
-        file = path.parent.parent / f"{name}.jsonl"
-        there = isinstance(length, int) and length >= 0 and file.is_file() and file.stat().st_size >= length
-        _require(there, f"{file.name} of its run is missing or shorter than it was")
-    return RunState(**{key: content[key] for key in RunState.__dataclass_fields__ if key in content})
+
+
+def _check_state(content: Mapping[str, Any]) -> None:
+    """Raises Damaged if state.json lacks something."""
+    types = {"iteration": int, "config": dict, "agents": dict, "lengths": dict, "before": dict}
+    for key, type_ in types.items():
+        _require(isinstance(content.get(key), type_), f"state.json lacks {key}, or it is no {type_.__name__}")
+    _require(content["iteration"] >= 0, "state.json lacks an iteration from 0")
+    _require(set(content["lengths"]) == set(FILES), f"state.json lacks the lengths of {', '.join(FILES)}")
 
 
 def _require(ok: bool, reason: str) -> None:

@@ -1,10 +1,17 @@
-"""How long the phases of an iteration take."""
+"""How long the phases of an iteration take, and how much memory a process has used."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import torch
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -15,3 +22,14 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # else the time of queued work would count for the next phase
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+def peak_memory_mb() -> float:
+    """Peak memory so far, in MiB: of the GPU if CUDA is used, else of the process."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() / 2**20
+    if resource is None:
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss) / 2**20  # bytes; only Windows has the peak
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -3,6 +3,20 @@
 With data parallelism each process holds all agents, whole or sharded, and answers its part of the queries:
 `world_size`, `all_reduce_sum`, `gather` and `shard` are about these parts. Where agents live apart, each answers all
 queries with its own agents, and they find a single process. The other functions are about all processes of the run.
+
+What happens to an error of one process:
+
+1. Work in which processes do not wait for each other (rewards, callbacks, files) runs in `agreed`. All processes tell
+   each other how it went. The one that failed raises its own error, the others a `FailedElsewhere` that quotes it.
+2. An update exchanges gradients, from which all processes see alike whether it is finite: each raises its `NotFinite`
+   (`updated`).
+3. Any other error is raised in its process alone. That process ends; torchrun then ends the others, which wait for it
+   in vain.
+
+`raised_everywhere` tells the first two from the third. `CoryTrainer.train` sees all three. If the error is everywhere,
+and no agent has changed since the iteration began, the processes save a checkpoint together
+(`Checkpoints.saved_on_error`). Then each says what is saved and how to continue (`CoryTrainer._explaining_errors`), and
+the script ends with a message and status 2, or a traceback (`cory.run.settings.main`).
 """
 
 import ctypes
@@ -218,8 +232,7 @@ def agreed(compute: Callable[[], T]) -> T:
         failure = error
     reports = everyone(None if failure is None else Failure.of(failure))
     if failure is not None:
-        failure.everywhere = True  # type: ignore[attr-defined]
-        raise failure
+        raise _everywhere(failure)
     for number, report in enumerate(reports):
         if report is not None:
             raise FailedElsewhere(number, report)
@@ -238,12 +251,18 @@ def updated(compute: Callable[[], T]) -> T:
     try:
         return compute()
     except NotFinite as error:
-        error.everywhere = True  # type: ignore[attr-defined]
+        _everywhere(error)
         raise
 
 
+def _everywhere(error: Exception) -> Exception:
+    """The error, marked as one that all processes have or are told of."""
+    error.everywhere = True  # type: ignore[attr-defined]
+    return error
+
+
 def raised_everywhere(error: Exception) -> bool:
-    """Whether all processes have this error, or one that another process told them of."""
+    """Whether all processes have this error, or one that another process told them of. False: this one is alone."""
     return run_size() == 1 or isinstance(error, FailedElsewhere) or getattr(error, "everywhere", False)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import peft
 import pytest
 import torch
-from conftest import make_gpt2, sentences
+from conftest import make_gpt2, run_iteration, sentences
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cory.agent import make_agents
@@ -84,7 +84,7 @@ def test_shared_base_equals_separate_copies(config, tmp_path):
     results = []
     for shared in (True, False):
         trainer = make_trainer(lora(config, shared_base=shared))
-        records = [record for k in range(4) for record in trainer.iteration(k)[0]]
+        records = [record for k in range(4) for record in run_iteration(trainer, k)]
         results.append((records, [adapters(agent) for agent in trainer.agents]))
         assert (trainer.agents[0].learner.policy is trainer.agents[1].learner.policy) == shared
     for a, b in zip(results[0][0], results[1][0], strict=True):
@@ -98,9 +98,9 @@ def test_shared_base_equals_separate_copies(config, tmp_path):
 
 def test_reference_is_the_base_with_adapters_off(config):
     trainer = make_trainer(lora(config))
-    first = trainer.iteration(0)[0]
+    first = run_iteration(trainer, 0)
     assert [record["kl"] for record in first] == pytest.approx([0, 0], abs=1e-6)
-    later = [trainer.iteration(k)[0] for k in range(1, 4)][-1]
+    later = [run_iteration(trainer, k) for k in range(1, 4)][-1]
     assert all(record["kl"] > 1e-3 for record in later)
 
 
@@ -134,7 +134,7 @@ def test_an_adapter_to_start_from_is_part_of_the_reference(config, tmp_path):
     for start in (config, lora(config)):
         start = replace(start, model=ModelConfig(str(adapter)), output=None)
         trainer = make_trainer(start)
-        assert [record["kl"] for record in trainer.iteration(0)[0]] == pytest.approx([0, 0], abs=1e-5)
+        assert [record["kl"] for record in run_iteration(trainer, 0)] == pytest.approx([0, 0], abs=1e-5)
 
 
 @pytest.mark.parametrize(("text", "said"), [("{", ""), ('{"peft_type": "LORA"}', " whose .* names its base")])
@@ -200,7 +200,7 @@ def test_quantized_base_with_lora(config, llama_folder, bits):
     kinds = {type(module).__name__ for module in trainer.agents[0].learner.policy.modules()}
     assert ("Linear4bit" if bits == "4bit" else "Linear8bitLt") in kinds
     before = [adapters(agent) for agent in trainer.agents]
-    records, _ = trainer.iteration(0)
+    records = run_iteration(trainer, 0)
     assert [record["kl"] for record in records] == pytest.approx([0, 0], abs=1e-4)
     assert not any(equal(a, adapters(agent)) for a, agent in zip(before, trainer.agents, strict=True))
 
@@ -224,6 +224,6 @@ def test_gradient_checkpointing_recomputes_and_changes_no_number(config, rank):
             "transformer.h.0" if not rank else "base_model.model.transformer.h.0"
         )
         block.ln_1.register_forward_hook(lambda *args, calls=calls: calls.append(torch.is_grad_enabled()))
-        results.append((trainer.iteration(0)[0], sum(calls)))
+        results.append((run_iteration(trainer, 0), sum(calls)))
     assert results[0][0] == results[1][0]
     assert results[1][1] == 2 * results[0][1] > 0

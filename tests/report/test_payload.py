@@ -51,7 +51,7 @@ def test_log_ratios_are_those_of_a_plain_loop(config):
         assert said["log_ratios"] == pytest.approx(expected, abs=2e-3) and max(map(abs, expected)) > 0.01
         assert said["kl"] == pytest.approx(sum(expected), abs=1e-3)
         assert len(said["token_texts"]) == len(response)
-    assert trainer.iteration(1)[1] == []  # config.sample_every is 2
+    assert trainer.iteration(1).samples == []  # config.sample_every is 2
 
 
 def test_tokens_are_the_text(tokenizer):

@@ -19,10 +19,29 @@ import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
 
+from cory.callbacks import Callback  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.policies.load import choose_device  # noqa: E402
 from cory.run import processes  # noqa: E402
 from cory.run.settings import main  # noqa: E402
+
+
+class Stop(Callback):
+    """Asks to stop after the second iteration, in the second process alone."""
+
+    def on_iteration_end(self, trainer, iteration):
+        trainer.should_stop = iteration.index == 1 and processes.rank() == 1
+
+
+class Fail(Callback):
+    """Fails after the second iteration, in the second process alone."""
+
+    def on_iteration_end(self, trainer, iteration):
+        if iteration.index == 1 and processes.rank() == 1:
+            raise ZeroDivisionError("the callback of rank 1 fails")
+
+
+CALLBACKS = {"callback stops": Stop, "callback fails": Fail}
 
 
 def train(config: Config, fault: str) -> None:
@@ -41,21 +60,13 @@ def train(config: Config, fault: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         return count_good(prompts, completions)
 
-    trainer = make_trainer(config, reward)
+    trainer = make_trainer(config, reward, [CALLBACKS[fault]()] if fault in CALLBACKS else [])
     queries = []
-    batch = trainer.iteration
+    iteration = trainer.iteration
 
-    def spy(k, history=()):
-        rendered = trainer._prompts
-
-        def prompts(agent, role, rows, responses, length):
-            if role == 0:
-                queries.append(rows["prompt"])
-            return rendered(agent, role, rows, responses, length)
-
-        trainer._prompts = prompts
-        result = batch(k, history)
-        trainer._prompts = rendered
+    def spy(k):
+        result = iteration(k)
+        queries.append(result.columns["prompt"])
         orders.append([agent.name for agent in map(trainer.agents.__getitem__, trainer.schedule.order(k))])
         digest = hashlib.sha256()
         for agent in trainer.agents:
@@ -66,8 +77,20 @@ def train(config: Config, fault: str) -> None:
 
     digests, orders = [], []
     trainer.iteration = spy
-    trainer.train()
-    seen = {"queries": queries, "digests": digests, "orders": orders, "processes": processes.world_size()}
+    error = ""
+    try:
+        trainer.train()
+    except Exception as raised:
+        if fault != "callback fails":
+            raise
+        error = f"{type(raised).__name__}: {raised}"
+    seen = {
+        "error": error,
+        "queries": queries,
+        "digests": digests,
+        "orders": orders,
+        "processes": processes.world_size(),
+    }
     Path(f"{config.output}-rank{rank}.json").write_text(json.dumps(seen))
 
 

@@ -17,6 +17,7 @@ from cory.config import CheckpointConfig, LoraConfig, SamplingConfig
 from cory.errors import UserError
 from cory.run import processes
 
+CALLBACKS = ["callback stops", "callback fails"]
 RANKS = [0, 4]  # of LoRA; 0: full fine-tuning
 KLS = ["full", "kl"]
 
@@ -30,7 +31,7 @@ def done(policy_folder, tokenizer, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("distributed")
     base = replace(make_config(policy_folder, folder), iterations=4, checkpoint=CheckpointConfig(save_every=1))
-    configs = {name: replace(base, output=str(folder / name)) for name in ("killed", "raises")}
+    configs = {name: replace(base, output=str(folder / name)) for name in ("killed", "raises", *CALLBACKS)}
     for rank in RANKS:
         lora = replace(base, lora=LoraConfig(rank=rank), ppo=replace(base.ppo, reward_scaling=True))
         configs[f"whole{rank}"] = replace(lora, iterations=10, output=str(folder / f"whole{rank}"))
@@ -40,7 +41,8 @@ def done(policy_folder, tokenizer, tmp_path_factory):
     wholes, cuts = ([configs[f"{kind}{rank}"] for rank in RANKS] for kind in ("whole", "cut"))
     runs = [{"run": asdict(config), "fault": ""} for config in [*wholes, *cuts]]
     killed, raises = ({"run": asdict(configs[fault]), "fault": fault} for fault in ("killed", "raises"))
-    first = launch("distributed_run.py", [*updates, *runs, killed], folder)
+    watched = [{"run": asdict(configs[fault]), "fault": fault} for fault in CALLBACKS]
+    first = launch("distributed_run.py", [*updates, *runs, *watched, killed], folder)
     assert Path(configs["killed"].output, "checkpoints").exists(), first.stderr
     resumed = [{"run": asdict(replace(cut, iterations=10, resume="auto")), "fault": ""} for cut in cuts]
     second = launch("distributed_run.py", [*resumed, raises], folder)
@@ -67,7 +69,7 @@ def test_two_processes_train_as_one(done, tmp_path, rank):
     metrics = [json.loads(line) for line in Path(config.output, "metrics.jsonl").open()]
     assert [(m["iteration"], m["agent"]) for m in metrics] == [(k, f"agent_{i}") for k in range(10) for i in (1, 2)]
     assert all(0 < m["response_tokens"] <= 6 for m in metrics)
-    assert launched.stdout.count("s per iteration") == 2 * len(RANKS)  # once for each run
+    assert launched.stdout.count("s per iteration") == 2 * len(RANKS) + 1  # once for each run that has ended well
 
     # Interrupted and resumed by other processes, it ends the same.
     assert Path(cut.output, "metrics.jsonl").read_bytes() == Path(config.output, "metrics.jsonl").read_bytes()
@@ -82,6 +84,21 @@ def test_a_failing_process_ends_all(done, fault):
     assert ("Signal 9" if fault == "killed" else "the reward of rank 1 fails") in launched.stderr
     assert not Path(f"{config.output}-rank0.json").exists()
     assert list(Path(config.output, "checkpoints").iterdir())  # what was there stays
+
+
+def test_a_callback_that_stops_one_process_stops_all(done):
+    config = done[0]["callback stops"]
+    assert [len(seen["digests"]) for seen in ranks(config)] == [2, 2]
+    assert Path(config.output, "checkpoints/iter-000002").exists()
+    assert json.loads(Path(config.output, "summary.json").read_text())["stopped"]
+
+
+def test_a_callback_that_fails_in_one_process_is_told_of_in_all(done):
+    config = done[0]["callback fails"]
+    first, second = (seen["error"] for seen in ranks(config))
+    where = "iteration 2: process 1 failed (ZeroDivisionError: the callback of rank 1 fails)"
+    assert first.startswith(f"UserError: {where}\nThe last good state is") and "iter-000001" in first
+    assert second == "ZeroDivisionError: the callback of rank 1 fails"
 
 
 def test_batches_that_cannot_be_shared_are_refused(config, monkeypatch):

@@ -35,11 +35,11 @@ def count_good(prompts, completions):
     return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
 
 
-def make_trainer(config, reward=count_good) -> CoryTrainer:
+def make_trainer(config, reward=count_good, callbacks=()) -> CoryTrainer:
     prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
     task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts)
     held_out = task.dataset if config.eval_every else None
-    return CoryTrainer(config, make_agents(config), task, eval_dataset=held_out)
+    return CoryTrainer(config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks)
 
 
 @pytest.fixture(params=["full", "lora"])

@@ -1,0 +1,121 @@
+"""When a run's state is saved, and which checkpoints stay. `cory/run/checkpoint.py` has their format."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from cory.callbacks.callback import Callback
+from cory.iteration import Iteration
+from cory.run import checkpoint, processes
+from cory.run.output import remove
+
+if TYPE_CHECKING:
+    from cory.run.folder import Run
+    from cory.trainer import CoryTrainer
+
+
+class Checkpoints(Callback):
+    """Saves the run's state when it is due (`checkpoint.save_every`), when the run stops, and after a failure."""
+
+    collective = True  # of sharded agents each process writes its part
+    saved_iteration: int  # whose checkpoint, if there is one, holds the state of this run
+
+    def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
+        self.saved_iteration = trainer.state.iteration
+
+    def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+        # The iteration is done: all that it writes to the run's files is written, and their lengths are saved.
+        state = trainer.state
+        state.iteration = iteration.index + 1
+
+        settings = trainer.config.checkpoint
+        is_last = state.iteration == trainer.config.iterations
+        is_due = (
+            trainer.should_stop
+            or (is_last and settings.save_final)
+            or (settings.save_every > 0 and state.iteration % settings.save_every == 0)
+        )
+        if not is_due:
+            return
+        if settings.best is not None and settings.best in iteration.records[0]:
+            value = statistics.fmean(record[settings.best] for record in iteration.records)
+            if _is_better(value, state.best):
+                state.best = {"value": value, "iteration": state.iteration}
+        self.save(trainer)
+
+    @contextmanager
+    def saved_on_error(self, trainer: CoryTrainer) -> Iterator[None]:
+        """Saves the state before an iteration if that iteration, the body, fails before an agent has changed.
+
+        Saving takes all processes, so the error must have been raised in all of them (`cory/run/processes.py`).
+        """
+        steps_before = [agent.optimizer_steps for agent in trainer.agents]
+        try:
+            yield
+        except Exception as error:
+            if processes.raised_everywhere(error):
+                changed = steps_before != [agent.optimizer_steps for agent in trainer.agents]
+                if not processes.all_reduce_max(changed):
+                    self.save(trainer)
+            raise
+
+    def save(self, trainer: CoryTrainer) -> None:
+        """Writes a checkpoint and then removes older ones. All processes must call this.
+
+        A state that is saved already stays as it is. If a checkpoint cannot be written (disk full), warns and keeps all
+        earlier ones.
+        """
+        run, state = trainer.run, trainer.state
+        folder = run.folder / "checkpoints"
+        if processes.broadcast(processes.is_main() and self._is_saved(trainer)):
+            return
+        try:
+            state.lengths = run.lengths()
+            target = checkpoint.write(folder, state, trainer.agents)
+        except (OSError, SafetensorError, processes.FailedElsewhere) as error:
+            if run.writes:
+                warnings.warn(
+                    f"The checkpoint before iteration {state.iteration} could not be written to {folder} ({error}). "
+                    "The run continues; earlier checkpoints are unchanged.",
+                    stacklevel=2,
+                )
+            return
+        self.saved_iteration = state.iteration
+        if not run.writes:
+            return
+        kept = [target]
+        if state.best is not None:
+            kept.append(checkpoint.path_of(folder, state.best["iteration"]))
+        for old in checkpoint.folders(folder)[trainer.config.checkpoint.keep :]:
+            if old not in kept:
+                with suppress(OSError):
+                    remove(old)
+
+    def _is_saved(self, trainer: CoryTrainer) -> bool:
+        """Whether a valid checkpoint holds the state, so that writing it again would only put that one at risk."""
+        if self.saved_iteration != trainer.state.iteration:
+            return False
+        path = checkpoint.path_of(trainer.run.folder / "checkpoints", self.saved_iteration)
+        try:
+            checkpoint.read(path, [agent.name for agent in trainer.agents])
+        except checkpoint.Damaged:
+            return False
+        return True
+
+
+def _is_better(value: float, best: Mapping[str, Any] | None) -> bool:
+    """Whether a metric's value makes its checkpoint the best so far.
+
+    A value that is not finite (all updates of an iteration were skipped) is never the best. In checkpoints of earlier
+    versions it can be; any finite one replaces it.
+    """
+    if not math.isfinite(value):
+        return False
+    return best is None or not math.isfinite(best["value"]) or value > best["value"]

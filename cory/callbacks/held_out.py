@@ -1,0 +1,78 @@
+"""Held-out evaluation while a run trains: `eval_every`, `eval_queries`."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import datasets
+from accelerate import PartialState
+
+from cory.callbacks.callback import Callback
+from cory.iteration import Batch, Iteration
+from cory.metrics import in_training
+from cory.policies.sampling import seed_everything
+from cory.prompts import query_text
+from cory.run import processes
+from cory.run.clock import timed
+
+if TYPE_CHECKING:
+    from cory.run.folder import Run
+    from cory.trainer import CoryTrainer
+
+STREAM = 2**32 - 2  # in place of an iteration, the key of the random stream of held-out responses
+
+
+class HeldOut(Callback):
+    """Every `eval_every` iterations, each role's mean task reward on held-out queries: `eval_task_rewards`.
+
+    The iteration's chain answers them, from the same random stream each time. Training does not notice, as every
+    iteration has a random stream of its own.
+    """
+
+    collective = True  # the processes share the queries
+
+    def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
+        if trainer.eval_dataset is None:
+            return
+        overlap = overlap_with_training(trainer.eval_dataset, trainer.task.dataset)
+        run.summary["held_out"] = overlap
+        run.say(
+            f"eval_every: {overlap['queries']} held-out queries ({overlap['distinct']} distinct), "
+            f"{100 * overlap['in_training']:.3g} % of them also in training"
+        )
+
+    def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+        if trainer.eval_dataset is None or (iteration.index + 1) % trainer.config.eval_every:
+            return
+        with timed(iteration.seconds, "evaluate"):
+            iteration.eval_task_rewards = evaluate(trainer, iteration, trainer.eval_dataset)
+
+
+def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset) -> list[float]:
+    """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers."""
+    config = trainer.config
+    rank = PartialState().process_index
+    world_size = processes.world_size()
+    own_rows = list(range(len(dataset))[rank::world_size])
+    batch_size = config.ppo.batch_size // world_size
+
+    seed_everything(config.seed, STREAM, rank)
+    task_rewards: list[list[float]] = [[] for _ in iteration.chain]
+    for start in range(0, len(own_rows), batch_size):
+        batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
+        rollouts = trainer.roll_out(iteration.chain, batch)
+        for role, rewards in enumerate(trainer.score(batch, rollouts)):
+            task_rewards[role] += rewards.tolist()
+    return [statistics.fmean(processes.gather(rewards)) for rewards in task_rewards]
+
+
+def overlap_with_training(held_out: datasets.Dataset, trained: datasets.Dataset) -> dict[str, float]:
+    """How many held-out queries there are, how many differ, and the share of them that is also in training."""
+    held_out_queries = [query_text(prompt) for prompt in held_out["prompt"]]
+    trained_queries = [query_text(prompt) for prompt in trained["prompt"]]
+    return {
+        "queries": len(held_out_queries),
+        "distinct": len(set(held_out_queries)),
+        "in_training": in_training(held_out_queries, trained_queries),
+    }

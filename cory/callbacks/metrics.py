@@ -1,0 +1,72 @@
+"""Metrics of each iteration: metrics.jsonl. Formulas are in docs/metrics.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cory.callbacks.callback import Callback
+from cory.iteration import Iteration
+from cory.metrics import combined_reward, distinct
+from cory.roles import role_name
+from cory.run import processes
+from cory.run.clock import timed
+from cory.run.guards import flags
+
+if TYPE_CHECKING:
+    from cory.trainer import CoryTrainer
+
+MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides those of updates and the task's own
+
+
+class Metrics(Callback):
+    """Computes `iteration.records`, a record per role, and writes them to metrics.jsonl."""
+
+    collective = True  # responses and rewards are gathered from all processes
+
+    def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+        run = trainer.run
+        with timed(iteration.seconds, "record"):
+            iteration.records = measure(trainer, iteration, run.history)
+        run.history += iteration.records
+        with timed(iteration.seconds, "log"):
+            run.write("metrics", iteration.records)
+
+
+def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The metrics of an iteration over all processes: a record per role, in the order of the trainer's agents.
+
+    `history`: the records of earlier iterations; collapse is judged against those of the first one.
+    """
+    kl_coef = trainer.config.ppo.init_kl_coef
+    kl_bound = trainer.config.guards.kl_bound
+    first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
+    records = []
+    for role, agent in enumerate(iteration.chain):
+        completions = processes.gather(iteration.rollouts[role].completions)
+        task_rewards = torch.tensor(processes.gather(iteration.task_rewards[role].tolist()))
+        update_stats = dict(iteration.stats[role])
+        kl = update_stats.pop("kl")
+        record: dict[str, Any] = {
+            "iteration": iteration.index,
+            "agent": agent.name,
+            "role": role_name(role),
+            "task_reward": task_rewards.mean().item(),
+            "kl": kl,
+            "combined_reward": combined_reward(task_rewards.mean().item(), kl, kl_coef),
+            **update_stats,
+            "distinct_2": distinct(completions, 2),
+        }
+        for name, metric in trainer.task.metrics.items():
+            record[name] = statistics.fmean(map(metric, completions))
+        first_record = first_records.get(record["role"], record)
+        record["flags"] = flags(record, first_record, task_rewards, completions, kl_bound)
+        if iteration.eval_task_rewards:
+            record["eval_task_reward"] = iteration.eval_task_rewards[role]
+        records.append(record)
+
+    position = {agent.name: index for index, agent in enumerate(trainer.agents)}
+    return sorted(records, key=lambda record: position[record["agent"]])

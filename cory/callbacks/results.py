@@ -1,0 +1,102 @@
+"""The end of a run: agents with their model cards, curves.png and summary.json."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cory.callbacks.callback import Callback
+from cory.errors import UserError
+from cory.run import processes
+from cory.run.card import agent_card
+from cory.run.clock import peak_memory_mb
+from cory.run.folder import SavedAgent
+from cory.run.output import is_not_written, staged
+from cory.run.report import sample_table, summarise, table
+
+if TYPE_CHECKING:
+    from cory.run.folder import Run
+    from cory.trainer import CoryTrainer
+
+
+class Results(Callback):
+    """Saves agents, curves and summary, and prints the results.
+
+    Raises a UserError, in all processes, if something cannot be written, such as on a full disk. What was saved before
+    stays as it was then: the new files appear when all of them are written.
+    """
+
+    collective = True  # of sharded agents each process has a part
+
+    def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
+        means = summarise(run.history, [agent.name for agent in trainer.agents])
+        summary = {
+            "iterations": len(run.seconds),
+            "stopped": len(run.seconds) < trainer.config.iterations,  # by a callback, such as StopAtKL
+            "seconds_per_iteration": round(statistics.median(run.seconds), 4),
+            "peak_memory_mb": round(peak_memory_mb(), 1),
+            "agents": means,
+            **run.summary,
+        }
+        try:
+            self._save(trainer, run, summary)
+        except Exception as error:
+            if not (is_not_written(error) or isinstance(error, processes.FailedElsewhere)):
+                raise
+            raise UserError(
+                f"expected to save agents and results in {str(run.folder)!r}, which could not be written ({error})"
+            ) from None
+        run.finished = True
+        if run.writes:
+            print(table(means))
+            print(sample_table(**summary["samples"]))
+            speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
+            print(f"\n{speed}. Curves, samples and agents are in {run.folder}; report.html shows them")
+
+    def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
+        # Each step is taken by all processes, so that none waits for one that could not write.
+        with ExitStack() as stage:
+            folder = processes.broadcast(processes.agreed(partial(_begin, run, stage)))
+            for agent in trainer.agents:
+                processes.agreed(partial(_save_agent, run, agent, folder))
+            processes.agreed(partial(_write_results, trainer, run, summary, folder))
+            processes.agreed(partial(_complete, run, stage))
+
+
+def _begin(run: Run, stage: ExitStack) -> Path | None:
+    """In the main process: writes what waits, and makes the folder in which everything is written first."""
+    if not run.writes:
+        return None
+    run.lengths()
+    return stage.enter_context(staged(run.folder))
+
+
+def _save_agent(run: Run, agent: SavedAgent, folder: Path) -> None:
+    if run.writes or processes.parallel.split:
+        agent.save(folder / agent.name)
+
+
+def _write_results(trainer: CoryTrainer, run: Run, summary: Mapping[str, Any], folder: Path) -> None:
+    if not run.writes:
+        return
+    from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
+
+    for name, means in summary["agents"].items():
+        samples = summary["samples"]["before"].get(name, [])
+        card = agent_card(name, trainer.config, means, run.fingerprint, samples)
+        (folder / name / "README.md").write_text(card, encoding="utf-8")
+    plot_curves(run.history, folder / "curves.png")
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+
+
+def _complete(run: Run, stage: ExitStack) -> None:
+    """Moves what is written to its place, the summary last."""
+    if run.writes:
+        # Of an extended run: without a summary, it is not taken for finished while only some agents are new.
+        (run.folder / "summary.json").unlink(missing_ok=True)
+        stage.close()

@@ -1,0 +1,99 @@
+"""Texts to read: samples.jsonl, and responses to fixed queries before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cory.agent import Agent, Rollout
+from cory.callbacks.callback import Callback
+from cory.iteration import Batch, Iteration
+from cory.policies.sampling import seed_everything
+from cory.prompts import text_of
+from cory.roles import role_name
+from cory.run.clock import timed
+
+if TYPE_CHECKING:
+    from cory.run.folder import Run
+    from cory.trainer import CoryTrainer
+
+NUM_QUERIES = 4  # whose responses are shown before and after training, and in samples.jsonl
+STREAM = 2**32 - 1  # in place of an iteration, the key of the random stream of the responses before and after
+
+
+class Samples(Callback):
+    """Every `sample_every` iterations, the responses to a few of its queries: `iteration.samples`, samples.jsonl."""
+
+    collective = True  # all processes answer the fixed queries together
+
+    def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
+        if not trainer.state.before:  # else the run was resumed
+            trainer.state.before = fixed_samples(trainer)
+
+    def on_update_begin(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+        # Before the update, as the log-ratios are those of the policy that has sampled.
+        every = trainer.config.sample_every
+        if not every or iteration.index % every:
+            return
+        # Of each group of chains that answer the same query, the first.
+        group_size = trainer.config.group_size
+        rows = slice(0, NUM_QUERIES * group_size, group_size)
+        described = describe(iteration.chain, iteration.columns, iteration.rollouts, iteration.task_rewards, rows)
+        iteration.samples = [{"iteration": iteration.index, **sample} for sample in described]
+
+    def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+        if iteration.samples:
+            with timed(iteration.seconds, "log"):
+                trainer.run.write("samples", iteration.samples)
+
+    def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
+        run.summary["samples"] = {"before": trainer.state.before, "after": fixed_samples(trainer)}
+
+
+def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
+    """Responses to a few fixed queries: each agent's, solo, and as `chain` those of the run's first chain."""
+    config = trainer.config
+    rows = min(NUM_QUERIES, len(trainer.task.dataset))
+    batch = Batch(trainer.task.dataset[:rows], config.sampling.max_new_tokens)
+
+    chains = {agent.name: [agent] for agent in trainer.agents}
+    if config.cory.roles > 1:
+        chains["chain"] = [trainer.agents[index] for index in trainer.schedule.order(0)]
+
+    samples = {}
+    for name, chain in chains.items():
+        seed_everything(config.seed, STREAM)
+        rollouts = trainer.roll_out(chain, batch)
+        task_rewards = trainer.score(batch, rollouts)
+        samples[name] = describe(chain, batch.columns, rollouts, task_rewards, slice(None))
+    return samples
+
+
+def describe(
+    chain: Sequence[Agent],
+    columns: dict[str, list[Any]],
+    rollouts: Sequence[Rollout],
+    task_rewards: torch.Tensor,
+    rows: slice,
+) -> list[dict[str, Any]]:
+    """By role, a record (docs/metrics.md, "Samples") of each response in `rows`."""
+    queries = [text_of(prompt) for prompt in columns["prompt"][rows]]
+    samples = []
+    for role, agent in enumerate(chain):
+        rollout = rollouts[role].rows(rows)
+        rewards = task_rewards[role][rows].tolist()
+        explanations = agent.explain(rollout)  # KL and log-ratios, token by token
+        for row, query in enumerate(queries):
+            sample = {
+                "agent": agent.name,
+                "role": role_name(role),
+                "query": query,
+                "prompt": rollout.prompts[row],
+                "completion": rollout.completions[row],
+                "task_reward": rewards[row],
+                **explanations[row],
+            }
+            samples.append(sample)
+    return samples

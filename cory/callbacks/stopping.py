@@ -1,0 +1,30 @@
+"""Whether a run ends before its time: the one decision per iteration that all processes take together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cory.callbacks.callback import Callback
+from cory.iteration import Iteration
+from cory.run import processes
+
+if TYPE_CHECKING:
+    from cory.trainer import CoryTrainer
+
+
+class Stopping(Callback):
+    """Makes `trainer.should_stop` and `trainer.signal` the same in all processes.
+
+    The run stops if a callback has set `trainer.should_stop` in any of them, or if any has received a signal.
+    """
+
+    collective = True
+
+    def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+        requests = processes.everyone((trainer.should_stop, trainer.signals.received or 0))
+        trainer.signal = max(received for _, received in requests) or None
+        trainer.should_stop = trainer.signal is not None or any(should_stop for should_stop, _ in requests)
+
+        done, total = iteration.index + 1, trainer.config.iterations
+        if trainer.should_stop and trainer.signal is None and done < total:
+            trainer.run.say(f"The run ends here, after iteration {done} of {total}.")

@@ -1,0 +1,35 @@
+"""The upload of a finished run to the Hugging Face Hub: `hub.push`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from cory.callbacks.callback import Callback
+from cory.errors import UserError
+from cory.run.upload import push
+
+if TYPE_CHECKING:
+    from cory.run.folder import Run
+    from cory.trainer import CoryTrainer
+
+
+class Upload(Callback):
+    """Uploads the run. A failure is told, with the command that repeats it, and does not fail the run."""
+
+    collective = True  # it calls no collective operation; but the other processes shall not wait for the upload
+
+    def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
+        hub = trainer.config.hub
+        if hub.push is None or not run.writes:
+            return
+        try:
+            print(f"Uploaded to {push(run.folder, trainer.config, hub)}")
+        except UserError as error:
+            command = ["python", "-m", "cory.push", str(run.folder), hub.push]
+            if hub.public:
+                command.append("--public")
+            if hub.base:
+                command += ["--base", hub.base]
+            print(f"{error}\nThe run is complete. Upload it with: {shlex.join(command)}", file=sys.stderr)

@@ -1,0 +1,155 @@
+"""What users' callbacks see of a run, and what they can do to it."""
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, sentences
+
+from cory.agent import make_agents
+from cory.callbacks import Callback
+from cory.errors import UserError
+from cory.prompts import RolePrompts
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
+
+
+def train(config, *callbacks):
+    task = Task.from_prompts(sentences(20), count_good, RolePrompts(observer='Improve "{prompt}{response}": {prompt}'))
+    return CoryTrainer(config, make_agents(config), task, callbacks=callbacks).train()
+
+
+def test_the_example_of_the_documents_runs(policy_folder, tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/callbacks.md").read_text(), re.DOTALL)
+    assert "openai-community/gpt2" in code and "iterations=20" in code
+    code = code.replace("openai-community/gpt2", str(policy_folder)).replace("iterations=20", "iterations=3")
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "docs/callbacks.md", "exec"), {})
+    lines = printed.getvalue().splitlines()
+    assert "Iteration 1: agent_1 answers first" in lines
+    assert any(line.startswith("Saved: agent_1, agent_2") for line in lines)
+    summary = json.loads((tmp_path / "runs/cory/summary.json").read_text())
+    assert (summary["iterations"], summary["stopped"]) == (1, True)  # any reward exceeds the example's bound
+
+
+def test_an_iteration_holds_what_happened(config):
+    seen = []
+
+    class Watch(Callback):
+        def on_iteration_end(self, trainer, iteration):
+            seen.append(iteration)
+
+    run = train(config, Watch())
+    assert [iteration.index for iteration in seen] == [0, 1, 2, 3]
+    for iteration in seen:
+        pioneer, observer = iteration.rollouts
+        queries = iteration.columns["prompt"]
+        pairs = zip(queries, pioneer.completions, strict=True)
+        assert pioneer.prompts == queries
+        assert observer.prompts == [f'Improve "{query}{response}": {query}' for query, response in pairs]
+        expected = torch.tensor([count_good(None, rollout.completions) for rollout in iteration.rollouts])
+        assert torch.allclose(torch.stack(list(iteration.task_rewards)), expected)
+        assert torch.allclose(iteration.rewards[0], expected.sum(0))
+        assert all(len(ids) <= iteration.max_new_tokens for ids in pioneer.responses)
+        roles = {record["agent"]: record["role"] for record in iteration.records}
+        assert roles == {iteration.chain[0].name: "pioneer", iteration.chain[1].name: "observer"}
+        assert {"generate", "reward", "learn", "total"} < iteration.seconds.keys()
+    assert [record for iteration in seen for record in iteration.records] == run.history
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    assert [sample for iteration in seen for sample in iteration.samples] == samples
+
+
+def test_events_come_in_their_order(config):
+    events = []
+
+    class Watch(Callback):
+        def on_train_begin(self, trainer, run):
+            self.steps = self.steps_of(trainer)
+            events.append("train begins")
+
+        def on_iteration_begin(self, trainer, k):
+            events.append(f"{k} begins")
+
+        def on_update_begin(self, trainer, iteration):
+            assert self.steps_of(trainer) == self.steps and not iteration.stats
+            events.append(f"{iteration.index} scored")
+
+        def on_iteration_end(self, trainer, iteration):
+            assert self.steps_of(trainer) > self.steps and len(iteration.stats) == 2
+            self.steps = self.steps_of(trainer)
+            events.append(f"{iteration.index} ends")
+
+        def on_train_end(self, trainer, run):
+            saved = {path.name for path in run.folder.iterdir()}
+            assert {"agent_1", "agent_2", "summary.json", "curves.png", "report.html"} < saved
+            events.append("train ends")
+
+        def steps_of(self, trainer):
+            return [agent.optimizer_steps for agent in trainer.agents]
+
+    config.iterations = 2
+    train(config, Watch())
+    iterations = [f"{k} {event}" for k in range(2) for event in ("begins", "scored", "ends")]
+    assert events == ["train begins", *iterations, "train ends"]
+
+
+class FailsAt(Callback):
+    def __init__(self, event: str, k: int = 0) -> None:
+        self.k = k
+        setattr(type(self), event, FailsAt.fail)
+
+    def fail(self, trainer, argument):
+        if getattr(argument, "index", self.k) == self.k:
+            raise ZeroDivisionError("the callback's own fault")
+
+
+@pytest.mark.parametrize(
+    ("event", "part", "done"),
+    [
+        ("on_train_begin", "The beginning of the run failed. No state is saved.", 0),
+        ("on_update_begin", "Iteration 3 failed. The last good state is", 2),
+        ("on_iteration_end", "Iteration 3 failed. The last good state is", 2),
+        ("on_train_end", "The end of the run failed. The run is complete and saved in", 4),
+    ],
+)
+def test_a_callback_that_fails_says_what_is_saved_and_the_run_goes_on(config, tmp_path, capsys, event, part, done):
+    whole = train(config)
+    failing = type("Failing", (FailsAt,), {})(event, 2)
+    config.output = str(tmp_path / "failed")
+    config.checkpoint.save_every = 2
+    with pytest.raises(ZeroDivisionError, match="own fault"):
+        train(config, failing)
+    assert part in capsys.readouterr().err
+    saved = sorted(path.name for path in Path(config.output).glob("checkpoints/iter-*"))
+    assert (saved or ["iter-000000"])[-1] == f"iter-{done:06d}"
+    config.resume = "auto"
+    assert train(config).history == whole.history
+
+
+def test_a_user_error_of_a_callback_carries_what_is_saved(config):
+    class Refuses(Callback):
+        def on_iteration_end(self, trainer, iteration):
+            raise UserError("no more of this")
+
+    with pytest.raises(UserError, match=r"^iteration 1: no more of this\nNo state is saved\.\nContinue with: "):
+        train(config, Refuses())
+
+
+def test_stopping_before_the_end_is_said(config, capsys):
+    class Stop(Callback):
+        def on_iteration_begin(self, trainer, k):
+            trainer.should_stop = k == 1
+
+    run = train(config, Stop())
+    assert "The run ends here, after iteration 2 of 4." in capsys.readouterr().err
+    assert (run.folder / "checkpoints/iter-000002").exists()
