@@ -4,17 +4,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cory.agent import Agent, Rollout, make_agents  # noqa: F401
+    from cory.agent import Agent, make_agents  # noqa: F401
     from cory.config import Config, UserError  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
     from cory.evaluation import evaluate  # noqa: F401
+    from cory.policies.rollout import Rollout  # noqa: F401
     from cory.prompts import RolePrompts  # noqa: F401
     from cory.roles import RoleSchedule  # noqa: F401
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
 
-HOME = {"Agent": "agent", "Rollout": "agent", "make_agents": "agent", "Config": "config", "UserError": "config",
-        "evaluate": "evaluation", "RolePrompts": "prompts", "assign_credit": "credit", "RoleSchedule": "roles",
+HOME = {"Agent": "agent", "Rollout": "policies.rollout", "make_agents": "agent", "Config": "config",
+        "UserError": "config", "evaluate": "evaluation", "RolePrompts": "prompts", "assign_credit": "credit", "RoleSchedule": "roles",
         "Task": "task", "CoryTrainer": "trainer"}  # fmt: skip
 __all__ = [*HOME]
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,12 +15,14 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 
-from cory.agent import STATS, Agent, Rollout
+from cory.agent import Agent
 from cory.callbacks import Callback
 from cory.config import Config, RewardError, UserError, expect
 from cory.credit import assign_credit
 from cory.learners.optimizer import learning_rate_factor
+from cory.learners.stats import UpdateStats
 from cory.metrics import combined_reward, distinct, in_training
+from cory.policies.rollout import Rollout
 from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses, query_text, text_of
 from cory.report import write_run_report
@@ -78,7 +80,7 @@ class CoryTrainer:
         size = config.ppo.batch_size // config.group_size
         held_out = ["eval_task_reward"] if config.eval_every else []
         absent = {"value_loss": config.algorithm != "ppo", "engine_difference": config.sampling.engine == "native"}
-        own = [key for key in STATS if not absent.get(key)]
+        own = [field.name for field in fields(UpdateStats) if not absent.get(field.name)]
         known, best = sorted([*own, *MEASURED, *task.metrics, *held_out]), config.checkpoint.best
         expect(count == wanted, "cory.num_agents", f"the number of agents, {count}", wanted)
         needed = f"at least ppo.batch_size / group_size = {size} rows" if size < config.ppo.batch_size else ""
@@ -223,11 +225,13 @@ class CoryTrainer:
         for role, agent in enumerate(chain):
             reads = rollouts[-1].completions if role and self.config.cory.knowledge_transfer else None
             prompts = self._prompts(agent, role, batch.columns, reads, batch.max_new_tokens)
-            rollouts.append(agent.respond(prompts, batch.max_new_tokens))
+            rollout = agent.respond(prompts, batch.max_new_tokens)
+            rollout.role = role_name(role)
+            rollouts.append(rollout)
         return rollouts
 
-    def score(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> torch.Tensor:
-        """(roles, batch) task rewards: all roles' responses in one call, so in one pass of a reward model.
+    def score(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
+        """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a reward model.
 
         The reward function sees the dataset's columns and, as `role`, the role of each response, counted from `first`.
         """
@@ -237,46 +241,45 @@ class CoryTrainer:
         completions = [completion for rollout in rollouts for completion in rollout.completions]
         prompts = columns.pop("prompt")
         rewards = processes.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
-        return rewards.view(len(rollouts), -1)
+        return list(rewards.chunk(len(rollouts)))
 
-    def assign_credit(self, chain: Sequence[Agent], batch: Batch, task_rewards: torch.Tensor) -> torch.Tensor:
-        """(roles, batch) training rewards (Eq. 4, or another mode of `cory.credit`)."""
+    def assign_credit(
+        self, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
         unread, settings = None, self.config.cory
         if settings.credit == "counterfactual" and len(chain) > 1:
             nothing = [""] * len(task_rewards[0])
             prompts = [self._prompts(agent, 1, batch.columns, nothing, batch.max_new_tokens) for agent in chain[1:]]
             answers = [a.respond(p, batch.max_new_tokens) for a, p in zip(chain[1:], prompts, strict=True)]
-            unread = torch.cat([torch.zeros_like(task_rewards[:1]), self.score(batch, answers, first=1)])
+            unread = [torch.zeros_like(task_rewards[0]), *self.score(batch, answers, first=1)]
         return assign_credit(task_rewards, settings.credit, settings.weight, unread)
 
     def update(
-        self, chain: Sequence[Agent], rollouts: Sequence[Rollout], rewards: torch.Tensor, rate: float = 1.0
-    ) -> list[dict[str, float]]:
-        """Each agent learns from its own rollouts, one agent after the other; returns their statistics, by role."""
-        stats: list[dict[str, float]] = [{} for _ in chain]
+        self,
+        chain: Sequence[Agent],
+        rollouts: Sequence[Rollout],
+        rewards: Sequence[torch.Tensor],
+        rate: float = 1.0,
+    ) -> list[UpdateStats | None]:
+        """Each agent learns from its own rollouts, one agent after the other; returns the statistics by role.
+
+        None stands for a role whose agent lives in another process.
+        """
+        stats: dict[int, UpdateStats | None] = {}
         for agent in dict.fromkeys(chain):
             roles = [role for role, other in enumerate(chain) if other is agent]
-            try:
-                learned = agent.learn([rollouts[role] for role in roles], rewards[roles], rate)
-            except NotFinite as error:
-                size, who, where = rewards.shape[1], " and ".join(map(role_name, roles)), ""
-                if error.rows:
-                    role, row = roles[error.rows[0] // size], error.rows[0] % size
-                    first, who = rollouts[role], role_name(role)
-                    where = f", the first of them {first.prompts[row]!r} -> {first.completions[row]!r}"
-                    error.rows = [row % size for row in error.rows if roles[row // size] == role]
-                raise NotFinite(f"{agent.name} as {who}: {error.what}", error.rows, where) from None
-            for role, numbers in zip(roles, learned, strict=True):
-                stats[role] = numbers
-        return stats
+            learned = agent.learn([rollouts[role] for role in roles], [rewards[role] for role in roles], rate)
+            stats |= zip(roles, learned, strict=True)
+        return [stats[role] for role in range(len(chain))]
 
     def record(
         self,
         k: int,
         chain: Sequence[Agent],
         rollouts: Sequence[Rollout],
-        task_rewards: torch.Tensor,
-        stats: Sequence[dict[str, float]],
+        task_rewards: Sequence[torch.Tensor],
+        stats: Sequence[UpdateStats],
         history: Sequence[dict[str, Any]],
     ) -> Records:
         """The results of the iteration, over all processes: a record per agent, in their order."""
@@ -285,7 +288,7 @@ class CoryTrainer:
         for role, agent in enumerate(chain):
             completions = processes.gather(rollouts[role].completions)
             role_rewards = torch.tensor(processes.gather(task_rewards[role].tolist()))
-            task_reward, kl, name = role_rewards.mean().item(), stats[role]["kl"], role_name(role)
+            task_reward, kl, name = role_rewards.mean().item(), stats[role].kl, role_name(role)
             measured: dict[str, Any] = {
                 "iteration": k,
                 "agent": agent.name,
@@ -293,7 +296,7 @@ class CoryTrainer:
                 "task_reward": task_reward,
                 "kl": kl,
                 "combined_reward": combined_reward(task_reward, kl, eta),
-                **{key: value for key, value in stats[role].items() if key != "kl"},
+                **{key: value for key, value in stats[role].metrics().items() if key != "kl"},
                 "distinct_2": distinct(completions, 2),
                 **{key: statistics.fmean(map(metric, completions)) for key, metric in self.task.metrics.items()},
             }
@@ -317,8 +320,8 @@ class CoryTrainer:
             for start in range(0, len(rows), size):
                 columns = self.eval_dataset[list(rows[start : start + size])]
                 batch = Batch(columns, self.config.sampling.max_new_tokens)
-                for role, rewards in enumerate(self.score(batch, self.roll_out(chain, batch)).tolist()):
-                    earned[role] += rewards
+                for role, rewards in enumerate(self.score(batch, self.roll_out(chain, batch))):
+                    earned[role] += rewards.tolist()
             for role, rewards in enumerate(earned):
                 (record,) = (one for one in records if one["role"] == role_name(role))
                 record["eval_task_reward"] = statistics.fmean(processes.gather(rewards))
@@ -380,13 +383,18 @@ class CoryTrainer:
         return samples
 
     def _sampled(
-        self, chain: Sequence[Agent], batch: Batch, rollouts: Sequence[Rollout], task_rewards: torch.Tensor, rows: slice
+        self,
+        chain: Sequence[Agent],
+        batch: Batch,
+        rollouts: Sequence[Rollout],
+        task_rewards: Sequence[torch.Tensor],
+        rows: slice,
     ) -> Records:
         """By role, a record (docs/metrics.md, "Samples") of each response in `rows`."""
         queries, samples = list(map(text_of, batch.columns["prompt"][rows])), []
         for role, agent in enumerate(chain):
             part, who = rollouts[role].rows(rows), {"agent": agent.name, "role": role_name(role)}
-            each = zip(queries, part.prompts, part.completions, task_rewards[role, rows].tolist(), strict=True)
+            each = zip(queries, part.prompts, part.completions, task_rewards[role][rows].tolist(), strict=True)
             samples += [
                 {**who, "query": query, "prompt": prompt, "completion": completion, "task_reward": reward, **more}
                 for (query, prompt, completion, reward), more in zip(each, agent.explain(part), strict=True)

@@ -10,6 +10,7 @@ import torch
 from accelerate import PartialState
 
 from cory.config import Config
+from cory.policies.rollout import Rollout
 from cory.policies.sampling import encode
 from cory.run import processes
 
@@ -48,18 +49,18 @@ class Apart:
 
         def answer() -> Any:
             kept.append(self.agent.respond(prompts, max_new_tokens))
-            return replace(kept[0], queries=[], responses=[])
+            return replace(kept[0], prompt_ids=[], response_ids=[])
 
         texts = processes.computed_by(self.owner, answer)
         return kept[0] if kept else texts
 
-    def learn(self, rollouts: Sequence[Any], rewards: torch.Tensor, rate: float = 1.0) -> list[dict[str, float]]:
-        """One update, in the agent's process; the others draw the random numbers that it takes."""
+    def learn(self, rollouts: Sequence[Rollout], rewards: Sequence[torch.Tensor], rate: float = 1.0) -> list[Any]:
+        """One update, in the agent's process; the others draw the random numbers that it takes, and return None."""
         if self.agent:
             return self.agent.learn(rollouts, rewards, rate)
         for _ in range(self.ppo.ppo_epochs):
-            np.random.permutation(rewards.numel())
-        return [{} for _ in rollouts]
+            np.random.permutation(sum(map(len, rewards)))
+        return [None for _ in rollouts]
 
     def explain(self, rollout: Any) -> list[dict[str, Any]]:
         """What is recorded of each response; in all processes."""
