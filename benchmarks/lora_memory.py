@@ -37,7 +37,7 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     )
     agents = make_agents(config)
     for agent in agents:
-        agent.learn([agent.respond(["the film", "a story", "it was", "some"], 4)], torch.randn(1, 4))
+        agent.learn([agent.respond(["the film", "a story", "it was", "some"], 4)], [torch.randn(4)])
     seen: dict[int, tuple[str, int]] = {}
     for agent in agents:
         for name, parameter in agent.learner.model.named_parameters():

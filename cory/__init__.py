@@ -14,9 +14,19 @@ if TYPE_CHECKING:
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
 
-HOME = {"Agent": "agent", "Rollout": "policies.rollout", "make_agents": "agent", "Config": "config",
-        "UserError": "config", "evaluate": "evaluation", "RolePrompts": "prompts", "assign_credit": "credit", "RoleSchedule": "roles",
-        "Task": "task", "CoryTrainer": "trainer"}  # fmt: skip
+HOME = {
+    "Agent": "agent",
+    "Rollout": "policies.rollout",
+    "make_agents": "agent",
+    "Config": "config",
+    "UserError": "config",
+    "evaluate": "evaluation",
+    "RolePrompts": "prompts",
+    "assign_credit": "credit",
+    "RoleSchedule": "roles",
+    "Task": "task",
+    "CoryTrainer": "trainer",
+}
 __all__ = [*HOME]
 
 

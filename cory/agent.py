@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config, one_of
@@ -61,7 +60,7 @@ class Agent:
             self.context_length = min(self.context_length or engine.longest, engine.longest)
 
     @property
-    def policy(self) -> PreTrainedModel | PeftModel:
+    def policy(self) -> PreTrainedModel:
         """The causal language model, with the adapters of all agents that share it."""
         return self.learner.policy
 

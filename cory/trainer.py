@@ -322,9 +322,9 @@ class CoryTrainer:
                 batch = Batch(columns, self.config.sampling.max_new_tokens)
                 for role, rewards in enumerate(self.score(batch, self.roll_out(chain, batch))):
                     earned[role] += rewards.tolist()
-            for role, rewards in enumerate(earned):
+            for role, values in enumerate(earned):
                 (record,) = (one for one in records if one["role"] == role_name(role))
-                record["eval_task_reward"] = statistics.fmean(processes.gather(rewards))
+                record["eval_task_reward"] = statistics.fmean(processes.gather(values))
 
     def _announce(self, k: int) -> None:
         """Tells the callbacks that iteration `k` begins."""

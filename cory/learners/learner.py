@@ -75,12 +75,17 @@ class OldPolicy:
     @classmethod
     def zeros(cls, batch: Window) -> "OldPolicy":
         """Zeros, to be filled in."""
-        return cls(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(4)))
+        logprobs, ref_logprobs, values, kl = torch.zeros(4, *batch.response_mask.shape, device=batch.input_ids.device)
+        return cls(logprobs, ref_logprobs, values, kl)
 
     def rows(self, rows: Sequence[int], width: int) -> "OldPolicy":
         """The rows `rows`, in that order, cut to `width` tokens; without the passes."""
-        tensors = (self.logprobs, self.ref_logprobs, self.values, self.kl)
-        return OldPolicy(*(tensor[rows, :width] for tensor in tensors))
+        return OldPolicy(
+            self.logprobs[rows, :width],
+            self.ref_logprobs[rows, :width],
+            self.values[rows, :width],
+            self.kl[rows, :width],
+        )
 
 
 @dataclass
@@ -118,7 +123,8 @@ class Learner(ABC):
         optimizer: of the model's trained parameters, as the accelerator has prepared it.
         accelerator: prepares and computes gradients.
         kl_controller: TRL's controller of the KL coefficient.
-        reference: pi_0 in its wrapper, frozen; may be shared by several learners. None: the policy with its adapters off.
+        reference: pi_0 in its wrapper, frozen; may be shared by several learners. None: the policy with its adapters
+            off.
         tokenizer: of the policy.
         config: the run's settings. Batches are over all processes there, and one process's share here.
     """
@@ -234,7 +240,7 @@ class Learner(ABC):
 
     @torch.no_grad()
     def log_ratios(self, rollout: Rollout) -> tuple[list[float], Tensor]:
-        """Each response's KL to the reference, and log(pi / pi_0) of its tokens, (rows, R), under the current policy."""
+        """Each response's KL to the reference, and (rows, R) log(pi / pi_0) of its tokens, under the current policy."""
         batch = window.pack(rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer))
         current = self._retrying(lambda: self._evaluate(batch, train=False))
         return (current.kl * batch.response_mask).sum(1).tolist(), current.logprobs - current.ref_logprobs
@@ -391,9 +397,8 @@ class Learner(ABC):
 
         def backward() -> list[LossTerms]:
             self.optimizer.zero_grad()
-            return [
-                self._backward(update, mini_batch, last=mini_batch is mini_batches[-1]) for mini_batch in mini_batches
-            ]
+            last = len(mini_batches) - 1
+            return [self._backward(update, rows, last=i == last) for i, rows in enumerate(mini_batches)]
 
         terms = self._retrying(backward)
         gradients = [p.grad for p in self.model_params if p.grad is not None]
@@ -467,8 +472,9 @@ class Learner(ABC):
 
     @torch.no_grad()
     def _rows_not_finite(self, update: Update, rows: list[int]) -> set[int]:
-        """The rows of the batch with a number that is not finite under the policy that sampled, and those of `rows` with
-        one under the policy being trained."""
+        """The rows with a number that is not finite: of the batch under the policy that sampled, and of `rows` under
+        the policy being trained.
+        """
         old = update.old
         finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(-1)
         bad_rows = set((~finite).nonzero().flatten().tolist())

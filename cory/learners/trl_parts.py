@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import asdict
+from typing import TypeAlias
 
 import torch
 import trl
@@ -57,7 +58,7 @@ class RunningMoments(trl_utils.RunningMoments):
         return batch_moments
 
 
-KLController = AdaptiveKLController | FixedKLController
+KLController: TypeAlias = AdaptiveKLController | FixedKLController
 
 
 def make_kl_controller(ppo: PPOConfig) -> KLController:

@@ -51,7 +51,7 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
     config.cory.exchange_period = 3
     trainer = make_trainer(config)
     first, second = trainer.agents
-    assert first.learner.policy is second.learner.policy and first.learner.ref_model is None
+    assert first.learner.policy is second.learner.policy and first.learner.reference is None
     frozen = base(first)
     for k in range(20):
         before = {agent.name: adapters(agent) for agent in trainer.agents}

@@ -75,11 +75,11 @@ def update(kl: str, tokenizer: str, output: str) -> None:
     """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
     import test_ppo
 
-    trainer, _ = test_ppo.make_trainer("ours", torch.load(tokenizer, weights_only=False), kl_penalty=kl)
+    learner, _ = test_ppo.make_learner(torch.load(tokenizer, weights_only=False), kl_penalty=kl)
     queries, responses, scores = test_ppo.ragged()
     part = processes.shard(8)
-    stats = trainer.step(queries[part], responses[part], scores[part])
-    torch.save((stats, test_ppo.weights(trainer)), f"{output}{PartialState().process_index}")
+    (stats,) = learner.update([test_ppo.rollout_of(queries[part], responses[part])], [scores[part]])
+    torch.save((stats.metrics(), test_ppo.weights(learner)), f"{output}{PartialState().process_index}")
 
 
 def work() -> None:
