@@ -20,8 +20,15 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.iteration import table  # noqa: E402
-from cory.config import Config, CoryConfig, LoraConfig, ModelConfig, PPOConfig, SamplingConfig  # noqa: E402
-from cory.run.parallel import ParallelConfig  # noqa: E402
+from cory.config import (  # noqa: E402
+    Config,
+    CoryConfig,
+    LoraConfig,
+    ModelConfig,
+    ParallelConfig,
+    PPOConfig,
+    SamplingConfig,
+)
 
 GIB = 2**30
 FREE = 0.1  # of a GPU, for its libraries and for fragmentation

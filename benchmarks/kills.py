@@ -1,10 +1,10 @@
 """Kills commands at random moments, and checks that nothing finished is lost and that the same command then succeeds.
 
-    python benchmarks/kills.py                          # 100 kills: minutes on one core
+    TMPDIR=/dev/shm python benchmarks/kills.py          # 100 kills; in memory, as many files are copied and removed
     python benchmarks/kills.py --kills 20 --seed 1
     python benchmarks/kills.py --only extend --keep FOLDER
 
-Every command works on the toy settings, in a folder of its own that is copied from a prepared one. It is forked from a
+Every command works on toy settings, in a folder of its own that is copied from a prepared one. It is forked from a
 process that has imported the libraries, as importing takes longer than the work, and gets SIGKILL at a random moment of
 its life, which was measured before. After each kill:
 
@@ -44,17 +44,24 @@ SMALL = {
     "device": "cpu", "sample_every": 1, "checkpoint.save_every": 1, "ppo.batch_size": 4, "ppo.mini_batch_size": 4,
     "ppo.ppo_epochs": 1, "sampling.min_new_tokens": 4, "sampling.max_new_tokens": 4,
 }  # fmt: skip
-FLAGS = [f"--{key}={value}" for key, value in SMALL.items()]
-IMDB, GSM8K = f"{ROOT}/imdb_train/cory.py", f"{ROOT}/gsm8k_train/cory.py"
 ITERATIONS = 4
+OWN = {
+    "model": {"name": str(ROOT / "imdb_train/weights/policy")},
+    "task": {"dataset": "data", "reward": "rewards.py:reward"},
+}
+REWARD = """
+def reward(completions, **columns):
+    return [len(text) + text.count("good") for text in completions]
+"""
 EXPERIMENT = {
     "title": "A trial", "question": "Does it continue?",
-    "runs": {"PPO": {"script": "imdb_train/ppo.py"}, "CORY": {"script": "imdb_train/cory.py"}},
-    "scales": {"tiny": {"config": "configs/imdb/{method}_tiny.yaml", "seeds": [0],
-                        "flags": {**SMALL, "iterations": 2}}},
+    "runs": {"PPO": {"script": "cory.train", "flags": {"cory.num_agents": 1}}, "CORY": {"script": "cory.train"}},
+    "scales": {"tiny": {"config": "own.yaml", "seeds": [0], "flags": {**SMALL, "iterations": 2}}},
 }  # fmt: skip
-LONGER = [IMDB, "--resume=a", f"--iterations={ITERATIONS}"]
-EVALUATE = f"{ROOT}/imdb_train/evaluate.py"
+FLAGS = [f"--{key}={value}" for key, value in SMALL.items()]
+IMDB, GSM8K = f"{ROOT}/imdb_train/cory.py", f"{ROOT}/gsm8k_train/cory.py"
+OWN_TRAIN = ["cory.train", "--config=own.yaml"]
+LONGER = ["cory.train", "--resume=a", f"--iterations={ITERATIONS}"]
 EVALUATION = ["--queries=8", "--batch_size=2", "--device=cpu", "--output=e"]
 RECORDS = ("metrics.jsonl", "samples.jsonl", "timings.jsonl", "responses.jsonl")
 
@@ -65,7 +72,7 @@ class Command:
 
     Args:
         name: in the table. argv: script or module, and arguments. share: of 100 kills.
-        prepared: the folder in which it starts. writes: what in it the command may change, by the beginning of its name.
+        prepared: the folder in which it starts. writes: the beginnings of names that it may change.
         again: arguments of the second start where they differ.
         records: files that end as those of an unbroken command, byte for byte.
     """
@@ -89,25 +96,33 @@ class Count:
     lost: list[str] = field(default_factory=list)
 
 
-def training(script: str, iterations: int = ITERATIONS) -> list[str]:
-    return [script, *FLAGS, f"--iterations={iterations}", "--output=a"]
+def training(*script: str, iterations: int = ITERATIONS) -> list[str]:
+    return [*script, *FLAGS, f"--iterations={iterations}", "--output=a"]
+
+
+def begun(*script: str) -> list[str]:
+    """The same, to start it again."""
+    return [*training(*script), "--resume=auto"]
 
 
 RUN = ("a/metrics.jsonl", "a/samples.jsonl")
 COMMANDS = [
-    Command("train, a new run", training(IMDB), 20, "empty", ("a/",), [*training(IMDB), "--resume=auto"], RUN),
-    Command("train, a new run (GSM8K)", training(GSM8K), 5, "empty", ("a/",), [*training(GSM8K), "--resume=auto"], RUN),
-    Command("train, --resume", [IMDB, "--resume=a"], 15, "unfinished", ("a/",), None, RUN),
-    Command("train, extend a finished run", LONGER, 20, "short", ("a/",), None, RUN),
-    Command("evaluate", [EVALUATE, "a", *EVALUATION], 12, "finished", ("e/",)),
-    Command("evaluate, one more run", [EVALUATE, "a", "b", *EVALUATION], 6, "evaluated", ("e/",)),
-    Command("report on a run", ["study.report", "a"], 4, "finished", ("a/report.html",)),
-    Command("report on an evaluation", ["study.report", "e"], 4, "evaluated", ("e/report.html", "e/evaluation.")),
+    Command("train, a new run", training(*OWN_TRAIN), 23, "empty", ("a/",), begun(*OWN_TRAIN), RUN),
+    Command("train, a new run (IMDB)", training(IMDB), 2, "empty", ("a/",), begun(IMDB), RUN),
+    Command("train, a new run (GSM8K)", training(GSM8K), 1, "empty", ("a/",), begun(GSM8K), RUN),
+    Command("train, --resume", ["cory.train", "--resume=a"], 15, "unfinished", ("a/",), None, RUN),
+    Command("train, extend a finished run", LONGER, 23, "short", ("a/",), None, RUN),
+    Command("evaluate", ["cory.evaluate", "a", *EVALUATION], 10, "finished", ("e/",)),
+    Command("evaluate, one more run", ["cory.evaluate", "a", "b", *EVALUATION], 5, "evaluated", ("e/",)),
+    Command("report on a run", ["study.report", "a"], 5, "finished", ("a/report.html",)),
+    Command(
+        "report on an evaluation", ["study.report", "e"], 4, "evaluated", ("e/report.html", "e/evaluation."),
+    ),
     Command("compare", ["study.compare", "a", "b", "--out=c"], 6, "compared", ("c/",)),
     Command("push --look", ["cory.push", "a", "user/name", "--look=l"], 4, "finished", ("l/",)),
     Command(
-        "experiment", ["study.experiment", "trial.yaml", "--runs=r"], 4, "planned", ("r/",), None,
-        tuple(f"r/tiny/imdb_{method}_tiny-seed0/metrics.jsonl" for method in ("ppo", "cory")),
+        "experiment", ["study.experiment", "trial.yaml", "--runs=r"], 2, "empty", ("r/",), None,
+        tuple(f"r/tiny/{name}/metrics.jsonl" for name in ("own-num_agents=1-seed0", "own-seed0")),
     ),
 ]  # fmt: skip
 
@@ -172,7 +187,7 @@ def whole(name: str, data: bytes) -> bool:
         if kind == ".json":
             json.loads(data)
         elif kind == ".yaml":
-            return "iterations" in yaml.safe_load(data) or Path(name).name == "trial.yaml"
+            return isinstance(yaml.safe_load(data), dict)
         elif kind == ".safetensors":
             load(data)
         elif kind in ends:
@@ -256,19 +271,26 @@ def prepare(folder: Path) -> None:
         if status:
             raise SystemExit(f"{' '.join(argv)}: status {status}, see {folder / place}.log")
 
-    for name in ("empty", "unfinished", "short", "finished", "planned"):
-        (folder / name).mkdir(parents=True)
-    (folder / "planned/trial.yaml").write_text(yaml.safe_dump(EXPERIMENT))
-    done(training(IMDB, ITERATIONS // 2), "short")
-    done(training(IMDB), "finished")
-    done([*training(IMDB), "--seed=1", "--output=b"], "finished")
-    child, metrics = start(training(IMDB), folder / "unfinished"), folder / "unfinished/a/metrics.jsonl"
+    empty = folder / "empty"
+    (empty / "data").mkdir(parents=True)
+    for split in ("train", "test"):
+        rows = [json.dumps({"prompt": f"{split} {number}: this film was"}) + "\n" for number in range(16)]
+        (empty / f"data/{split}.jsonl").write_text("".join(rows))
+    (empty / "rewards.py").write_text(REWARD)
+    (empty / "own.yaml").write_text(yaml.safe_dump(OWN))
+    (empty / "trial.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    for name in ("unfinished", "short", "finished"):
+        shutil.copytree(empty, folder / name)
+    done(training(*OWN_TRAIN, iterations=ITERATIONS // 2), "short")
+    done(training(*OWN_TRAIN), "finished")
+    done([*training(*OWN_TRAIN), "--seed=1", "--output=b"], "finished")
+    child, metrics = start(training(*OWN_TRAIN), folder / "unfinished"), folder / "unfinished/a/metrics.jsonl"
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
         time.sleep(0.01)
     os.kill(child, signal.SIGTERM)
     finish(child)
     shutil.copytree(folder / "finished", folder / "evaluated")
-    done([EVALUATE, "a", *EVALUATION], "evaluated")
+    done(["cory.evaluate", "a", *EVALUATION], "evaluated")
     shutil.copytree(folder / "finished", folder / "compared")
     done(["study.compare", "a", "b", "--out=c"], "compared")
 
@@ -300,8 +322,7 @@ def trial(command: Command, folder: Path, seconds: float, expected: Mapping[str,
     found = lost(before, content(place), expected, command)
     if saved > (newest_checkpoint(place) if saved >= 0 else -1):
         found.append("the newest checkpoint is lost")
-    begun = command.again is not None and (place / "a/config.yaml").exists()
-    again = command.again if begun and command.again else command.argv
+    again = command.again if command.again and (place / "a/config.yaml").exists() else command.argv
     status = finish(start(again, place))
     end = content(place)
     differ = [name for name in command.records if end.get(name) != expected[name]]
@@ -337,7 +358,7 @@ def main() -> None:
     chosen = [command for command in COMMANDS if options.only in command.name]
     if not chosen:
         parser.error(f"--only: expected a part of one of {[command.name for command in COMMANDS]}")
-    begun = time.monotonic()
+    started = time.monotonic()
     import_all()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary) / "work"
@@ -351,8 +372,9 @@ def main() -> None:
             wanted = max(1, round(options.kills * command.share / shares))
             while count.kills < wanted:
                 trial(command, folder, seconds * rng.random(), expected, count)
-            print(f"{command.name}: {count.kills} kills, {time.monotonic() - begun:.0f} s so far", flush=True)
-    print(f"\n{table(counts)}\n\nSeed {options.seed}, {(time.monotonic() - begun) / 60:.0f} minutes.")
+            so_far = f"{count.kills} kills, {len(count.lost)} lost, {count.worked} restarts worked"
+            print(f"{command.name}: {so_far}, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"\n{table(counts)}\n\nSeed {options.seed}, {(time.monotonic() - started) / 60:.0f} minutes.")
     if any(count.lost or count.worked < count.kills for count in counts.values()):
         sys.exit(1)
 
@@ -366,9 +388,7 @@ def import_all() -> None:
     import cory.chat.chain
     import cory.trainer  # noqa: F401
     import gsm8k_train.task  # noqa: F401
-    import imdb_train.task
-    import study.evaluation_plots
-    import study.plots  # noqa: F401
+    import imdb_train.task  # noqa: F401
 
 
 if __name__ == "__main__":

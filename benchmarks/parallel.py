@@ -55,8 +55,7 @@ def title(way: str) -> str:
 
 def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
     """A way's settings."""
-    from cory.config import Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
-    from cory.run.parallel import ParallelConfig
+    from cory.config import Config, LoraConfig, ModelConfig, ParallelConfig, PPOConfig, SamplingConfig
 
     return Config(
         device="cpu",

@@ -53,7 +53,7 @@ def main() -> None:
             "sampling.min_new_tokens": 4, "sampling.max_new_tokens": 4, "checkpoint.save_every": 100,
         }  # fmt: skip
         argv = [f"--{key}={value}" for key, value in flags.items()]
-        config, _ = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml", argv)
+        config, _ = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv)
         agents = make_agents(config)
         trainer = CoryTrainer(config, agents, make_task(config, agents[0].device))
         iteration, seen, started = trainer.iteration, [], time.monotonic()

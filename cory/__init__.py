@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cory.agent import Agent, make_agents  # noqa: F401
-    from cory.config import Config, UserError  # noqa: F401
+    from cory.config import Config  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
+    from cory.errors import UserError  # noqa: F401
     from cory.evaluation import evaluate  # noqa: F401
     from cory.policies.rollout import Rollout  # noqa: F401
     from cory.prompts import RolePrompts  # noqa: F401
@@ -19,7 +20,7 @@ HOME = {
     "Rollout": "policies.rollout",
     "make_agents": "agent",
     "Config": "config",
-    "UserError": "config",
+    "UserError": "errors",
     "evaluate": "evaluation",
     "RolePrompts": "prompts",
     "assign_credit": "credit",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config, one_of
+from cory.config import Config
+from cory.errors import one_of
 from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
@@ -76,6 +77,11 @@ class Agent:
     def activate(self) -> None:
         """Activates this agent's adapter if agents share a base."""
         activate(self.policy, self.name)
+
+    def check_model(self) -> None:
+        """Raises a UserError if the policy gives other log-probabilities in padded batches than for a text alone."""
+        self.activate()
+        self.learner.check_model(samples=self.engine is None)
 
     def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
         """Samples a response of at most `max_new_tokens` tokens per prompt. Raises a UserError if one is too long."""
@@ -167,7 +173,8 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     each agent has an adapter, on one base or on copies of it (`lora.shared_base`); the reference is the base with its
     adapters off. Each PPO agent has a value head. `num_agents` defaults to that of the settings.
 
-    Raises a UserError if a setting is out of range, or the device or a model is not available.
+    Raises a UserError if a setting is out of range, the device or a model is not available, or a model is one that
+    padded batches change.
     """
     config.check()
     choose_device(config.device, config.parallel)
@@ -213,4 +220,6 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
             activate(policy.pretrained_model, name)
             agent = Agent(name, policy, references.get(key), bases[key][1], own, engine)
         agents.append(Apart(index, agent, config) if config.parallel.agents == "apart" else agent)
+    different = {keys[index]: agents[index] for index in policies}  # one of each base
+    processes.agreed(lambda: [agent.check_model() for agent in different.values()])
     return agents

@@ -1,21 +1,142 @@
-"""The settings of a run: dataclasses whose keys are all documented, checked and read.
+"""The settings of a run: pydantic dataclasses whose keys are all documented, checked and read.
 
 Every default is written here and nowhere else; it is the paper's (Table 1) where it states one. A task adds its own
 block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/run/settings.py`.
+
+An unknown name, a value of another type or out of its range is refused where it is assigned. Combinations of keys are
+checked by `check()`, which whoever uses the settings calls first.
 """
 
-import math
+import difflib
+import re
+from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import fields, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from cory.run.checks import RewardError, Settings, UserError, between, changed, expect, keys, one_of, positive
-from cory.run.hub import HubConfig
-from cory.run.parallel import ParallelConfig
-from cory.run.sampling_settings import SamplingConfig
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
-# Checks that other files import from here.
-__all__ = ["RewardError", "Settings", "UserError", "changed", "expect", "keys", "one_of"]
+from cory.errors import RewardError, UserError, expect, one_of
+
+__all__ = ["RewardError", "UserError", "expect", "one_of"]  # which other files still import from here
+
+S = TypeVar("S", bound="Settings")
+
+
+def _positive_or_auto(value: int | Literal["auto"]) -> int | Literal["auto"]:
+    if value != "auto" and value < 1:
+        raise ValueError("auto or a number greater than 0")
+    return value
+
+
+def _not_empty(texts: list[str]) -> list[str]:
+    if not all(texts):
+        raise ValueError("texts that are not empty")
+    return texts
+
+
+def _address(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("an address such as http://127.0.0.1:8000")
+    return url
+
+
+def _repository(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
+        raise ValueError("null or user/name")
+    return name
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+OptionalPositive = Annotated[float | None, Field(gt=0)]
+Repository = Annotated[str | None, AfterValidator(_repository)]
+
+
+@dataclass(config=ConfigDict(strict=True, extra="forbid", validate_assignment=True, allow_inf_nan=False))
+class Settings:
+    """A block of settings. Subclasses are pydantic dataclasses, too, and inherit that they are strict.
+
+    Attributes:
+        block: the block's name in a configuration, for messages; empty for the top level.
+    """
+
+    block: ClassVar[str] = ""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _validate(cls, values: Any, validate: Any) -> Any:
+        """Turns what pydantic refuses into a UserError."""
+        try:
+            return validate(values)
+        except ValidationError as error:
+            raise UserError(_explain(cls, error.errors())) from None
+
+    def check(self) -> None:
+        """Checks combinations of keys. Raises a UserError."""
+        for name in blocks(type(self)):
+            getattr(self, name).check()
+
+
+def _explain(settings: type[Settings], errors: list[ErrorDetails]) -> str:
+    """What was expected, what came and where, of the first value that pydantic refuses."""
+    first = errors[0]
+    key = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] in ("no_such_attribute", "unexpected_keyword_argument"):
+        names = [each.name for each in fields(settings)]
+        near = difflib.get_close_matches(key, names, n=1)
+        hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(names)}"
+        return f"{settings.__name__}: unknown key {key!r}{hint}"
+
+    # A key that takes several types has an error for each of them.
+    of_the_key = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
+    expected = " or ".join(_expectation(error["msg"]) for error in of_the_key)
+    where = ".".join(part for part in (settings.block, key) if part)
+    return f"{where}: expected {expected}, got {first['input']!r}"
+
+
+def _expectation(message: str) -> str:
+    """Pydantic's "Input should be greater than 0" as the end of "expected ..."."""
+    expected = message.removeprefix("Input should be ").removeprefix("Value error, ")
+    if expected.startswith(("greater", "less")):
+        return f"a number {expected}"
+    return expected
+
+
+def changed(block: S, changes: Mapping[str, Any]) -> S:
+    """A block of settings with some of them changed. Raises a UserError on unknown keys."""
+    block = copy(block)
+    for key, value in changes.items():
+        setattr(block, key, value)
+    block.check()
+    return block
+
+
+def blocks(settings: type[Settings]) -> dict[str, type[Settings]]:
+    """The keys of a class that hold blocks of settings, and their classes."""
+    hints = get_type_hints(settings)
+    types = {each.name: hints[each.name] for each in fields(settings)}
+    return {name: kind for name, kind in types.items() if isinstance(kind, type) and issubclass(kind, Settings)}
+
+
+def keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
+    """Every key of a configuration, dotted: `seed`, `ppo.batch_size`, ..."""
+    nested = blocks(settings)
+    for each in fields(settings):
+        if each.name in nested:
+            yield from keys(nested[each.name], f"{prefix}{each.name}.")
+        else:
+            yield prefix + each.name
 
 
 @dataclass
@@ -33,6 +154,7 @@ class ModelConfig(Settings):
             such as {enable_thinking: false}.
     """
 
+    block: ClassVar[str] = "model"
     name: str = "openai-community/gpt2"
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
@@ -54,15 +176,12 @@ class LoraConfig(Settings):
         merge: Save agents as full models, adapters merged, instead of PEFT folders.
     """
 
-    rank: int = 0
-    alpha: float = 32.0
+    block: ClassVar[str] = "lora"
+    rank: NonNegativeInt = 0
+    alpha: PositiveFloat = 32.0
     target_modules: list[str] | None = None
     shared_base: bool = True
     merge: bool = False
-
-    def __post_init__(self) -> None:
-        expect(self.rank >= 0, "lora.rank", "0 (full fine-tuning) or more", self.rank)
-        positive("lora", self, "alpha")
 
 
 @dataclass
@@ -79,34 +198,27 @@ class CoryConfig(Settings):
         credit: What a role is rewarded for: `collective` (Eq. 4), `causal`, `own` or `counterfactual`: docs/credit.md.
         weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
             independent, negative competitive. Ignored with `credit: own`.
-        other_coef: Alias of `weight`; takes precedence if both are given.
         knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query.
         reset_on_exchange: Restart every agent's optimizer, KL coefficient and reward moments at each exchange, as the
             authors' published code does.
     """
 
-    num_agents: int = 2
-    chain_length: int | None = None
+    block: ClassVar[str] = "cory"
+    num_agents: PositiveInt = 2
+    chain_length: Annotated[int | None, Field(ge=1)] = None
     exchange: Literal["rotate", "shuffle", "none"] = "rotate"
-    exchange_period: int = 5
+    exchange_period: NonNegativeInt = 5
     credit: Literal["collective", "causal", "own", "counterfactual"] = "collective"
     weight: float = 1.0
-    other_coef: float | None = None
     knowledge_transfer: bool = True
     reset_on_exchange: bool = False
 
-    def __post_init__(self) -> None:
-        if self.other_coef is not None:
-            self.weight, self.other_coef = self.other_coef, None
-        expect(self.num_agents >= 1, "cory.num_agents", "at least 1", self.num_agents)
-        length = self.roles
-        expect(length >= 1, "cory.chain_length", "null (as many as agents) or at least 1", length)
-        expect(self.exchange_period >= 0, "cory.exchange_period", "0 (never) or more iterations", self.exchange_period)
-        expect(math.isfinite(self.weight), "cory.weight", "a finite number", self.weight)
-        if length < self.num_agents and (self.exchange == "none" or not self.exchange_period):
+    def check(self) -> None:
+        exchanges = self.exchange != "none" and self.exchange_period > 0
+        if self.roles < self.num_agents and not exchanges:
             raise UserError(
                 f"cory.exchange: expected rotate or shuffle, and an exchange_period above 0, to train "
-                f"{self.num_agents} agents in a chain of {length}, got {self.exchange} and {self.exchange_period}"
+                f"{self.num_agents} agents in a chain of {self.roles}, got {self.exchange} and {self.exchange_period}"
             )
         if self.credit == "counterfactual" and not self.knowledge_transfer:
             raise UserError("cory.credit: expected knowledge_transfer: true with counterfactual, got false")
@@ -156,48 +268,93 @@ class PPOConfig(Settings):
         whiten_rewards: Whiten token rewards before advantages are computed (PPO).
     """
 
-    learning_rate: float = 1.41e-5
+    block: ClassVar[str] = "ppo"
+    learning_rate: PositiveFloat = 1.41e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: int = 0
+    warmup: NonNegativeInt = 0
     optimizer: str = "Adam"
-    optimizer_options: dict[str, Any] = field(default_factory=dict)
-    batch_size: int = 256
-    mini_batch_size: int = 256
-    gradient_accumulation_steps: int = 1
-    micro_batch: int | Literal["auto"] = "auto"
-    ppo_epochs: int = 4
-    init_kl_coef: float = 0.3
+    optimizer_options: dict[str, Any] = Field(default_factory=dict)
+    batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
+    mini_batch_size: PositiveInt = 256
+    gradient_accumulation_steps: PositiveInt = 1
+    micro_batch: Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)] = "auto"
+    ppo_epochs: PositiveInt = 4
+    init_kl_coef: Annotated[float, Field(ge=0, le=1e6)] = 0.3
     adaptive_kl: bool = True
-    kl_target: float = 6.0
-    kl_horizon: float = 10_000.0
+    kl_target: PositiveFloat = 6.0
+    kl_horizon: PositiveFloat = 10_000.0
     kl_penalty: Literal["full", "kl", "abs", "mse"] = "full"
     kl_in: Literal["auto", "reward", "loss"] = "auto"
-    gamma: float = 1.0
-    lam: float = 0.95
-    cliprange: float = 0.2
-    cliprange_value: float = 0.2
-    vf_coef: float = 0.1
+    gamma: Fraction = 1.0
+    lam: Fraction = 0.95
+    cliprange: PositiveFloat = 0.2
+    cliprange_value: PositiveFloat = 0.2
+    vf_coef: Annotated[float, Field(ge=0, le=1e6)] = 0.1
     value_head_init: Literal["random", "zeros"] = "random"
-    max_grad_norm: float | None = None
-    ratio_threshold: float = 10.0
+    max_grad_norm: OptionalPositive = None
+    ratio_threshold: PositiveFloat = 10.0
     reward_scaling: bool = False
     reward_normalization: bool = False
-    reward_clip: float | None = None
+    reward_clip: OptionalPositive = None
     whiten_rewards: bool = False
 
-    def __post_init__(self) -> None:
-        positive("ppo", self, "learning_rate", "batch_size", "mini_batch_size", "gradient_accumulation_steps")
-        positive("ppo", self, "ppo_epochs", "kl_target", "kl_horizon", "cliprange", "cliprange_value")
-        positive("ppo", self, "ratio_threshold", "max_grad_norm", "reward_clip", "micro_batch")
-        between("ppo", self, 0, 1, "gamma", "lam")
-        between("ppo", self, 0, 1e6, "init_kl_coef", "vf_coef")
-        expect(self.warmup >= 0, "ppo.warmup", "0 (none) or more iterations", self.warmup)
-        expect(self.batch_size > 1, "ppo.batch_size", "at least 2, as advantages are whitened over it", self.batch_size)
-        mini, count = self.mini_batch_size, self.gradient_accumulation_steps
-        multiple = f"a multiple of mini_batch_size * gradient_accumulation_steps = {mini} * {count} = {mini * count}"
-        expect(self.batch_size % (mini * count) == 0, "ppo.batch_size", multiple, self.batch_size)
+    def check(self) -> None:
+        per_step = self.mini_batch_size * self.gradient_accumulation_steps
+        if self.batch_size % per_step:
+            raise UserError(
+                f"ppo.batch_size: expected a multiple of mini_batch_size * gradient_accumulation_steps = "
+                f"{self.mini_batch_size} * {self.gradient_accumulation_steps} = {per_step}, got {self.batch_size}"
+            )
         if self.reward_normalization and not self.reward_scaling:
             raise UserError("ppo.reward_normalization: expected ppo.reward_scaling: true beside it, got false")
+
+
+@dataclass
+class SamplingConfig(Settings):
+    """How responses are sampled. One length is drawn per batch, and every agent's responses stop there at the latest.
+
+    Args:
+        min_new_tokens: Shortest length that is drawn.
+        max_new_tokens: Longest length that is drawn.
+        temperature: Softmax temperature. Other than 1, samples are off-policy for PPO's log-probabilities.
+        top_k: Sample among the k likeliest tokens; 0 for all.
+        top_p: Sample among the likeliest tokens of this total probability; 1 for all.
+        repetition_penalty: Penalty on tokens that occurred already; 1 for none.
+        stop: Texts that end a response, as the end token does; the response's text is cut before them.
+        engine: Who samples in training: `native`, the policy itself, or `vllm`, a server that gets the agents' weights
+            after each update (docs/scaling.md).
+        engine_url: Address of that server, which serves one run at a time.
+        engine_folder: Folder that the run and the server see, through which weights are passed on. null: a temporary
+            one, for a server on this machine.
+    """
+
+    block: ClassVar[str] = "sampling"
+    min_new_tokens: PositiveInt = 4
+    max_new_tokens: PositiveInt = 16
+    temperature: PositiveFloat = 1.0
+    top_k: NonNegativeInt = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    repetition_penalty: PositiveFloat = 1.0
+    stop: Annotated[list[str], AfterValidator(_not_empty)] = Field(default_factory=list)
+    engine: Literal["native", "vllm"] = "native"
+    engine_url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:8000"
+    engine_folder: str | None = None
+
+    def check(self) -> None:
+        if self.max_new_tokens < self.min_new_tokens:
+            raise UserError(
+                f"sampling.max_new_tokens: expected at least min_new_tokens = {self.min_new_tokens}, "
+                f"got {self.max_new_tokens}"
+            )
+
+    def after_training(self, changes: Mapping[str, Any]) -> "SamplingConfig":
+        """These settings with `changes` for a trained agent, which samples itself, up to `max_new_tokens`."""
+        for key in changes:
+            if key.startswith("engine"):
+                raise UserError(f"sampling.{key}: expected no engine, as trained agents sample themselves, got one")
+        if "min_new_tokens" in changes:
+            raise UserError("sampling.min_new_tokens: expected max_new_tokens alone, as no length is drawn, got both")
+        return changed(replace(self, min_new_tokens=1, engine="native"), changes)
 
 
 @dataclass
@@ -211,14 +368,11 @@ class CheckpointConfig(Settings):
         best: Metric whose best checkpoint is kept as well, mean over the agents, larger is better; null for none.
     """
 
-    save_every: int = 10
+    block: ClassVar[str] = "checkpoint"
+    save_every: NonNegativeInt = 10
     save_final: bool = True
-    keep: int = 2
+    keep: PositiveInt = 2
     best: str | None = None
-
-    def __post_init__(self) -> None:
-        expect(self.save_every >= 0, "checkpoint.save_every", "0 (at signals only) or more iterations", self.save_every)
-        expect(self.keep >= 1, "checkpoint.keep", "at least 1", self.keep)
 
 
 @dataclass
@@ -232,12 +386,67 @@ class GuardsConfig(Settings):
         stop_at_kl: KL above which the run saves its agents and ends early; null for never.
     """
 
+    block: ClassVar[str] = "guards"
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    kl_bound: float = 50.0
-    stop_at_kl: float | None = None
+    kl_bound: PositiveFloat = 50.0
+    stop_at_kl: OptionalPositive = None
 
-    def __post_init__(self) -> None:
-        positive("guards", self, "kl_bound", "stop_at_kl")
+
+@dataclass
+class HubConfig(Settings):
+    """Passing the agents on through the Hugging Face Hub: docs/share.md says what is uploaded.
+
+    Args:
+        push: Repository `user/name` that the run is uploaded to at its end. null: none.
+        public: Whether everybody may read the repository. Off: only you, and your organization.
+        base: Hub id of the base where `model.name` is a local folder, which others could not load.
+    """
+
+    block: ClassVar[str] = "hub"
+    push: Repository = None
+    public: bool = False
+    base: Repository = None
+
+    def check_token(self) -> None:
+        """Raises a UserError if something is to be uploaded and no token of the Hub is set up. Asks no server."""
+        if self.push is None:
+            return
+        from huggingface_hub import get_token
+
+        if get_token() is None:
+            raise UserError(f"hub.push: expected a token to upload to {self.push!r}, got none: run `hf auth login`")
+
+
+@dataclass
+class ParallelConfig(Settings):
+    """How several processes, started by torchrun or accelerate launch, share the agents (docs/scaling.md).
+
+    Args:
+        shard: `full`: policies, references, gradients and optimizer states are split over the processes, layer by layer
+            (PyTorch's FSDP2). `none`: each process holds them whole.
+        gather: When the weights of a sharded policy are put together for sampling: once for a `rollout`, or each
+            `layer` at each token, which needs less memory and much more time.
+        offload: Keep the shards in the host's memory, not the GPU's.
+        agents: `together`: all agents in each process, which answers its part of the queries. `apart`: each agent in
+            one process, which answers all queries; agents are updated at the same time.
+    """
+
+    block: ClassVar[str] = "parallel"
+    shard: Literal["none", "full"] = "none"
+    gather: Literal["rollout", "layer"] = "rollout"
+    offload: bool = False
+    agents: Literal["together", "apart"] = "together"
+
+    def check(self) -> None:
+        if self.offload and self.shard == "none":
+            raise UserError("parallel.offload: expected false with parallel.shard: none, got true")
+        if self.agents == "apart" and self.shard != "none":
+            raise UserError("parallel.agents: expected together with parallel.shard: full, got 'apart'")
+
+    @property
+    def split(self) -> bool:
+        """Whether a process holds only part of the agents' state."""
+        return self.shard != "none" or self.agents == "apart"
 
 
 @dataclass
@@ -253,7 +462,7 @@ class Config(Settings):
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...}, each
             part optional. Empty: all agents alike.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
-        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
+        device: auto (CUDA where there is a GPU for it, else the CPU), cpu, cuda, cuda:N or mps (Apple; not tested).
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.
@@ -274,11 +483,11 @@ class Config(Settings):
         parallel: How processes share the agents.
     """
 
-    seed: int = 0
-    iterations: int = 100
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    iterations: PositiveInt = 100
     algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
-    group_size: int = 1
-    agents: list[dict[str, Any]] = field(default_factory=list)
+    group_size: PositiveInt = 1
+    agents: list[dict[str, Any]] = Field(default_factory=list)
     output: str | None = None
     resume: str | None = None
     overwrite: bool = False
@@ -286,43 +495,47 @@ class Config(Settings):
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
-    sample_every: int = 10
-    eval_every: int = 0
-    eval_queries: int = 64
-    model: ModelConfig = field(default_factory=ModelConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    cory: CoryConfig = field(default_factory=CoryConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    guards: GuardsConfig = field(default_factory=GuardsConfig)
-    hub: HubConfig = field(default_factory=HubConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    sample_every: NonNegativeInt = 10
+    eval_every: NonNegativeInt = 0
+    eval_queries: PositiveInt = 64
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    cory: CoryConfig = Field(default_factory=CoryConfig)
+    ppo: PPOConfig = Field(default_factory=PPOConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    guards: GuardsConfig = Field(default_factory=GuardsConfig)
+    hub: HubConfig = Field(default_factory=HubConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
 
-    def __post_init__(self) -> None:
-        expect(0 <= self.seed < 2**32, "seed", "a whole number from 0 to 2**32 - 1", self.seed)
-        expect(self.iterations >= 1, "iterations", "at least 1", self.iterations)
-        bits = self.model.quantization
-        expect(bits == "none" or self.lora.rank > 0, "model.quantization", f"lora.rank above 0 with {bits}", 0)
-        if bits != "none" and self.lora.merge:
-            raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
-        expect(self.sample_every >= 0, "sample_every", "0 (none) or more iterations", self.sample_every)
-        expect(self.eval_every >= 0, "eval_every", "0 (never) or more iterations", self.eval_every)
-        expect(self.eval_queries >= 1, "eval_queries", "at least 1", self.eval_queries)
-        warmup, fewer = self.ppo.warmup, f"fewer than iterations = {self.iterations}"
-        expect(warmup < self.iterations, "ppo.warmup", fewer, warmup)
-        if self.checkpoint.best == "eval_task_reward" and self.eval_every:
-            due = f"a multiple of eval_every = {self.eval_every} with checkpoint.best: eval_task_reward"
-            every = self.checkpoint.save_every
-            expect(every % self.eval_every == 0, "checkpoint.save_every", due, every)
-        least = 2 if self.algorithm in ("grpo", "dr_grpo", "rloo") else 1
-        size, group = self.ppo.batch_size, self.group_size
-        expect(group >= least, "group_size", f"at least {least} with algorithm: {self.algorithm}", group)
-        expect(size % group == 0, "ppo.batch_size", f"a multiple of group_size = {group}", size)
+    def check(self) -> None:
+        super().check()
+        if self.model.quantization != "none":
+            if self.lora.rank == 0:
+                raise UserError(f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0")
+            if self.lora.merge:
+                raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
+        if self.ppo.warmup >= self.iterations:
+            raise UserError(f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}")
+        best_is_held_out = self.checkpoint.best == "eval_task_reward" and self.eval_every > 0
+        if best_is_held_out and self.checkpoint.save_every % self.eval_every:
+            raise UserError(
+                f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "
+                f"checkpoint.best: eval_task_reward, got {self.checkpoint.save_every}"
+            )
+        if self.algorithm in ("grpo", "dr_grpo", "rloo") and self.group_size < 2:
+            raise UserError(f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}")
+        if self.ppo.batch_size % self.group_size:
+            raise UserError(
+                f"ppo.batch_size: expected a multiple of group_size = {self.group_size}, got {self.ppo.batch_size}"
+            )
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
-        count, each = self.cory.num_agents, self.agents
-        expect(len(each) in (0, count), "agents", f"an empty list, or an entry for each of {count} agents", each)
+        if self.agents and len(self.agents) != self.cory.num_agents:
+            raise UserError(
+                f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
+                f"got {self.agents!r}"
+            )
         for index in range(len(self.agents)):
             self.of_agent(index)
 
@@ -338,19 +551,25 @@ class Config(Settings):
         """The settings of one agent: these, with its entry of `agents`. Raises a UserError if that entry is invalid."""
         if not self.agents:
             return self
-        where, changes, config = f"agents[{index}]", self.agents[index], copy(self)
-        object.__setattr__(config, "agents", [])
-        for key, value in changes.items():
-            expect(key in ("model", "lora", "learning_rate"), where, "model, lora or learning_rate", key)
+        where = f"agents[{index}]"
+        config = copy(self)
+        config.agents = []
+        for key, value in self.agents[index].items():
+            if key not in ("model", "lora", "learning_rate"):
+                raise UserError(f"{where}: expected model, lora or learning_rate, got {key!r}")
             try:
                 if key == "learning_rate":
                     config.ppo = changed(self.ppo, {key: value})
+                elif not isinstance(value, dict):
+                    raise UserError(f"{key}: expected a block of settings, got {value!r}")
+                elif key == "lora":
+                    config.lora = changed(self.lora, value)
                 else:
-                    expect(isinstance(value, dict), f"{where}.{key}", "a block of settings", value)
-                    own = {"revision": None} if key == "model" and "name" in value else {}
-                    setattr(config, key, changed(getattr(self, key), own | value))
+                    # The revision of the common model is none of another model.
+                    other_model = {"revision": None} if "name" in value else {}
+                    config.model = changed(self.model, other_model | value)
             except UserError as error:
-                raise UserError(f"{where}: {error}") from None
+                raise UserError(f"{where}.{error}") from None
         config.check()
         return config
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from cory.config import one_of
+from cory.errors import one_of
 
 MODES = ("collective", "causal", "own", "counterfactual")
 

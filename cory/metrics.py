@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 
-from cory.config import expect
+from cory.errors import expect
 
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:

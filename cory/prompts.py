@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 
 Prompt = str | list[dict[str, str]]  # text, or chat messages
 CHAT_ROLES = ("system", "user", "assistant")

@@ -10,8 +10,8 @@ Needs a token: `hf auth login`, or HF_TOKEN. Held-out results are those of the r
 import shutil
 from pathlib import Path
 
+from cory.config import HubConfig
 from cory.run.arguments import Arguments
-from cory.run.hub import HubConfig
 from cory.run.output import filled
 from cory.run.settings import main, read_settings
 from cory.tasks.kinds import kind_of

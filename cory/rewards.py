@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cory.config import RewardError, UserError, expect
+from cory.errors import RewardError, UserError, expect
 from cory.run import coroutines
 
 # reward(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of
@@ -22,7 +22,7 @@ RewardFunction = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]
 
 
-class MissingColumns(UserError):
+class MissingColumns(RewardError):
     """A reward function needs columns that the data or a query does not have: `names`."""
 
     def __init__(self, reward: "Reward", columns: Columns, names: list[str]) -> None:
@@ -72,6 +72,8 @@ def score(
     try:
         given = _call(rewards, rows)
         values = torch.tensor([_checked(*pair, rows) for pair in zip(rewards, given, strict=True)])
+    except RewardError:
+        raise
     except UserError as error:
         raise RewardError(str(error)) from error.__cause__
     if values.isnan().all(0).any():

@@ -5,7 +5,7 @@ from math import gcd
 
 import numpy as np
 
-from cory.config import one_of
+from cory.errors import one_of
 
 EXCHANGES = ("rotate", "shuffle", "none")
 

@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 from cory.policies.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.rewards import Reward, RewardFunction

@@ -25,13 +25,14 @@ from cory.metrics import combined_reward, distinct, in_training
 from cory.policies.rollout import Rollout
 from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses, query_text, text_of
+from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
 from cory.run import checkpoint, processes
 from cory.run.checkpoint import CheckpointManager, RunState
 from cory.run.clock import timed
-from cory.run.folder import Run, run_record
+from cory.run.folder import NotSaved, Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.run.identity import policy_models
 from cory.run.resume import Resumed, find_resumed, how_to_continue
@@ -122,7 +123,10 @@ class CoryTrainer:
         continued: dict[str, Any] = {"locks": locks}
         if resumed is not None:
             if resumed.finished:
-                return Run(self.config, self.name, names, record, resumed.run, finished=True)
+                run = Run(self.config, self.name, names, record, resumed.run, finished=True)
+                if processes.is_main() and not (run.folder / REPORT).exists():  # killed after everything else was saved
+                    write_run_report(run.folder, self.config.method())
+                return run
             state = resumed.state
             record["changes"] = resumed.changes
             if resumed.checkpoint is not None:
@@ -175,7 +179,10 @@ class CoryTrainer:
                     raise Interrupted(128 + received)
                 if too_far:
                     break
-            run.finish(state.before, self._fixed_samples(), self.agents, held_out)
+            try:
+                run.finish(state.before, self._fixed_samples(), self.agents, held_out)
+            except NotSaved as error:
+                self._fail("the end of the run", error, checkpoints)
             if processes.is_main():
                 write_run_report(run.folder, self.config.method())
             for callback in self.callbacks:

@@ -8,17 +8,15 @@ A test runs it with --check.
 
 import re
 import sys
-from dataclasses import fields, is_dataclass
-from inspect import getdoc
+from dataclasses import fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-import yaml  # noqa: E402
-
-from cory.config import Config  # noqa: E402
+from cory.config import Config, Settings  # noqa: E402
+from cory.run.help import default_text, documented  # noqa: E402
 from cory.tasks.config import OwnTaskConfig  # noqa: E402
 from gsm8k_train.config import Gsm8kTaskConfig  # noqa: E402
 from imdb_train.config import ImdbTaskConfig  # noqa: E402
@@ -28,38 +26,27 @@ MARKER = "<!-- Below: written by `python docs/configuration.py`. -->\n"
 TASKS = {"own prompts and rewards": OwnTaskConfig, "IMDB": ImdbTaskConfig, "GSM8K": Gsm8kTaskConfig}
 
 
-def documented(settings: type) -> tuple[str, dict[str, str]]:
-    """A dataclass's summary and the documentation of its keys, from its docstring."""
-    summary, _, args = (getdoc(settings) or "").partition("\nArgs:\n")
-    keys: dict[str, str] = {}
-    for line in args.splitlines():
-        if match := re.match(r" {4}(\w+): (.*)", line):
-            name = match[1]
-            keys[name] = match[2]
-        elif line.strip():
-            keys[name] += " " + line.strip()
-    return linked(" ".join(summary.split())), {name: linked(text) for name, text in keys.items()}
-
-
 def linked(text: str) -> str:
     """The text with the names of other pages as links."""
     return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
 
 
 def default(value: object) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
-    return "`" + text.replace("|", "\\|").replace("\n", " ") + "`"
+    return "`" + default_text(value).replace("|", "\\|").replace("\n", " ") + "`"
 
 
-def table(name: str, settings: object, title: str) -> str:
+def table(name: str, settings: Settings, title: str) -> str:
     """The keys of one block with their defaults, as a section."""
     summary, keys = documented(type(settings))
     rows = []
     for key, text in keys.items():
         value = getattr(settings, key)
-        if not is_dataclass(value):
+        if not isinstance(value, Settings):
+            text = linked(text)
             rows.append(f"| `{name}{key}` | {default(value)} | {text.replace('|', chr(92) + '|')} |")
-    return "\n".join([f"## {title}", "", summary, "", "| key | default | what it is |", "|---|---|---|", *rows, ""])
+    return "\n".join(
+        [f"## {title}", "", linked(summary), "", "| key | default | what it is |", "|---|---|---|", *rows, ""]
+    )
 
 
 def sections() -> str:
@@ -67,7 +54,7 @@ def sections() -> str:
     blocks = [table("", config, "Top level")]
     for field in fields(config):
         block = getattr(config, field.name)
-        if is_dataclass(block) and field.name != "task":
+        if isinstance(block, Settings) and field.name != "task":
             blocks.append(table(f"{field.name}.", block, f"`{field.name}`"))
     blocks += [table("task.", task(), f"`task`, {what}") for what, task in TASKS.items()]
     return "\n".join(blocks)

@@ -1,6 +1,9 @@
 """Settings of a run on GSM8K. Importing them does not import torch."""
 
-from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
 
 from cory.config import Config, LoraConfig, PPOConfig, SamplingConfig, Settings
 from gsm8k_train import toy
@@ -16,6 +19,11 @@ OBSERVERS = {  # wordings of the observer's prompt, by the names that task.obser
 }
 
 
+def _template(name: str) -> str:
+    """The template that a name stands for; other templates stand for themselves."""
+    return OBSERVERS.get(name, name)
+
+
 @dataclass
 class Gsm8kTaskConfig(Settings):
     """Problems and prompts.
@@ -29,14 +37,13 @@ class Gsm8kTaskConfig(Settings):
             template: paper, proposal, instruction (docs/when.md).
     """
 
+    block: ClassVar[str] = "task"
+
     dataset: str = "openai/gsm8k"
     subset: str | None = "main"
     split: str = "train"
     pioneer_prompt: str = PIONEER
-    observer_prompt: str = OBSERVER
-
-    def __post_init__(self) -> None:
-        self.observer_prompt = OBSERVERS.get(self.observer_prompt, self.observer_prompt)
+    observer_prompt: Annotated[str, AfterValidator(_template)] = OBSERVER
 
 
 @dataclass
@@ -47,16 +54,16 @@ class Gsm8kConfig(Config):
         task: Problems and prompts.
     """
 
-    lora: LoraConfig = field(default_factory=lambda: LoraConfig(rank=16))
-    ppo: PPOConfig = field(
+    lora: LoraConfig = Field(default_factory=lambda: LoraConfig(rank=16))
+    ppo: PPOConfig = Field(
         default_factory=lambda: PPOConfig(
-            learning_rate=1e-4, batch_size=32, mini_batch_size=2, gradient_accumulation_steps=16, init_kl_coef=0.01
+            learning_rate=1e-5, batch_size=32, mini_batch_size=2, gradient_accumulation_steps=16, init_kl_coef=0.01
         )
     )
-    sampling: SamplingConfig = field(
+    sampling: SamplingConfig = Field(
         default_factory=lambda: SamplingConfig(min_new_tokens=256, max_new_tokens=256, stop=["Question:"])
     )
-    task: Gsm8kTaskConfig = field(default_factory=Gsm8kTaskConfig)
+    task: Gsm8kTaskConfig = Field(default_factory=Gsm8kTaskConfig)
 
     def resolve(self, name: str) -> str:
         """The folder of a built-in model, or the name itself."""

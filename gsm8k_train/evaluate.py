@@ -12,11 +12,13 @@ continues where it stopped. See `cory/evaluation/`.
 """
 
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from cory.run.evaluation_settings import EvaluationConfig
 from cory.run.settings import main
@@ -38,7 +40,7 @@ class Gsm8kEvaluation(EvaluationConfig):
 
     queries: int = 0
     samples: int = 8
-    ks: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    ks: list[int] = Field(default_factory=lambda: [1, 2, 4, 8])
     greedy: bool = True
     batch_size: int = 128
 

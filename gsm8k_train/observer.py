@@ -1,8 +1,8 @@
 """What the pioneer's response is worth to an observer on GSM8K; see `--help` and study/observer.py.
 
-python gsm8k_train/observer.py                                               # the toy setting's untrained policy
-python gsm8k_train/observer.py --config configs/gsm8k/cory_qwen2_5_0_5b.yaml  # any configuration
-python gsm8k_train/observer.py runs/gsm8k_cory_tiny                           # a run: how the agents' rewards correlate
+python gsm8k_train/observer.py                                           # the toy setting's untrained policy
+python gsm8k_train/observer.py --config configs/gsm8k/qwen2_5_0_5b.yaml  # any configuration
+python gsm8k_train/observer.py runs/gsm8k_cory_tiny                      # a run: how the agents' rewards correlate
 """
 
 import sys
@@ -19,7 +19,7 @@ from study import observer
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """See the module."""
-    default = Path(__file__).resolve().parent.parent / "configs/gsm8k/cory_tiny.yaml"
+    default = Path(__file__).resolve().parent.parent / "configs/gsm8k/tiny.yaml"
     observer.command_line(Gsm8kConfig, "gsm8k_train.task", OBSERVERS, default, argv)
 
 

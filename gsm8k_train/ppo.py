@@ -1,8 +1,8 @@
 """PPO on GSM8K (paper, section 4, E2), the baseline: one agent learns to solve word problems, scored by a rule.
 
-    python gsm8k_train/ppo.py                                             # the toy setting: minutes on any machine
-    python gsm8k_train/ppo.py --config configs/gsm8k/ppo_llama2_7b.yaml  # the paper's Table 2
-    python gsm8k_train/ppo.py --config FILE --ppo.init_kl_coef 0.1       # any key as a flag; --help lists them
+    python gsm8k_train/ppo.py                                        # the toy setting: minutes on any machine
+    python gsm8k_train/ppo.py --config configs/gsm8k/llama2_7b.yaml  # the paper's Table 2
+    python gsm8k_train/ppo.py --config FILE --ppo.init_kl_coef 0.1   # any key as a flag; --help lists them
 
 The same trainer, data, reward and settings as `gsm8k_train/cory.py`, which makes two agents instead of one.
 """
@@ -15,23 +15,17 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.config import expect  # noqa: E402
-from cory.run.settings import (  # noqa: E402
-    announce,
-    load,
-    main,
-)
+from cory.run.settings import announce, load, main  # noqa: E402
 from gsm8k_train.config import Gsm8kConfig  # noqa: E402
 
 
 def train() -> None:
-    config, name = load(Gsm8kConfig, ROOT / "configs/gsm8k/ppo_tiny.yaml", task="gsm8k")
-    expect(config.cory.num_agents == 1, "cory.num_agents", "1 for PPO's script", config.cory.num_agents)
+    config, name = load(Gsm8kConfig, ROOT / "configs/gsm8k/tiny.yaml", prefix="gsm8k_ppo", single_agent=True)
     announce(config, name)
     from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
     from gsm8k_train.task import held_out, make_task
 
-    agents = make_agents(config, num_agents=1)
+    agents = make_agents(config)
     task = make_task(config, agents[0].device)
     CoryTrainer(config, agents, task, name, held_out(config)).train()
 

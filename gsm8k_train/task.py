@@ -3,7 +3,7 @@
 import torch
 from datasets import Dataset
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.task import Task, check_held_out, load_dataset
 from gsm8k_train import toy

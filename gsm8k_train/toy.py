@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cory.config import UserError
+from cory.errors import UserError
 
 POLICY = Path(__file__).resolve().parent / "weights" / "policy"
 TRAIN_PROBLEMS, TEST_PROBLEMS = 6000, 500

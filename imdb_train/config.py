@@ -1,8 +1,12 @@
 """Settings of a run on IMDB. Importing them does not import torch."""
 
-from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
-from cory.config import Config, Settings, expect
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from cory.config import Config, Settings
+from cory.errors import UserError
 from imdb_train import toy
 
 OBSERVER = 'I can make this sentence "{prompt}{response}" more positive: {prompt}'
@@ -12,6 +16,11 @@ OBSERVERS = {  # wordings of the observer's prompt, by the names that task.obser
     "instruction": "Here is the beginning of a film review: {prompt}{response}\n"
     "Rewrite it so that it is as positive as it can be.\nRewritten: {prompt}",
 }
+
+
+def _template(name: str) -> str:
+    """The template that a name stands for; other templates stand for themselves."""
+    return OBSERVERS.get(name, name)
 
 
 @dataclass
@@ -32,28 +41,25 @@ class ImdbTaskConfig(Settings):
             template: paper, review, instruction (docs/when.md).
     """
 
+    block: ClassVar[str] = "task"
+
     dataset: str = "stanfordnlp/imdb"
     split: str = "train"
     text_column: str = "text"
-    min_chars: int = 200
-    min_query_tokens: int = 2
-    max_query_tokens: int = 8
+    min_chars: NonNegativeInt = 200
+    min_query_tokens: PositiveInt = 2
+    max_query_tokens: PositiveInt = 8
     reward_model: str = "lvwerra/distilbert-imdb"
-    reward_batch_size: int = 256
+    reward_batch_size: PositiveInt = 256
     pioneer_prompt: str = "{prompt}"
-    observer_prompt: str = OBSERVER
+    observer_prompt: Annotated[str, AfterValidator(_template)] = OBSERVER
 
-    def __post_init__(self) -> None:
-        self.observer_prompt = OBSERVERS.get(self.observer_prompt, self.observer_prompt)
-        expect(self.min_chars >= 0, "task.min_chars", "0 or more", self.min_chars)
-        expect(self.min_query_tokens >= 1, "task.min_query_tokens", "at least 1", self.min_query_tokens)
-        expect(
-            self.max_query_tokens >= self.min_query_tokens,
-            "task.max_query_tokens",
-            f"at least min_query_tokens = {self.min_query_tokens}",
-            self.max_query_tokens,
-        )
-        expect(self.reward_batch_size >= 1, "task.reward_batch_size", "at least 1", self.reward_batch_size)
+    def check(self) -> None:
+        if self.max_query_tokens < self.min_query_tokens:
+            raise UserError(
+                f"task.max_query_tokens: expected at least min_query_tokens = {self.min_query_tokens}, "
+                f"got {self.max_query_tokens}"
+            )
 
 
 @dataclass
@@ -64,7 +70,7 @@ class ImdbConfig(Config):
         task: Queries, reward and prompts.
     """
 
-    task: ImdbTaskConfig = field(default_factory=ImdbTaskConfig)
+    task: ImdbTaskConfig = Field(default_factory=ImdbTaskConfig)
 
     def resolve(self, name: str) -> str:
         """The folder of a built-in model, or the name itself."""

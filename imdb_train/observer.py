@@ -1,8 +1,8 @@
 """What the pioneer's response is worth to an observer on IMDB; see `--help` and study/observer.py.
 
-python imdb_train/observer.py                                               # the toy setting's untrained policy
-python imdb_train/observer.py --config configs/imdb/cory_smollm2_135m.yaml  # any configuration
-python imdb_train/observer.py runs/imdb_cory_tiny                           # a run: how the agents' rewards correlate
+python imdb_train/observer.py                                          # the toy setting's untrained policy
+python imdb_train/observer.py --config configs/imdb/smollm2_135m.yaml  # any configuration
+python imdb_train/observer.py runs/imdb_cory_tiny                      # a run: how the agents' rewards correlate
 """
 
 import sys
@@ -19,7 +19,7 @@ from study import observer
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """See the module."""
-    default = Path(__file__).resolve().parent.parent / "configs/imdb/cory_tiny.yaml"
+    default = Path(__file__).resolve().parent.parent / "configs/imdb/tiny.yaml"
     observer.command_line(ImdbConfig, "imdb_train.task", OBSERVERS, default, argv)
 
 

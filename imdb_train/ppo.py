@@ -1,8 +1,8 @@
 """PPO on IMDB (paper, section 4, E1), the baseline: one agent learns to continue film reviews positively.
 
-    python imdb_train/ppo.py                                             # the toy setting: minutes on any machine
-    python imdb_train/ppo.py --config configs/imdb/ppo_gpt2_large.yaml  # the paper's Table 1
-    python imdb_train/ppo.py --config FILE --ppo.init_kl_coef 0.1        # any key as a flag; --help lists them
+    python imdb_train/ppo.py                                        # the toy setting: minutes on any machine
+    python imdb_train/ppo.py --config configs/imdb/gpt2_large.yaml  # the paper's Table 1
+    python imdb_train/ppo.py --config FILE --ppo.init_kl_coef 0.1   # any key as a flag; --help lists them
 
 The same trainer, data, reward and settings as `imdb_train/cory.py`, which makes two agents instead of one.
 """
@@ -15,23 +15,17 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.config import expect  # noqa: E402
-from cory.run.settings import (  # noqa: E402
-    announce,
-    load,
-    main,
-)
+from cory.run.settings import announce, load, main  # noqa: E402
 from imdb_train.config import ImdbConfig  # noqa: E402
 
 
 def train() -> None:
-    config, name = load(ImdbConfig, ROOT / "configs/imdb/ppo_tiny.yaml", task="imdb")
-    expect(config.cory.num_agents == 1, "cory.num_agents", "1 for PPO's script", config.cory.num_agents)
+    config, name = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", prefix="imdb_ppo", single_agent=True)
     announce(config, name)
     from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
     from imdb_train.task import held_out, make_task
 
-    agents = make_agents(config, num_agents=1)
+    agents = make_agents(config)
     task = make_task(config, agents[0].device)
     CoryTrainer(config, agents, task, name, held_out(config)).train()
 

@@ -5,7 +5,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.policies.load import LOADING, check_vocabulary, find, first_line, load_model, load_tokenizer
 from cory.policies.window import pad
 from cory.prompts import RolePrompts

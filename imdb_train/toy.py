@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from cory.config import UserError
+from cory.errors import UserError
 
 SHIPPED = Path(__file__).resolve().parent / "weights"
 POLICY, REWARD_MODEL = SHIPPED / "policy", SHIPPED / "reward_model"

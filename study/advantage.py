@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 from cory.run.arguments import Arguments
 from cory.run.output import check_results_folder, staged
 from cory.run.settings import main

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.arguments import Arguments
 from cory.run.output import check_result_file, replace_text
 from cory.run.settings import main

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.report import CURVES
 from study.estimates import difference, relative
 from study.groups import DATA, Group, folders, method, single, varying

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from cory.config import Config, UserError
+from cory.config import Config
+from cory.errors import UserError
 from cory.evaluation import answer
 from cory.policies.load import ModelPool, choose_device
-from cory.run.evaluation_settings import agent_models
+from cory.run.evaluation_settings import agent_models, run_agents
 from cory.run.settings import as_config, read_settings
 from cory.task import Task
 from study.statistics import Interval, bootstrap, with_interval
@@ -62,7 +63,7 @@ def coupling(
         UserError: the run has not saved two agents.
     """
     config = as_config(kind, read_settings(folder), folder / "config.yaml")
-    models = list(agent_models(folder, config, {}).values())[:2]
+    models = list(agent_models(run_agents(folder), config, {}).values())[:2]
     if len(models) < 2:
         raise UserError(f"{folder}: expected a run with two saved agents, got {len(models)}")
     device = choose_device("auto")

@@ -26,11 +26,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from cory.config import UserError, expect, one_of
+from cory.errors import UserError, expect, one_of
 from cory.run import terminal
 from cory.run.arguments import Arguments
-from cory.run.checks import is_local
 from cory.run.evaluation_settings import extends
+from cory.run.identity import is_local
 from cory.run.output import locked, replace_text, replacing
 from cory.run.settings import main
 from study import ray_engine

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.settings import differences
 from study.records import Record, flat, num_agents, num_roles
 
@@ -68,7 +68,7 @@ def group(runs: Sequence[Record], over: str | None = None, families: Sequence[st
     Raises:
         UserError: a run has no key `over`, or runs of one name differ in more than their seed.
     """
-    if over and (over == "cory.other_coef" or any(over not in flat(run.settings) for run in runs)):
+    if over and any(over not in flat(run.settings) for run in runs):
         raise UserError(
             f"over: expected a key of the runs' settings, such as ppo.init_kl_coef or cory.weight, got {over!r}"
         )

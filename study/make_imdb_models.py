@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from cory.config import expect
+from cory.errors import expect
 from cory.run.arguments import Arguments
 from cory.run.output import replace_text
 from cory.run.settings import main

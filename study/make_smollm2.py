@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 from cory.run.arguments import Arguments
 from cory.run.settings import main
 

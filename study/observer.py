@@ -1,9 +1,9 @@
 """Does an observer read? Its reward after a bad, a middling and a good response of the pioneer.
 
-    python imdb_train/observer.py                                               # the toy setting's untrained policy
-    python imdb_train/observer.py --config configs/imdb/cory_smollm2_135m.yaml  # any configuration, any of its keys
-    python imdb_train/observer.py runs/imdb_cory_tiny/agent_1 FOLDER            # saved full models, in the toy setting
-    python imdb_train/observer.py runs/imdb_cory_tiny                           # a run: how the rewards correlate
+    python imdb_train/observer.py                                          # the toy setting's untrained policy
+    python imdb_train/observer.py --config configs/imdb/smollm2_135m.yaml  # any configuration, any of its keys
+    python imdb_train/observer.py runs/imdb_cory_tiny/agent_1 FOLDER       # saved full models, in the toy setting
+    python imdb_train/observer.py runs/imdb_cory_tiny                      # a run: how the rewards correlate
 
 Folders come first, then flags. The model answers each of `--queries` held-out queries `--samples` times as pioneer, and
 each of these responses `--answers` times as observer: in the configuration's own observer's prompt, in the others that
@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cory.config import Config, UserError, expect
+from cory.config import Config
+from cory.errors import UserError, expect
 from cory.run.evaluation_settings import run_agents
 from cory.run.output import check_result_file, replace_text
 from cory.run.settings import load, main
@@ -126,6 +127,7 @@ def probe(
 
     from cory.evaluation import answer
     from cory.metrics import mean_interval
+    from cory.policies.families import check_model
     from cory.policies.load import choose_device, load_policy
     from cory.prompts import RolePrompts
     from study.coupling import repeated
@@ -142,6 +144,7 @@ def probe(
     if tokenizer.chat_template and isinstance(task.dataset["prompt"][0], str):  # messages always are turns
         templates.append(not model.chat_template)
     loaded = policy.to(choose_device(config.device)), None, tokenizer
+    check_model(policy, tokenizer)
     columns = repeated(task.dataset[:queries], samples)
     said, rewards = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
     pioneer = np.reshape(rewards, (-1, samples))

@@ -13,7 +13,8 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from cory.config import Config, UserError, expect
+from cory.config import Config
+from cory.errors import UserError, expect
 from cory.run.settings import differences, load
 from cory.tasks.config import OwnConfig
 from study.records import read
@@ -42,7 +43,7 @@ class Scale:
     """A size at which the experiment runs.
 
     Args:
-        config: Configuration; {method} stands for the script's name, cory or ppo.
+        config: Configuration, read by all scripts of the task.
         seeds: A run for each.
         minutes: What a run of `config` takes, by method, cory or ppo.
         hardware: The hardware that takes these minutes, and how they are known.
@@ -191,9 +192,8 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
         if spec.at and scale_name not in spec.at:
             continue
         changed = spec.flags | spec.at.get(scale_name, {})
+        file = str(changed.pop("config", scale.config))
         kind = "cory" if is_module(spec.script) else Path(spec.script).stem
-        usual = scale.config.format(method=kind)
-        file = str(changed.pop("config", usual))
         if is_module(spec.script) and _settings(spec.script, file, *_flags(changed))["cory"]["num_agents"] == 1:
             kind = "ppo"
         concerned = experiment.over and not (experiment.over.startswith("cory.") and kind == "ppo")
@@ -201,9 +201,9 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
             own = changed if value is None else changed | {str(experiment.over): value}
             flags = _flags({**scale.flags, **own, **changes})
             unseeded = _settings(spec.script, file, *flags)
-            base = _settings(spec.script, file)
+            base, usual = _settings(spec.script, file), _settings(spec.script, scale.config)
             for key in changes:
-                varied = key in own or key == "seed" or _get(base, key) != _get(_settings(spec.script, usual), key)
+                varied = key in own or key == "seed" or _get(base, key) != _get(usual, key)
                 expect(not varied, "--set", f"keys that the experiment does not vary, as it does for {label!r}", key)
             of_scale = _settings(spec.script, file, *_flags(scale.flags))
             for seed in scale.seeds:
@@ -246,10 +246,13 @@ def _get(settings: dict[str, Any], key: str) -> Any:
 
 
 def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
-    task = Path(script).parent.name.removesuffix("_train")
-    parts = [f"{task}_{Path(file).stem}"]
+    setting = Path(file).stem
+    if not is_module(script):
+        task = Path(script).parent.name.removesuffix("_train")
+        setting = f"{task}_{Path(script).stem}_{setting}"
+    parts = [setting]
     parts += [f"{key.split('.')[-1]}={_short(value)}" for key, value in sorted(changed.items())]
-    return re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"seed{seed}"])).lstrip("_")
+    return re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"seed{seed}"]))
 
 
 @cache
@@ -267,4 +270,5 @@ def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
         raise UserError(f"script: expected one beside its task's config.py, got {script!r}") from None
     path = checkout_file(file, "config")
     (kind,) = (c for c in found if isinstance(c, type) and issubclass(c, Config) and c is not Config)
-    return asdict(load(kind, path, ["--config", str(path), *flags])[0])
+    single_agent = Path(script).stem == "ppo"
+    return asdict(load(kind, path, ["--config", str(path), *flags], single_agent=single_agent)[0])

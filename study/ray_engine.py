@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cory.config import UserError
+from cory.errors import UserError
 from study.plan import Planned
 
 RETRIES = 3  # of a run whose worker or node is lost

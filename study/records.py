@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.report.payload import flat as flat
 from cory.report.payload import shown as shown
 from cory.run.report import CURVES

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.report import NAME
 from cory.report.page import MARK, write_page
 from cory.run.arguments import Arguments

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.policies.load import quiet
 from cory.run.output import filled
 

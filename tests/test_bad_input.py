@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import DistilBertForSequenceClassification
 
 from cory.agent import make_agents, wrapper
-from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, UserError
+from cory.config import Config, CoryConfig, ModelConfig, PPOConfig
 from cory.credit import assign_credit
+from cory.errors import UserError
 from cory.learners import losses
 from cory.learners.optimizer import learning_rate_factor
 from cory.policies.load import choose_device, load_policy

@@ -1,14 +1,18 @@
 """Configuration files and flags."""
 
+import math
+import re
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 import yaml
 from conftest import ROOT
 
-from cory.config import UserError, keys
-from cory.run.settings import load, read_settings
+from cory.config import HubConfig, PPOConfig, keys
+from cory.errors import UserError
+from cory.run.settings import load
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 
@@ -19,8 +23,7 @@ TABLE_1 = {
     "gradient_accumulation_steps": 1, "init_kl_coef": 0.3, "gamma": 1.0, "lam": 0.95, "cliprange": 0.2,
     "cliprange_value": 0.2, "vf_coef": 0.1,
 }  # fmt: skip
-METHODS = ("cory", "ppo")
-SIZES = ("tiny", "gpt2", "gpt2_large", "gpt2_xl", "smollm2_135m", "smollm2_135m_cpu", "qwen3_0_6b", "qwen3_0_6b_lora")
+SCRIPTS = ("imdb_train/cory.py", "imdb_train/ppo.py", "gsm8k_train/cory.py", "gsm8k_train/ppo.py")
 
 
 def flat(tree, prefix=""):
@@ -31,38 +34,34 @@ def flat(tree, prefix=""):
             yield prefix + key, value
 
 
+def printed(script: str, *flags: str) -> dict:
+    """The settings that a script prints, flat."""
+    command = [sys.executable, str(ROOT / script), *flags, "--print_config"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(flat(yaml.safe_load(done.stdout)))
+
+
 @pytest.mark.parametrize("path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_shipped_configs_are_complete(path):
+def test_shipped_configs_state_only_what_differs_from_the_defaults(path):
     config_class = ImdbConfig if path in CONFIGS else Gsm8kConfig
-    config, name = load(config_class, path, [])
-    assert name == path.stem
-    assert {key for key, _ in flat(yaml.safe_load(path.read_text()))} == set(keys(config_class)) - {"cory.other_coef"}
-    assert config.cory.num_agents == (1 if name.startswith("ppo") else 2)
+    defaults = dict(flat(asdict(config_class())))
+    stated = dict(flat(yaml.safe_load(path.read_text())))
+    assert [key for key, value in stated.items() if defaults[key] == value] == []
 
 
-def test_shipped_names():
-    assert {p.stem for p in CONFIGS} == {f"{m}_{s}" for m in METHODS for s in SIZES} | {"cory_published_code"}
+@pytest.mark.parametrize("path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_both_scripts_read_a_file_and_differ_in_the_number_of_agents_alone(path):
+    folder = f"{path.parent.name}_train"
+    cory, ppo = (printed(f"{folder}/{script}.py", "--config", str(path)) for script in ("cory", "ppo"))
+    assert {key: (cory[key], ppo[key]) for key in cory if cory[key] != ppo[key]} == {"cory.num_agents": (2, 1)}
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_ppo_differs_from_cory_only_in_its_cory_block(size):
-    cory, ppo = (yaml.safe_load((ROOT / f"configs/imdb/{m}_{size}.yaml").read_text()) for m in ("cory", "ppo"))
-    assert {key for key in cory if cory[key] != ppo[key]} == {"cory"}
-
-
-@pytest.mark.parametrize("size", ["tiny", "llama2_7b", "llama2_13b", "qwen2_5_0_5b"])
-def test_gsm8k_pairs_differ_only_where_table_2_says_so(size):
-    assert {p.stem for p in GSM8K_CONFIGS} >= {f"cory_{size}", f"ppo_{size}"}
-    cory, ppo = (dict(flat(yaml.safe_load((ROOT / f"configs/gsm8k/{m}_{size}.yaml").read_text()))) for m in METHODS)
-    different = {key for key in cory if cory[key] != ppo[key] and not key.startswith("cory.")}
-    assert different == ({"ppo.learning_rate"} if size.startswith("llama2") else set())
-
-
-@pytest.mark.parametrize("name", ["cory_llama2_7b", "ppo_llama2_7b", "cory_llama2_13b", "ppo_llama2_13b"])
+@pytest.mark.parametrize("name", ["llama2_7b", "llama2_13b", "llama2_7b_lr1e-4", "llama2_13b_lr1e-4"])
 def test_llama_configs_have_the_values_of_table_2(name):
     config, _ = load(Gsm8kConfig, ROOT / f"configs/gsm8k/{name}.yaml", [])
     expected = TABLE_1 | {
-        "learning_rate": 1e-4 if name.startswith("cory") else 1e-5, "batch_size": 32, "mini_batch_size": 2,
+        "learning_rate": 1e-4 if name.endswith("_lr1e-4") else 1e-5, "batch_size": 32, "mini_batch_size": 2,
         "gradient_accumulation_steps": 16, "init_kl_coef": 0.01,
     }  # fmt: skip
     assert {key: getattr(config.ppo, key) for key in expected} == expected
@@ -70,17 +69,17 @@ def test_llama_configs_have_the_values_of_table_2(name):
     assert config.iterations == 100 and config.sampling.stop == ["Question:"]
 
 
-@pytest.mark.parametrize("name", ["cory_gpt2", "cory_gpt2_large", "ppo_gpt2_xl"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_large", "gpt2_xl"])
 def test_paper_configs_have_the_values_of_table_1(name):
     config, _ = load(ImdbConfig, ROOT / f"configs/imdb/{name}.yaml", [])
     assert {key: getattr(config.ppo, key) for key in TABLE_1} == TABLE_1
     assert config.iterations == 100 and config.ppo.kl_penalty == "full"
-    assert name.startswith("ppo") or config.cory.exchange_period == 5
+    assert config.cory.exchange_period == 5
     assert (config.task.min_query_tokens, config.task.max_query_tokens) == (2, 8)
 
 
 def test_published_code_has_the_values_of_the_authors_code():
-    config, _ = load(ImdbConfig, ROOT / "configs/imdb/cory_published_code.yaml", [])
+    config, _ = load(ImdbConfig, ROOT / "configs/imdb/published_code.yaml", [])
     assert config.cory.reset_on_exchange and config.ppo.reward_scaling and config.ppo.reward_normalization
     assert config.ppo.init_kl_coef == 0.4 and config.sampling.repetition_penalty == 1.1
     assert (config.sampling.min_new_tokens, config.sampling.max_new_tokens) == (4, 15)
@@ -88,19 +87,19 @@ def test_published_code_has_the_values_of_the_authors_code():
 
 
 def test_published_utilities_have_their_values():
-    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_published_code.yaml", [])
+    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/published_code.yaml", [])
     ppo, sampling = config.ppo, config.sampling
     assert (ppo.ppo_epochs, ppo.learning_rate, ppo.init_kl_coef, ppo.adaptive_kl) == (1, 1e-4, 0.1, False)
     assert (sampling.top_k, sampling.top_p, sampling.repetition_penalty) == (10, 0.7, 1.1)
     assert config.task.observer_prompt.endswith("Question: {prompt}\nReference: {response}\nAnswer:")
-    llama, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", [])
+    llama, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b.yaml", [])
     assert config.task.pioneer_prompt.split() == llama.task.pioneer_prompt.split() and config.model == llama.model
 
 
 def test_flags_override_the_file():
-    path = ROOT / "configs/imdb/ppo_tiny.yaml"
+    path = ROOT / "configs/imdb/tiny.yaml"
     config, _ = load(ImdbConfig, CONFIGS[0], ["--config", str(path), "--ppo.batch_size", "128", "--task.split", "test"])
-    assert (config.ppo.batch_size, config.task.split, config.cory.num_agents) == (128, "test", 1)
+    assert (config.ppo.batch_size, config.task.split, config.ppo.learning_rate) == (128, "test", 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -110,31 +109,37 @@ def test_flags_override_the_file():
         (["--iteration_s", "3"], "Did you mean 'iterations'"),
         (["--ppo.learning_rat", "3"], "Did you mean 'ppo.learning_rate'"),  # no abbreviations
         (["--ppo.batch_size", "many"], "ppo.batch_size.*many"),
-        (["--ppo.batch_size", "0"], "ppo.batch_size: expected a number above 0, got 0"),
-        (["--ppo.batch_size", "1", "--ppo.mini_batch_size", "1"], "ppo.batch_size: expected at least 2"),
+        (["--ppo.batch_size", "0"], "ppo.batch_size: expected a number greater than or equal to 2, got 0"),
+        (
+            ["--ppo.batch_size", "1", "--ppo.mini_batch_size", "1"],
+            "ppo.batch_size: expected a number greater than or equal to 2, got 1",
+        ),
         (["--ppo.mini_batch_size", "7"], "expected a multiple of mini_batch_size.*= 7 \\* 1 = 7, got 256"),
-        (["--cory.exchange_period", "-1"], "cory.exchange_period: expected 0 \\(never\\) or more iterations, got -1"),
-        (["--cory.num_agents", "0"], "cory.num_agents: expected at least 1, got 0"),
-        (["--ppo.learning_rate=-1e-5"], "ppo.learning_rate: expected a number above 0"),
+        (
+            ["--cory.exchange_period", "-1"],
+            "cory.exchange_period: expected a number greater than or equal to 0, got -1",
+        ),
+        (["--cory.num_agents", "0"], "cory.num_agents: expected a number greater than 0, got 0"),
+        (["--ppo.learning_rate=-1e-5"], "ppo.learning_rate: expected a number greater than 0"),
         (["--ppo.learning_rate", "nan"], "ppo.learning_rate.*nan"),
-        (["--ppo.lam", "2"], "ppo.lam: expected a number from 0 to 1, got 2"),
+        (["--ppo.lam", "2"], "ppo.lam: expected a number less than or equal to 1, got 2"),
         (["--ppo.kl_penalty", "fool"], "ppo.kl_penalty.*full.*fool"),
         (["--ppo.reward_normalization", "true"], "expected ppo.reward_scaling: true beside it"),
         (["--sampling.max_new_tokens", "2"], "sampling.max_new_tokens: expected at least min_new_tokens = 4, got 2"),
-        (["--sampling.temperature", "0"], "sampling.temperature: expected a number above 0"),
-        (["--iterations", "0"], "iterations: expected at least 1, got 0"),
-        (["--seed", "-1"], "seed: expected a whole number"),
+        (["--sampling.temperature", "0"], "sampling.temperature: expected a number greater than 0"),
+        (["--iterations", "0"], "iterations: expected a number greater than 0, got 0"),
+        (["--seed", "-1"], "seed: expected a number greater than or equal to 0, got -1"),
         (["--task.max_query_tokens", "1"], "task.max_query_tokens: expected at least min_query_tokens = 2, got 1"),
         (["--tracker", "wand"], "tracker.*wandb.*wand"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--algorithm", "gpro"], "algorithm.*grpo.*gpro"),
         (["--algorithm", "grpo"], "group_size: expected at least 2 with algorithm: grpo, got 1"),
         (["--algorithm", "rloo", "--group_size", "1"], "group_size: expected at least 2 with algorithm: rloo, got 1"),
-        (["--group_size", "0"], "group_size: expected at least 1 with algorithm: ppo, got 0"),
+        (["--group_size", "0"], "group_size: expected a number greater than 0, got 0"),
         (["--group_size", "3"], "ppo.batch_size: expected a multiple of group_size = 3, got 256"),
         (["--ppo.kl_in", "loss"], "ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'"),
         (["--ppo.kl_in", "lost"], "ppo.kl_in.*reward.*lost"),
-        (["--cory.chain_length", "0"], r"cory.chain_length: expected null \(as many as agents\) or at least 1, got 0"),
+        (["--cory.chain_length", "0"], "cory.chain_length: expected a number greater than or equal to 1, got 0"),
         (["--cory.chain_length", "1"], None),
         (
             ["--cory.chain_length", "1", "--cory.exchange", "none"],
@@ -148,12 +153,12 @@ def test_flags_override_the_file():
         (["--cory.credit", "casual"], "cory.credit.*causal.*casual"),
         (["--cory.credit", "counterfactual", "--cory.knowledge_transfer", "false"], "cory.credit: expected knowledge_"),
         (["--cory.weight", ".inf"], "cory.weight: expected a finite number, got inf"),
-        (["--cory.other_coef", ".nan"], "cory.weight: expected a finite number, got nan"),
+        (["--cory.other_coef", "1"], "unrecognized arguments: --cory.other_coef"),
         (["--ppo.schedule", "linea"], "ppo.schedule.*linear.*linea"),
-        (["--ppo.warmup", "-1"], r"ppo.warmup: expected 0 \(none\) or more iterations, got -1"),
+        (["--ppo.warmup", "-1"], "ppo.warmup: expected a number greater than or equal to 0, got -1"),
         (["--ppo.optimizer_options", "3"], "ppo.optimizer_options.*3"),
-        (["--eval_every", "-1"], r"eval_every: expected 0 \(never\) or more iterations, got -1"),
-        (["--eval_queries", "0"], "eval_queries: expected at least 1, got 0"),
+        (["--eval_every", "-1"], "eval_every: expected a number greater than or equal to 0, got -1"),
+        (["--eval_queries", "0"], "eval_queries: expected a number greater than 0, got 0"),
         (
             ["--eval_every", "3", "--checkpoint.best", "eval_task_reward"],
             "checkpoint.save_every: expected a multiple of eval_every = 3 with checkpoint.best: .*, got 10",
@@ -165,28 +170,10 @@ def test_flags_override_the_file():
 )
 def test_bad_values_are_named(argv, message):
     if message is None:  # good, beside its bad neighbours
-        load(ImdbConfig, ROOT / "configs/imdb/cory_gpt2.yaml", argv)
+        load(ImdbConfig, ROOT / "configs/imdb/gpt2.yaml", argv)
         return
     with pytest.raises(UserError, match=message):
-        load(ImdbConfig, ROOT / "configs/imdb/cory_gpt2.yaml", argv)
-
-
-def test_the_old_name_of_the_weight_is_read():
-    config, _ = load(ImdbConfig, ROOT / "configs/imdb/cory_gpt2.yaml", ["--cory.other_coef", "0.5"])
-    assert (config.cory.weight, config.cory.other_coef) == (0.5, None)
-
-
-def test_flags_win_over_the_old_name_in_a_file(tmp_path):
-    path = tmp_path / "old.yaml"
-    path.write_text("cory: {other_coef: 1.0}\n")
-
-    def weight(*flags):
-        return load(ImdbConfig, CONFIGS[0], [*flags])[0].cory.weight
-
-    old = ["--config", str(path)]
-    assert [weight(*old), weight(*old, "--cory.weight=0"), weight(*old, "--cory.other_coef=-1")] == [1.0, 0.0, -1.0]
-    path.write_text("cory: {other_coef: 0.0}\n")
-    assert [weight(f"--config={path}"), weight(f"--config={path}", "--cory.weight=1")] == [0.0, 1.0]
+        load(ImdbConfig, ROOT / "configs/imdb/gpt2.yaml", argv)
 
 
 def test_warmup_ends_within_the_run():
@@ -194,19 +181,78 @@ def test_warmup_ends_within_the_run():
         load(ImdbConfig, CONFIGS[0], ["--iterations", "5", "--ppo.warmup", "5"])
 
 
-def test_ppo_scripts_refuse_two_agents_before_anything_is_loaded():
-    command = [sys.executable, str(ROOT / "imdb_train/ppo.py"), "--config", str(ROOT / "configs/imdb/cory_tiny.yaml")]
+def test_ppo_trains_the_first_agent_alone_whatever_the_file_says(tmp_path):
+    path = tmp_path / "three.yaml"
+    path.write_text("cory: {num_agents: 2, chain_length: 3}\nagents: [{learning_rate: 0.5}, {learning_rate: 0.25}]\n")
+    config, name = load(ImdbConfig, None, ["--config", str(path)], prefix="imdb_ppo", single_agent=True)
+    assert (config.cory.num_agents, config.cory.roles, name) == (1, 1, "imdb_ppo_three")
+    assert config.agents == [{"learning_rate": 0.5}]
+    cory, name = load(ImdbConfig, None, ["--config", str(path)], prefix="imdb_cory")
+    assert (cory.cory.num_agents, cory.cory.roles, name) == (2, 3, "imdb_cory_three")
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_agents", "2"), ("chain_length", "2")])
+def test_ppo_scripts_refuse_a_second_agent_or_role_before_anything_is_loaded(key, value):
+    command = [sys.executable, str(ROOT / "imdb_train/ppo.py"), f"--cory.{key}", value]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "cory.num_agents: expected 1 for PPO's script, got 2" in done.stderr
+    assert (
+        done.returncode == 2 and f"cory.{key}: expected 1, as this script trains a single agent, got 2" in done.stderr
+    )
     assert "Loading" not in done.stdout
 
 
-def test_a_run_of_an_earlier_version_is_read_as_it_was_made(tmp_path):
-    old = {"seed": 1, "cory": {"num_agents": 2, "other_coef": 0.5, "exchange_period": 5}, "ppo": {"gamma": 0.9}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
-    read = read_settings(tmp_path)
-    assert read["cory"]["weight"] == 0.5 and read["cory"]["credit"] == "collective" and read["algorithm"] == "ppo"
-    assert read["ppo"]["gamma"] == 0.9 and read["ppo"]["optimizer"] == "Adam" and read["seed"] == 1
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_complete_file_is_read_by_the_script_that_printed_it(script, tmp_path):
+    """As config.yaml of a run is."""
+    settings = printed(script, "--seed", "3")
+    task, name = script.removesuffix(".py").split("_train/")
+    config, _ = load(
+        {"imdb": ImdbConfig, "gsm8k": Gsm8kConfig}[task],
+        ROOT / f"configs/{task}/tiny.yaml",
+        ["--seed", "3"],
+        single_agent=name == "ppo",
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(asdict(config) | {"versions": {}, "fingerprint": None}))
+    assert printed(script, "--config", str(path)) | {"versions": {}, "fingerprint": None} == settings | {
+        "versions": {},
+        "fingerprint": None,
+    }
+
+
+def test_a_value_is_checked_where_it_is_assigned():
+    config = ImdbConfig()
+    for assign, message in (
+        (
+            lambda: setattr(config.ppo, "batch_size", 0),
+            "ppo.batch_size: expected a number greater than or equal to 2, got 0",
+        ),
+        (lambda: setattr(config.ppo, "batch_size", True), "ppo.batch_size: expected a valid integer, got True"),
+        (
+            lambda: setattr(config.ppo, "batch_sise", 8),
+            "PPOConfig: unknown key 'batch_sise'. Did you mean 'batch_size'?",
+        ),
+        (
+            lambda: setattr(config, "ppo", {"batch_size": 8}),
+            "ppo: expected an instance of PPOConfig, got {'batch_size': 8}",
+        ),
+        (lambda: replace(config.ppo, lam=2.0), "ppo.lam: expected a number less than or equal to 1, got 2.0"),
+        (lambda: PPOConfig(micro_batch="all"), "ppo.micro_batch: expected a valid integer or 'auto', got 'all'"),
+        (lambda: HubConfig(push="me"), "hub.push: expected null or user/name, got 'me'"),
+        (lambda: setattr(config.cory, "weight", math.inf), "cory.weight: expected a finite number, got inf"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            assign()
+    assert config == ImdbConfig()
+
+
+def test_keys_may_be_assigned_one_after_the_other_and_are_checked_together():
+    config = ImdbConfig()
+    config.ppo.mini_batch_size = 512  # more than the batch, until that is assigned, too
+    with pytest.raises(UserError, match=r"ppo.batch_size: expected a multiple of mini_batch_size"):
+        config.check()
+    config.ppo.batch_size = 512
+    config.check()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +261,9 @@ def test_a_run_of_an_earlier_version_is_read_as_it_was_made(tmp_path):
         ("ppo:\n  batch_sise: 3\n", "unknown key 'batch_sise'.*Did you mean 'ppo.batch_size'"),
         ("itertions: 3\n", "Did you mean 'iterations'"),
         ("ppo: [1\n", "bad.yaml"),
+        ("ppo: null\n", r"bad.yaml: ppo: expected a block of settings, got None"),
+        ("task: 3\n", r"bad.yaml: task: expected a block of settings, got 3"),
+        ("seed: null\n", r"bad.yaml: seed: expected a valid integer, got None"),
         ("seed: !!python/object/apply:os.system ['touch pwned']\n", "bad.yaml"),
     ],
 )
@@ -227,13 +276,18 @@ def test_bad_files_are_named(tmp_path, text, message, monkeypatch):
 
 
 def test_help_documents_every_key_and_print_config_prints_them():
-    script = str(ROOT / "imdb_train/cory.py")
-    shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout
+    script = "imdb_train/cory.py"
+    shown = subprocess.run(
+        [sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    positions = []
     for key in keys(ImdbConfig):
-        at = shown.index(f"--{key} ")
-        assert len(shown[at:].split("(type")[0].split()) > 4, key
-    printed = subprocess.run([sys.executable, script, "--print_config"], capture_output=True, text=True, check=True)
-    assert {key for key, _ in flat(yaml.safe_load(printed.stdout))} == set(keys(ImdbConfig))
+        entry = re.search(rf"^  --{key}( .*)?\n((      .*\n)+)", shown, re.MULTILINE)
+        assert entry and len(entry[2].split("(default")[0].split()) > 1, key
+        positions.append(entry.start())
+    assert positions == sorted(positions)  # those of the top level first, then block by block
+    assert "  --ppo.schedule {constant,linear,cosine}\n" in shown and "(default: 1.41e-05)" in shown
+    assert set(printed(script)) == set(keys(ImdbConfig))
 
 
 def test_a_boolean_flag_alone_means_true():

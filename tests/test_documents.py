@@ -31,7 +31,7 @@ from study.experiment import command_line as experiment
 
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/README.md"), ROOT / "results/README.md"]
 TRAINING = {
-    f"{task}_train/{script}.py": (config, ROOT / f"configs/{task}/{script}_tiny.yaml")
+    f"{task}_train/{script}.py": (config, ROOT / f"configs/{task}/tiny.yaml")
     for task, config in (("imdb", ImdbConfig), ("gsm8k", Gsm8kConfig))
     for script in ("cory", "ppo")
 }
@@ -95,10 +95,11 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
         return
     for run, task in RUNS.items():  # runs that the page trains before
         (tmp_path / run / "checkpoints/iter-000050").mkdir(parents=True)
-        shutil.copy(ROOT / f"configs/{task}/cory_tiny.yaml", tmp_path / run / "config.yaml")
-    argv = [str(ROOT / word) if word.startswith("configs/") else word for word in argv if not re.fullmatch("RUN", word)]
+        shutil.copy(ROOT / f"configs/{task}/tiny.yaml", tmp_path / run / "config.yaml")
+    argv = [word for word in argv if word not in ("RUN", "--print_config")]
+    argv = [str(ROOT / word) if word.startswith("configs/") else word for word in argv]
     monkeypatch.chdir(tmp_path)
-    config, _ = load(*TRAINING[script], argv, task=script.split("_")[0])
+    config, _ = load(*TRAINING[script], argv, single_agent=script.endswith("ppo.py"))
     assert config.iterations > 0
     if count > 1:
         monkeypatch.setattr(processes, "world_size", lambda: 1 if config.parallel.agents == "apart" else count)

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate, evaluation
 from cory.agent import make_agents
-from cory.config import LoraConfig, ModelConfig, SamplingConfig, UserError
+from cory.config import LoraConfig, ModelConfig, SamplingConfig
+from cory.errors import UserError
 from cory.evaluation.evaluator import summarise
 from cory.policies import load
 from cory.prompts import RolePrompts
@@ -236,6 +237,17 @@ def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
     (second / "summary.json").write_text("{}")  # trained on, also while it was left out
     with pytest.raises(UserError, match="'trained'"):
         evaluate([first, second], held_out, settings(tmp_path))
+
+
+def test_an_evaluation_does_not_go_on_with_other_queries(held_out, policy_folder, tmp_path):
+    """Their responses are stored by number, so they would be shown and counted beside queries that nobody answered."""
+    folder = evaluate([policy_folder], held_out, settings(tmp_path)).folder
+    evaluate([policy_folder], held_out, settings(tmp_path))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    other = replace(held_out, dataset=held_out.dataset.select(range(9, -1, -1)))
+    with pytest.raises(UserError, match=r"got others: \['queries_sha256'\]"):
+        evaluate([policy_folder], other, settings(tmp_path))
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_an_evaluation_does_not_go_on_with_another_base(config, held_out, policy_folder, tmp_path):

@@ -25,11 +25,6 @@ def name_of(requirement: str) -> str:
     return re.match(r"[\w-]+", requirement).group()
 
 
-def tracked(pattern: str) -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True)
-    return [ROOT / line for line in listed.stdout.splitlines()] or list(ROOT.glob(f"**/{pattern}"))
-
-
 def test_readme_example_runs(policy_folder, tmp_path, monkeypatch):
     """The example of "Your own task", on a small model."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -43,29 +38,6 @@ def test_readme_example_runs(policy_folder, tmp_path, monkeypatch):
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"), *ROOT.glob("results/**/*.md")]
 
 
-def test_pages_name_every_config_module_and_experiment():
-    configurations = (ROOT / "docs/configuration.md").read_text()
-    for config in [
-        *ROOT.glob("configs/imdb/*.yaml"),
-        *ROOT.glob("configs/gsm8k/*.yaml"),
-        *ROOT.glob("configs/accelerate/*.yaml"),
-    ]:
-        assert f"`{config.stem}`" in configurations, config
-    experiments = (ROOT / "docs/experiments.md").read_text()
-    for experiment in ROOT.glob("configs/experiments/*.yaml"):
-        assert f"`{experiment.stem}`" in experiments, experiment
-    layout = (ROOT / "docs/layout.md").read_text()
-    for module in [*ROOT.glob("cory/**/[a-z]*.py"), *ROOT.glob("study/[a-z]*.py"), *ROOT.glob("benchmarks/*.py")]:
-        assert module.name in layout, module
-
-
-def test_results_have_a_page_each_in_the_index():
-    index = (ROOT / "results/README.md").read_text()
-    for folder in {path.parent for path in ROOT.glob("results/*/comparison.md")}:
-        assert (folder / "README.md").exists(), folder
-        assert f"({folder.name}/README.md)" in index, folder
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page):
     assert page.read_text().count("\n```") % 2 == 0, "a code block is not closed"
@@ -77,12 +49,6 @@ def test_links_lead_to_files(page):
 def test_configuration_page_is_what_the_dataclasses_say():
     done = subprocess.run([sys.executable, ROOT / "docs/configuration.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, "run: python docs/configuration.py\n" + done.stderr
-
-
-def test_site_has_every_page():
-    source = (ROOT / "docs/site.py").read_text()
-    for page in ROOT.glob("docs/*.md"):
-        assert f'"docs/{page.name}"' in source, page
 
 
 def test_environment_is_in_step_with_the_project():
@@ -137,15 +103,25 @@ def test_other_pythons_are_passed_over_or_must_pass(tmp_path):
 SOURCES = [path for folder in ("cory", "study", "imdb_train", "gsm8k_train") for path in ROOT.glob(f"{folder}/**/*.py")]
 
 
-def imports(path: Path) -> set[str]:
-    """The project's modules that a file imports, wherever in it, as dotted names."""
-    found = set()
+def imported(path: Path) -> set[str]:
+    """The modules, and names of modules, that a file imports, wherever in it."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found & {module(each) for each in SOURCES}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def imports(path: Path) -> set[str]:
+    """The project's modules that a file imports, as dotted names."""
+    return imported(path) & {module(each) for each in SOURCES}
+
+
+def libraries(path: Path) -> set[str]:
+    """The packages that a file imports."""
+    return {name.split(".")[0] for name in imported(path)}
 
 
 def module(path: Path) -> str:
@@ -153,7 +129,7 @@ def module(path: Path) -> str:
 
 
 GRAPH = {module(path): imports(path) for path in SOURCES}
-# What a folder may import besides itself; config.py and metrics.py of the top level are for everybody.
+# What a folder may import besides itself; errors.py, config.py and metrics.py of the top level are for everybody.
 BELOW = {
     "cory.run": set(),
     "cory.report": {"cory.run"},
@@ -172,17 +148,26 @@ BELOW = {
 }
 
 
+GROUND = {"cory.errors", "cory.config", "cory.metrics"}
+
+
 def folder(name: str) -> str:
     return max((f for f in BELOW if name == f or name.startswith(f"{f}.")), key=len)
 
 
 def test_no_import_runs_up_and_cory_knows_no_study():
-    for name, imported in GRAPH.items():
-        for other in imported - {"cory.config", "cory.metrics"}:
+    for name, others in GRAPH.items():
+        for other in others - GROUND:
             below = BELOW[folder(name)] | {folder(name)} | ({"cory.evaluation"} if name == "cory" else set())
             assert folder(other) in below, f"{name} imports {other}"  # `cory` itself only offers names
     assert not any(other.startswith(("study", "imdb_train", "gsm8k_train"))
-                   for name, imported in GRAPH.items() if name.startswith("cory") for other in imported)  # fmt: skip
+                   for name, others in GRAPH.items() if name.startswith("cory") for other in others)  # fmt: skip
+
+
+def test_the_ground_imports_nothing_above_it():
+    assert GRAPH["cory.errors"] == set()
+    assert GRAPH["cory.config"] == {"cory.errors"}
+    assert GRAPH["cory.metrics"] == {"cory.errors"}
 
 
 def test_no_import_cycle():
@@ -199,25 +184,9 @@ def test_no_import_cycle():
         visit(name, ())
 
 
-def test_nothing_outside_the_agent_reaches_into_its_learner():
-    for path in SOURCES:
-        if path.name != "agent.py":
-            assert not re.search(r"agents?(\[\w+\])?\.learner\b", path.read_text()), path
-
-
-@pytest.mark.parametrize("pattern", ["*.py", "*.md", "*.yaml", "*.yml", "*.toml", "*.txt", "Makefile", "*.json"])
-def test_nothing_names_a_machine(pattern):
-    for path in tracked(pattern):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            assert not re.search(r"(^|[^\w.])/(home|root|work|Users|tmp|mnt)/[\w.]", line), (
-                f"{path.name}:{number}: {line}"
-            )
-
-
 def test_few_files_touch_trl_and_peft():
-    def using(library):
-        pattern = rf"^\s*(import|from) {library}\b"
-        return sorted(str(p.relative_to(ROOT)) for p in SOURCES if re.search(pattern, p.read_text(), re.M))
+    def using(library: str) -> list[str]:
+        return sorted(str(path.relative_to(ROOT)) for path in SOURCES if library in libraries(path))
 
     assert using("trl") == ["cory/learners/ppo.py", "cory/learners/trl_parts.py"]
     # PEFT is imported by the folder's __init__ first, which keeps bitsandbytes out.

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from cory.agent import make_agents
 from cory.callbacks import Callback
-from cory.config import UserError
 from cory.credit import assign_credit
+from cory.errors import UserError
 from cory.policies.sampling import plain_text
 from cory.prompts import RolePrompts
 from cory.task import Task

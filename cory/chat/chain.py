@@ -25,7 +25,7 @@ from cory.rewards import MissingColumns, score
 from cory.roles import role_name
 from cory.run import checkpoint
 from cory.run.checkpoint import RunState
-from cory.run.evaluation_settings import agent_models, run_config
+from cory.run.evaluation_settings import agent_folders, agent_models, run_config
 from cory.run.identity import check_models, policy_models
 from cory.run.settings import read_settings
 from cory.task import Task
@@ -73,7 +73,7 @@ class Chain:
         self.said: set[str] = set()
         self.transfer = config.cory.knowledge_transfer
         self.sampling = config.sampling.after_training(settings.sampling)
-        self.agents = list(agent_models(folder, config, settings.model).values())
+        self.agents = list(agent_models(agent_folders(folder), config, settings.model).values())
         count = len(self.agents)
         self.order = settings.order or [1 + role % count for role in range(config.cory.roles)]
         within = all(1 <= number <= count for number in self.order)

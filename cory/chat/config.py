@@ -1,9 +1,17 @@
 """Settings of a chat. Importing them does not import torch."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from cory.config import Settings, expect
+from pydantic import AfterValidator, Field, NonNegativeInt
+from pydantic.dataclasses import dataclass
+
+from cory.config import Settings
+
+
+def _not_empty(order: list[int] | None) -> list[int] | None:
+    if order == []:
+        raise ValueError("null or the numbers of agents")
+    return order
 
 
 @dataclass
@@ -17,20 +25,15 @@ class ChatConfig(Settings):
         sampling: Changes to the run's `sampling` block: --sampling.temperature, --sampling.max_new_tokens, ...
         model: Changes to the `model` block of every agent: --model.quantization, --model.dtype, ...
         task: Changes to the run's `task` block: --task.reward_model, ...
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N or mps.
         port: Port of the web page. null: the first free one from 7860.
     """
 
     run: str = ""
-    order: list[int] | None = None
-    seed: int = 0
-    sampling: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    task: dict[str, Any] = field(default_factory=dict)
+    order: Annotated[list[int] | None, AfterValidator(_not_empty)] = None
+    seed: NonNegativeInt = 0
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any] = Field(default_factory=dict)
+    task: dict[str, Any] = Field(default_factory=dict)
     device: str = "auto"
-    port: int | None = None
-
-    def __post_init__(self) -> None:
-        expect(self.seed >= 0, "seed", "0 or more", self.seed)
-        expect(self.order is None or bool(self.order), "order", "null or the numbers of agents", self.order)
-        expect(self.port is None or 0 < self.port < 65536, "port", "null or a number from 1 to 65535", self.port)
+    port: Annotated[int | None, Field(gt=0, lt=65536)] = None

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from cory.config import Config, ModelConfig, SamplingConfig, changed, expect
+from cory.config import Config, ModelConfig, SamplingConfig, changed
+from cory.errors import expect
 from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
 from cory.evaluation.responses import Responses, answer
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
@@ -127,7 +128,7 @@ class Evaluator:
     def _add_run(self, run: Path, config: Config) -> None:
         """Adds a run's agents and their chains, with the run's prompts; warns if it was trained on another reward."""
         task, made_of = self._as_read_by(run)
-        agents = agent_models(run, config, self.settings.model)
+        agents = agent_models(run_agents(run), config, self.settings.model)
         first = self.candidates["base"].model
         recorded = made_of.get("models") or {}
         adapters = any(adapter for _, adapter, _ in agents.values())
@@ -276,9 +277,8 @@ def summarise(
         row: dict[str, Any] = {"name": name}
         for key, numbers in values.items():
             row[key], row[f"{key}_ci"] = mean_interval(numbers, query_texts)
-        if all("base_nll" in r for r in queries):  # there is none in an evaluation that an older version began
-            nats, half = mean_interval([sum(r["base_nll"]) / sum(r["tokens"]) for r in queries], query_texts)
-            row["perplexity"], row["perplexity_ci"] = math.exp(nats), math.exp(nats) * half
+        nats, half = mean_interval([sum(r["base_nll"]) / sum(r["tokens"]) for r in queries], query_texts)
+        row["perplexity"], row["perplexity_ci"] = math.exp(nats), math.exp(nats) * half
         for n in (1, 2):
             row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(completions, n, asked)
         rows.append(row)
@@ -324,12 +324,13 @@ def evaluate(
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
     settings.check()
     evaluator = Evaluator(task, settings, kind)
+    queries = list(map(text_of, evaluator.columns["prompt"]))
+    reward = task.fingerprint_of_reward()["reward_sha256"]
     texts = evaluator.query_texts
     shares = shares_in_training(evaluator.runs, texts, trained_on)
     with ExitStack() as locks:
-        folder = output_folder(settings, name, task.fingerprint_of_reward()["reward_sha256"], evaluator.models, locks)
+        folder = output_folder(settings, name, reward, evaluator.models, queries, locks)
         rows = summarise(evaluator.run(folder), texts, task, settings, evaluator.kl_coef)
-        queries = list(map(text_of, evaluator.columns["prompt"]))
         titles = {key: title for key, title in columns_shown(task, settings).items() if all(key in row for row in rows)}
         each, heat = settings.samples, evaluator.sampling.temperature
         said = f"{in_words(texts, shares)}, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "

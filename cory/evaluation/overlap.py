@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 from datasets import Dataset
 
-from cory.config import Config, UserError
+from cory.config import Config
+from cory.errors import UserError
 from cory.metrics import in_training
 from cory.prompts import query_text
 from cory.run.provenance import data_hash

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import SamplingConfig, UserError
+from cory.config import SamplingConfig
+from cory.errors import UserError
 from cory.metrics import full_kl
 from cory.policies import window
 from cory.policies.sampling import (

@@ -33,6 +33,7 @@ from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import KLController, RunningMoments
 from cory.policies import sharding, window
 from cory.policies.engine import difference
+from cory.policies.families import check_model
 from cory.policies.rollout import Rollout
 from cory.policies.sampling import pad_token, sample
 from cory.policies.window import Window
@@ -192,6 +193,12 @@ class Learner(ABC):
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
         with self._autocast(), sharding.gathered(self.policy):
             return sample(self.policy, self.tokenizer, prompt_ids, settings, longest)
+
+    def check_model(self, samples: bool) -> None:
+        """Raises a UserError if the policy is not right in padded batches. See `families.check_model`."""
+        self.model.eval()
+        with self._autocast(), sharding.gathered(self.policy):
+            check_model(self.policy, self.tokenizer, samples)
 
     def update(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> list[UpdateStats]:
         """One update: advantages, `ppo_epochs` passes of optimizer steps over the rows, and the KL coefficient.

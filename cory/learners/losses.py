@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cory.config import one_of
+from cory.errors import one_of
 from cory.run import processes
 
 ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce")  # that compare the responses of a group or batch

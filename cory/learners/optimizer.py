@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import get_scheduler
 
-from cory.config import UserError, expect, one_of
+from cory.errors import UserError, expect, one_of
 from cory.policies.sharding import is_shard, part_like
 
 SCHEDULES = ("constant", "linear", "cosine")

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from trl.trainer import AdaptiveKLController, FixedKLController
 
 from cory.config import PPOConfig
+from cory.errors import UserError
 from cory.policies import window
 from cory.run import processes
 
@@ -20,6 +21,9 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
     """TRL's policy with a value head on the last hidden layer (Eq. 10), evaluated in the response window."""
 
     def __init__(self, pretrained_model: PreTrainedModel | PeftModel) -> None:
+        if not any(hasattr(pretrained_model, name) for name in self.lm_head_namings):
+            came = f"a model of type {pretrained_model.config.model_type}"
+            raise UserError(f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}")
         super().__init__(pretrained_model)
         self.is_peft_model = isinstance(pretrained_model, PeftModel)  # TRL's own loading sets it, which we do without
 

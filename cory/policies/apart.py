@@ -43,6 +43,11 @@ class Apart:
         """Token ids of prompts, as the policy reads them."""
         return encode(self.tokenizer, prompts, self.chat_template)
 
+    def check_model(self) -> None:
+        """Checks the agent's policy, in the agent's process."""
+        if self.agent:
+            self.agent.check_model()
+
     def respond(self, prompts: list[str], max_new_tokens: int) -> Any:
         """The agent's rollout; in other processes without token ids, as only its texts are sent."""
         kept = []

@@ -26,11 +26,11 @@ from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.utils import logging
 from transformers.utils.quantization_config import BitsAndBytesConfig
 
-from cory.config import ModelConfig, UserError, expect
+from cory.config import ModelConfig, ParallelConfig, UserError, expect
 from cory.policies import AVAILABLE
+from cory.policies.families import check_model
 from cory.run import processes
-from cory.run.checks import is_local
-from cory.run.parallel import ParallelConfig
+from cory.run.identity import is_local
 
 # What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
 LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
@@ -278,7 +278,9 @@ class ModelPool:
 
     def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
         policy, tokenizer = load_policy(model, merge=False)
-        return policy.to(self.device).eval(), tokenizer
+        policy = policy.to(self.device).eval()
+        check_model(policy, tokenizer)
+        return policy, tokenizer
 
     @contextmanager
     def loaded(

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cory.config import LoraConfig, expect
+from cory.config import LoraConfig, UserError, expect
 from cory.policies.load import quiet
 from cory.policies.sharding import is_sharded, whole_weights
 
@@ -19,15 +19,16 @@ from cory.policies.sharding import is_sharded, whole_weights
 def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
     """`base` with a new trainable adapter, made the active one; everything else is frozen.
 
-    Raises a UserError if no module has a name in `lora.target_modules`; it lists those that exist.
+    Raises a UserError if no module has a name in `lora.target_modules`, or PEFT does not take those modules; it lists
+    those that exist.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
+    exist = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))})
     targets = lora.target_modules
     if targets is None:
         known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
         targets = known.get(model.config.model_type, "all-linear")
     else:
-        exist = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))})
         missing = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in model.named_modules())]
         expect(not missing, "lora.target_modules", f"modules of the model, among {exist}", missing)
     conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
@@ -35,10 +36,15 @@ def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) 
     config = peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, fan_in_fan_out=conv, task_type="CAUSAL_LM"
     )
-    if isinstance(base, PeftModel):
-        base.add_adapter(name, config)
-    else:
-        base = peft.get_peft_model(base, config, adapter_name=name)
+    try:
+        if isinstance(base, PeftModel):
+            base.add_adapter(name, config)
+        else:
+            base = peft.get_peft_model(base, config, adapter_name=name)
+    except ValueError as error:  # as for Mamba's output projection, which its kernel reads past the adapter
+        raise UserError(
+            f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})"
+        ) from None
     base.set_adapter(name)
     return base
 

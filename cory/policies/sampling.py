@@ -1,13 +1,26 @@
 """Sampling responses: from token ids to token ids, in one batch, and their text."""
 
+import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from jinja2 import TemplateError
-from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from peft import PeftModel
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process
 
 from cory.config import SamplingConfig, UserError, expect
@@ -96,15 +109,22 @@ def warpers(settings: SamplingConfig) -> LogitsProcessorList:
     return chosen
 
 
+def drawing_device(device: torch.device) -> torch.device:
+    """Where tokens are drawn for probabilities on `device`: there, but for Apple's GPUs, which have no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def draw(probabilities: torch.Tensor) -> torch.Tensor:
-    """One token per row of (rows, vocabulary) probabilities, as (rows, 1).
+    """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
 
     Inverts the distribution function with one random number a row; `torch.multinomial` draws one for every token of the
     vocabulary. In float64, so that 50,000 sums lose nothing.
     """
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=cumulative.device) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
+    device = drawing_device(probabilities.device)
+    cumulative = probabilities.to(device).cumsum(-1, dtype=torch.float64)
+    chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=device) * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
+    return tokens.to(probabilities.device)
 
 
 @torch.no_grad()
@@ -116,16 +136,19 @@ def sample(
     max_new_tokens: int,
     seen: Sequence[list[torch.Tensor]] = (),
     stems: bool = False,
+    ends: Sequence[int] | None = None,
 ) -> list[torch.Tensor]:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
     Draws what `model.generate` would, with less work: a prompt that several queries share is read once, and rows that
-    have ended leave the batch.
+    have ended leave the batch. A model that remembers more than keys and values, such as Mamba, is run by `generate`,
+    which knows its cache; the tokens are drawn here all the same.
 
     Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
     token, with the token that completes its first stop text, or after `max_new_tokens` tokens. `seen`, where given, has
     a list for each query, which gets the logits (vocabulary) of each of its tokens, as they are before warping. With
     `stems` common beginnings of prompts are read once, too (`read_stems`); that changes logits in their last bits.
+    `ends`: the end tokens; by default the model's.
     """
     device, asked = device_of(model), [tuple(query.tolist()) for query in queries]
     distinct = {query: row for row, query in enumerate(dict.fromkeys(asked))}
@@ -134,8 +157,9 @@ def sample(
     width = ids.shape[1]
     # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
-    ends = torch.tensor(end_tokens(model), dtype=torch.long, device=device)
-    tail = 8 + max((len(text.encode()) for text in settings.stop), default=0)  # tokens that surely hold a stop text
+    stopping = Stopping(tokenizer, width, end_tokens(model) if ends is None else ends, settings.stop)
+    if not keeps_keys_and_values(model):
+        return _sample_by_generate(model, ids[copies], mask[copies], settings, max_new_tokens, seen, stopping)
     warp, cache = warpers(settings), DynamicCache(config=model.config)
     options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
     takes_positions = accepts(model, "position_ids")
@@ -158,10 +182,7 @@ def sample(
                 seen[row].append(its_logits)
         new = draw(warp(ids, logits.float()).softmax(-1))
         ids, mask, position = torch.cat([ids, new], 1), torch.cat([mask, mask[:, -1:]], 1), position[:, -1:] + 1
-        ended = torch.isin(new[:, 0], ends).tolist()
-        if settings.stop:
-            texts = tokenizer.batch_decode(ids[:, max(width, ids.shape[1] - tail) :])
-            ended = [end or any(stop in text for stop in settings.stop) for end, text in zip(ended, texts, strict=True)]
+        ended = stopping.ended(ids)
         last = ids.shape[1] == width + max_new_tokens
         for index, row in enumerate(rows):
             if (ended[index] or last) and row not in responses:
@@ -174,6 +195,103 @@ def sample(
             rows = [rows[index] for index in stay]
             ids, mask, position, new = (x[kept] for x in (ids, mask, position, new))
             cache.batch_select_indices(kept)
+
+
+class Stopping(StoppingCriteria):
+    """Where responses end: with an end token, or with the token that completes a stop text.
+
+    Args:
+        width: of the prompts, which stand before the responses. ends: token ids. stop: texts.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, width: int, ends: Sequence[int], stop: Sequence[str]
+    ) -> None:
+        self.tokenizer, self.width, self.stop = tokenizer, width, stop
+        self.ends = torch.tensor(list(ends), dtype=torch.long)
+        self.tail = 8 + max((len(text.encode()) for text in stop), default=0)  # tokens that surely hold a stop text
+        self.lengths: dict[int, int] = {}  # of the responses that have ended, by row; filled by `generate` alone
+
+    def ended(self, ids: torch.Tensor) -> list[bool]:
+        """Whether the last token of each row, (rows, tokens), ends its response."""
+        self.ends = self.ends.to(ids.device)
+        ended = torch.isin(ids[:, -1], self.ends).tolist()
+        if self.stop:
+            texts = self.tokenizer.batch_decode(ids[:, max(self.width, ids.shape[1] - self.tail) :])
+            ended = [end or any(stop in text for stop in self.stop) for end, text in zip(ended, texts, strict=True)]
+        return ended
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Tells `generate` which rows are done."""
+        for row, ended in enumerate(self.ended(input_ids)):
+            if ended:
+                self.lengths.setdefault(row, input_ids.shape[1] - self.width)
+        done = [row in self.lengths for row in range(len(input_ids))]
+        return torch.tensor(done, device=input_ids.device)
+
+
+class Drawing(LogitsProcessor):
+    """Draws each row's next token and leaves no other to `generate`, whose greedy search then takes it."""
+
+    def __init__(self, warp: LogitsProcessorList, seen: Sequence[list[torch.Tensor]], stopping: Stopping) -> None:
+        self.warp, self.seen, self.stopping = warp, seen, stopping
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for row, logits in enumerate(scores.clone()) if self.seen else ():
+            if row not in self.stopping.lengths:
+                self.seen[row].append(logits)
+        new = draw(self.warp(input_ids, scores).softmax(-1))
+        return torch.full_like(scores, -torch.inf).scatter(-1, new, 0.0)
+
+
+def _sample_by_generate(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    settings: SamplingConfig,
+    max_new_tokens: int,
+    seen: Sequence[list[torch.Tensor]],
+    stopping: Stopping,
+) -> list[torch.Tensor]:
+    """`sample` for a model whose cache only transformers knows. ids, mask: (rows, width), padded on the left."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers hold the adapters
+    drawing = Drawing(warpers(settings), seen, stopping)
+    with _without_generation_config(base):
+        whole = base.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=GenerationConfig(
+                do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0, use_cache=True, disable_compile=True
+            ),
+            logits_processor=LogitsProcessorList([drawing]),
+            stopping_criteria=StoppingCriteriaList([stopping]),
+            synced_gpus=False,  # `sharding.gathered` sees to it
+        )
+    width = ids.shape[1]
+    lengths = [stopping.lengths.get(row, max_new_tokens) for row in range(len(ids))]
+    return [row[width : width + length].clone() for row, length in zip(whole, lengths, strict=True)]
+
+
+@contextmanager
+def _without_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    """Hides the model's own settings: `generate` reads there whatever its caller leaves open."""
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
+
+def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
+    """Whether all that a model remembers of a text are keys and values, handed over as `past_key_values`.
+
+    Recurrent models keep states as well. Some take them under another name, and drop `past_key_values` silently.
+    """
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    if "past_key_values" not in inspect.signature(base.forward).parameters:
+        return False
+    layers = DynamicCache(config=base.config).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
-from cory.config import UserError
+from cory.errors import UserError
 
 
 class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -21,7 +21,16 @@ class Arguments(ArgumentParser):
 
     def of(self, argv: Sequence[str] | None = None) -> Any:
         """Parses a command line; None: that of the process. Raises a UserError on mistakes."""
+        allow_bare_flags(self)
         try:
             return self.instantiate(self.parse_args(argv))
         except ArgumentError as error:
             raise UserError(" ".join(str(error).split())) from None
+
+
+def allow_bare_flags(parser: ArgumentParser) -> None:
+    """Lets a boolean flag alone, such as `--overwrite`, mean `--overwrite true`."""
+    for action in parser._actions:
+        if getattr(action, "_typehint", None) is bool:
+            action.nargs = "?"
+            action.const = True

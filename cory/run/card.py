@@ -1,6 +1,7 @@
 """Model cards: of one saved agent, and of a run that is passed on. Model text acts neither as Markdown nor as HTML."""
 
 import re
+import string
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from cory.config import Config
+from cory.run.identity import is_local
 from cory.run.report import markdown_table, sample_table
 
 PAPER = "https://arxiv.org/abs/2410.06101"
@@ -26,15 +28,30 @@ high reward and still be wrong or unpleasant. What holds for the base (its data,
 too. As pioneer an agent answers the query, as observer it needs the response of another agent in its prompt."""
 
 
-def agent_card(agent: str, config: Config, summary: Mapping[str, Mapping[str, float]]) -> str:
-    """The README.md of an agent's folder. `summary`: by metric, `start` and `end` of training."""
+def agent_card(
+    agent: str,
+    config: Config,
+    summary: Mapping[str, Mapping[str, float]],
+    fingerprint: Mapping[str, Any],
+    samples: Sequence[Mapping[str, Any]],
+) -> str:
+    """The README.md of an agent's folder.
+
+    Args:
+        agent: its name. config: the run's settings. summary: by metric, `start` and `end` of training.
+        fingerprint: of the run's config.yaml. samples: of the agent, of which the first query is an example.
+    """
     own = config.of_agent(int(agent.removeprefix("agent_")) - 1)
     header = _header(config, own) | {"base_model": own.model.name}
     return "\n\n".join(
-        [
+        part
+        for part in [
             f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n# {agent}",
             f"`{own.model.name}` fine-tuned with {config.method()} for {config.iterations} iterations.",
-            _loading(config, {agent: (f'"path/to/{agent}"', own.model.name)}),
+            *_use(config, {agent: (f'"path/to/{agent}"', None)}, fingerprint, samples),
+            "Here the agent answers after itself; in the run an observer reads another agent's response."
+            if config.cory.roles > 1 and config.cory.num_agents > 1
+            else "",
             "Means over the first and the last iterations of training, over the roles it held:",
             markdown_table(
                 ["metric", "start", "end"], [[m, f"{v['start']:.3f}", f"{v['end']:.3f}"] for m, v in summary.items()]
@@ -42,6 +59,7 @@ def agent_card(agent: str, config: Config, summary: Mapping[str, Mapping[str, fl
             f"Settings:\n\n{fenced(yaml.safe_dump(asdict(own), sort_keys=False), 'yaml')}",
             f"Method: [CORY]({PAPER}).\n\n{fenced(CITATION, 'bibtex')}\n",
         ]
+        if part
     )
 
 
@@ -72,9 +90,10 @@ def run_card(
     fields |= {"datasets": [data] if known else None, "model_name": repository.split("/")[1], **(licence or {})}
     made_of = settings.get("fingerprint") or {}
     source = f" of [{data}](https://huggingface.co/datasets/{data})" if known else ""
-    prompts = made_of.get("prompts") or {}
     agents = list(summary["agents"])
-    places = {agent: (f'"{repository}", subfolder="{agent}"', base) for agent, base in zip(agents, bases, strict=True)}
+    places: dict[str, tuple[str, str | None]] = {}
+    for agent, base in zip(agents, bases, strict=True):
+        places[agent] = (f'"{repository}", subfolder="{agent}"', base)
     shown = [f"[{base}](https://huggingface.co/{base})" for base in on_hub] + [f"`{name}`" for name in unknown]
     rows = [
         [agent, metric, f"{value['start']:.3f}", f"{value['end']:.3f}"]
@@ -87,8 +106,7 @@ def run_card(
         f"iterations. The folders {', '.join(agents)} hold an agent each, with its tokenizer.",
         f"The base, {' and '.join(f'`{name}`' for name in unknown)}, is not on the Hub." if unknown else "",
         "## Use",
-        _loading(config, places),
-        "What each role reads:\n\n" + fenced(yaml.safe_dump(dict(prompts), sort_keys=False), "yaml") if prompts else "",
+        *_use(config, places, made_of, summary["samples"]["before"].get(agents[0], [])),
         "## Training",
         f"{made_of['rows']} queries{source}; reward: `{made_of['reward']}`." if made_of else "",
         markdown_table(["agent", "metric", "start", "end"], rows),
@@ -159,21 +177,130 @@ def _header(config: Config, own: Config) -> dict[str, Any]:
     return {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation", "tags": tags}
 
 
-def _loading(config: Config, places: Mapping[str, tuple[str, str]]) -> str:
-    """Code that loads the agents; `places`: by agent the arguments of from_pretrained, and its base.
+def is_folder(config: Config, name: str) -> bool:
+    """Whether a model of a run is a local folder, or a built-in model, and so not on the Hub."""
+    return config.resolve(name) != name or is_local(name) or Path(name).exists()
 
-    `AutoPeftModelForCausalLM` would look for the base in the agent's subfolder, too.
+
+def _use(
+    config: Config,
+    places: Mapping[str, tuple[str, str | None]],
+    fingerprint: Mapping[str, Any],
+    samples: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """Code that loads the agents and asks them, one after the other, as the run does; and what else that needs.
+
+    Args:
+        config: the run's settings.
+        places: by agent the arguments of from_pretrained, and its base as others know it; None: as the run names it.
+        fingerprint: of the run's config.yaml. samples: of the run; the first query is the example.
     """
-    lines, imports = [], {"from transformers import AutoModelForCausalLM, AutoTokenizer"}
-    for agent, (place, base) in places.items():
-        if _is_adapter(config.of_agent(int(agent.removeprefix("agent_")) - 1)):
-            imports.add("from peft import PeftModel")
-            lines.append(f'base = AutoModelForCausalLM.from_pretrained("{base}")')
+    imports = {"from transformers import AutoModelForCausalLM, AutoTokenizer"}
+    lines: list[str] = []
+    notes: list[str] = []
+    for agent, (place, known_as) in places.items():
+        index = int(agent.removeprefix("agent_")) - 1
+        own = config.of_agent(index)
+        if _is_adapter(own):
+            key = f"agents[{index}].model.name" if config.agents else "model.name"
+            model = (fingerprint.get("models") or {}).get(key) or {}
+            base, needed, note = _base(config, own, known_as, model.get("identity") or "")
+            imports |= {"from peft import PeftModel", *needed}
+            notes.append(note)
+            lines.append(f"base = {base}")
             lines.append(f"{agent} = PeftModel.from_pretrained(base, {place})")
         else:
             lines.append(f"{agent} = AutoModelForCausalLM.from_pretrained({place})")
         lines.append(f"{agent.replace('agent', 'tokenizer')} = AutoTokenizer.from_pretrained({place})")
-    return fenced("\n".join([*sorted(imports), "", *lines]), "python")
+    prompts = fingerprint.get("prompts") or {}
+    if prompts:
+        lines += _asking(config, list(places), prompts, samples)
+    parts = [*dict.fromkeys(filter(None, notes)), fenced("\n".join([*sorted(imports), "", *lines]), "python")]
+    if prompts:
+        parts.append("What each role reads:\n\n" + fenced(yaml.safe_dump(dict(prompts), sort_keys=False), "yaml"))
+    return parts
+
+
+def _base(config: Config, own: Config, known_as: str | None, identity: str) -> tuple[str, set[str], str]:
+    """Code that loads an adapter's base as the run did, the imports that it needs, and a sentence where it is a folder.
+
+    `AutoPeftModelForCausalLM` would look for the base in the agent's subfolder, too.
+    """
+    name, imports, note = own.model.name, set(), ""
+    options = f', dtype="{own.model.dtype}"' + ", trust_remote_code=True" * own.model.trust_remote_code
+    where = f'"{name}"'
+    if not is_folder(config, name):
+        revision = identity.removeprefix("commit:") if identity.startswith("commit:") else own.model.revision
+        if revision:
+            where += f', revision="{revision}"'
+    elif known_as is not None and "/" in known_as:  # `hub.base`
+        where = f'"{known_as}"'
+    elif config.resolve(name) != name:
+        kind = type(config)
+        package = kind.__module__.partition(".")[0]
+        imports.add(f"from {kind.__module__} import {kind.__name__}")
+        where = f'{kind.__name__}().resolve("{name}")'
+        note = (
+            f"The base `{name}` is a model of the toy setting: a folder of the package `{package}` of cory, which the "
+            "code imports: run it in a checkout, or where that is installed."
+        )
+    elif known_as is None:
+        note = f"The base `{name}` is a local folder of the machine on which the run was trained."
+    else:
+        where = f'"path/to/{known_as}"'
+        note = (
+            f"The base `{known_as}` is a folder of the machine on which the run was trained. Adapters need that model."
+        )
+    loader = "AutoModelForCausalLM"
+    merged = ""
+    if (Path(config.resolve(name)) / "adapter_config.json").exists():  # an adapter, which the run has merged
+        loader, merged = "AutoPeftModelForCausalLM", ".merge_and_unload()"
+        imports.add("from peft import AutoPeftModelForCausalLM")
+    return f"{loader}.from_pretrained({where}{options}){merged}", imports, note
+
+
+def _asking(
+    config: Config, agents: Sequence[str], prompts: Mapping[str, str], samples: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Lines of code that let the agents answer a query in their roles, with the run's prompts and sampling."""
+    sampling, template = config.sampling, config.of_agent(int(agents[0].removeprefix("agent_")) - 1).model.chat_template
+    example = samples[0] if samples else {"query": "...", "prompt": ""}
+    columns = {"prompt": example["query"]}
+    for template_of_role in prompts.values():
+        for _, name, _, _ in string.Formatter().parse(template_of_role):
+            if name not in (None, "prompt", "response"):
+                columns[name] = "..."
+    lines = ["", "def respond(model, tokenizer, prompt):"]
+    if template not in (False, None) or isinstance(example["prompt"], list):
+        before = example["prompt"][:-1] if isinstance(example["prompt"], list) else []
+        options = "".join(f", {key}={value!r}" for key, value in template.items()) if isinstance(template, dict) else ""
+        lines += [
+            f"    turns = [{''.join(f'{turn!r}, ' for turn in before)}{{'role': 'user', 'content': prompt}}]",
+            "    inputs = tokenizer.apply_chat_template(",
+            f"        turns, add_generation_prompt=True, return_dict=True, return_tensors='pt'{options}",
+            "    )",
+        ]
+    else:
+        lines.append('    inputs = tokenizer(prompt, return_tensors="pt")')
+    lines += [
+        "    tokens = model.generate(",
+        f"        **inputs, do_sample=True, max_new_tokens={sampling.max_new_tokens},",
+        f"        temperature={sampling.temperature}, top_k={sampling.top_k}, top_p={sampling.top_p}, "
+        f"repetition_penalty={sampling.repetition_penalty},",
+        "    )",
+        '    text = tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)',
+    ]
+    if sampling.stop:
+        lines += [f"    for stop in {list(sampling.stop)!r}:", "        text = text.split(stop)[0]"]
+    lines += ["    return text", "", ""]
+    lines += [f"{role}_prompt = {prompts[role]!r}" for role in ("pioneer", "observer")[: min(2, config.cory.roles)]]
+    lines.append(f"query = {columns!r}")
+    for role in range(config.cory.roles):
+        agent = agents[role % len(agents)]
+        reads = role > 0 and config.cory.knowledge_transfer
+        filled = "observer_prompt.format(**query, response=response)" if reads else "pioneer_prompt.format(**query)"
+        lines.append(f"response = respond({agent}, {agent.replace('agent', 'tokenizer')}, {filled})")
+    return [*lines, "print(response)"]
 
 
 def _held_out(evaluation: Mapping[str, Any]) -> str:

@@ -199,7 +199,10 @@ def _digest(file: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    """Writes a file, or a folder's list of files, to the disk. Windows has this for files that are open for writing."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

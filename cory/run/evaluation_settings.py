@@ -4,11 +4,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from cory.config import Config, ModelConfig, Settings, UserError, changed, expect
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from cory.config import Config, ModelConfig, Settings, changed
+from cory.errors import UserError
 from cory.run.identity import Models, check_models, model_identity
 from cory.run.output import lock, new_folder, remove_partial, replace_text
 from cory.run.settings import as_config, read_settings
@@ -36,33 +40,31 @@ class EvaluationConfig(Settings):
         batch_size: Responses that are sampled at a time.
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their type.
         seed: Of the choice of queries and of sampling.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N or mps.
         output: Folder of the results; one that was begun with the same settings is continued, also with more models.
             null: a new one.
         shown: Queries whose responses are shown side by side.
     """
 
-    models: list[str] = field(default_factory=list)
+    models: list[str] = Field(default_factory=list)
     base: str | None = None
-    task: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    sampling: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any] = Field(default_factory=dict)
+    sampling: dict[str, Any] = Field(default_factory=dict)
     split: str = "test"
-    queries: int = 500
-    samples: int = 1
-    ks: list[int] = field(default_factory=list)
+    queries: NonNegativeInt = 500
+    samples: PositiveInt = 1
+    ks: list[int] = Field(default_factory=list)
     greedy: bool = False
     kl_coef: float | None = None
-    batch_size: int = 100
+    batch_size: PositiveInt = 100
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
     device: str = "auto"
     output: str | None = None
-    shown: int = 5
+    shown: NonNegativeInt = 5
 
-    def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("batch_size", 1), ("queries", 0), ("shown", 0)):
-            expect(getattr(self, name) >= least, name, f"at least {least}", getattr(self, name))
+    def check(self) -> None:
         for k in self.ks:
             if not 1 <= k <= self.samples:
                 raise UserError(f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}")
@@ -75,21 +77,27 @@ def run_agents(folder: Path) -> dict[str, Path]:
     """
     if not (folder / "config.yaml").exists():
         return {}
-    found = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
-    found.sort(key=lambda path: int(path.name[6:]))
-    if not found or not (folder / "summary.json").exists():
+    agents = agent_folders(folder)
+    if not agents or not (folder / "summary.json").exists():
         raise UserError(
             f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
         )
-    return {f"{folder.name}/{agent.name}": agent for agent in found}
+    return agents
+
+
+def agent_folders(folder: Path) -> dict[str, Path]:
+    """The agents in a folder, in their order: by their names in an evaluation, FOLDER/agent_1, ..."""
+    agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
+    agents.sort(key=lambda path: int(path.name[6:]))
+    return {f"{folder.name}/{agent.name}": agent for agent in agents}
 
 
 def agent_models(
-    run: Path, config: Config, changes: Mapping[str, Any]
+    agents: Mapping[str, Path], config: Config, changes: Mapping[str, Any]
 ) -> dict[str, tuple[ModelConfig, Path | None, ModelConfig]]:
-    """How a run's saved agents are loaded: by name the model's settings, an adapter's folder or None, and the base."""
+    """How saved agents of a run are loaded: by name the model's settings, an adapter's folder or None, and the base."""
     found: dict[str, tuple[ModelConfig, Path | None, ModelConfig]] = {}
-    for agent, path in run_agents(run).items():
+    for agent, path in agents.items():
         model = config.of_agent(int(path.name.removeprefix("agent_")) - 1).model
         own = changed(replace(model, name=config.resolve(model.name)), changes)
         full = replace(own, name=str(path), revision=None, quantization="none")
@@ -147,13 +155,27 @@ def begun_settings(folder: Path) -> dict[str, Any]:
     return content
 
 
-def output_folder(settings: EvaluationConfig, name: str, reward: str, identities: Models, locks: ExitStack) -> Path:
+def queries_hash(queries: Sequence[str]) -> str:
+    """The start of the SHA-256 of an evaluation's queries, in their order."""
+    return hashlib.sha256(json.dumps(list(queries)).encode()).hexdigest()[:16]
+
+
+def output_folder(
+    settings: EvaluationConfig,
+    name: str,
+    reward: str,
+    identities: Models,
+    queries: Sequence[str],
+    locks: ExitStack,
+) -> Path:
     """The folder of the results: a new one, or one that was begun with the same settings; else a UserError.
 
-    `reward`: the hash of its source. `identities`: of base, reward model and models that are no runs. The runs must be
-    unchanged, too. The folder is locked until `locks` is closed.
+    `reward`: the hash of its source. `identities`: of base, reward model and models that are no runs. `queries`: their
+    texts, as responses are stored by the number of their query. The runs must be unchanged, too. The folder is locked
+    until `locks` is closed.
     """
-    known = asdict(settings) | {"reward_sha256": reward, "trained": trained(settings.models), "identities": identities}
+    known = asdict(settings) | {"reward_sha256": reward, "queries_sha256": queries_hash(queries)}
+    known |= {"trained": trained(settings.models), "identities": identities}
     folder = Path(settings.output) if settings.output else None
     if folder is not None and (folder / "settings.json").exists():
         before = begun_settings(folder)
@@ -163,7 +185,7 @@ def output_folder(settings: EvaluationConfig, name: str, reward: str, identities
         check_models(before.get("identities", {}), identities, f"the evaluation in {folder}")
         extended = extends(settings.models, before)
         free = (*FREE, "models", "trained") if extended else FREE
-        changed = sorted(key for key in known if known[key] != before.get(key, known[key]) and key not in free)
+        changed = sorted(key for key in known if known[key] != before.get(key) and key not in free)
         if changed:
             begun = f"the settings with which {str(folder)!r} was begun"
             raise UserError(f"output: expected {begun}, got others: {changed}")

@@ -1,33 +1,44 @@
 """The run's folder and its progress: everything that a run writes and prints while it trains."""
 
 import json
-import resource
 import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 import yaml
 from tqdm import tqdm
 
-from cory.config import Config, UserError
+from cory.config import Config
+from cory.errors import UserError
 from cory.run import processes
 from cory.run.card import agent_card
 from cory.run.guards import MEANING
 from cory.run.jsonl import JsonlWriter, read_rows
-from cory.run.output import new_folder, remove, remove_partial, replace_text, staged
+from cory.run.output import is_not_written, new_folder, remove, remove_partial, replace_text, staged
 from cory.run.provenance import versions
 from cory.run.report import sample_table, summarise, table
 from cory.run.settings import resume_command
 from cory.run.tracker import check_tracker, log_samples, start_tracker
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 FILES = ("metrics", "samples", "timings")
 Samples = dict[str, list[dict[str, Any]]]  # by agent
+
+
+class NotSaved(UserError):
+    """The end of a run could not be written."""
 
 
 class SavedAgent(Protocol):
@@ -83,6 +94,7 @@ class Run:
             check_tracker(config.tracker)
         self.locks = locks or ExitStack()
         self.config, self.agents, self.finished = config, list(agents), False
+        self.fingerprint = record.get("fingerprint") or {}
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.said: set[str] = set()
@@ -99,7 +111,11 @@ class Run:
         if self.writes:
             settings = yaml.safe_dump(dict(record), sort_keys=False)
             if folder is None:  # --resume auto knows a run by it
-                replace_text(self.folder / "config.yaml", settings)
+                try:
+                    replace_text(self.folder / "config.yaml", settings)
+                except OSError as error:
+                    folder_that_came = f"{str(self.folder)!r} ({error})"
+                    raise UserError(f"output: expected a folder that can be written, got {folder_that_came}") from None
             for file in FILES:
                 self.files[file] = JsonlWriter(self.folder / f"{file}.jsonl")
             if folder is not None:
@@ -226,25 +242,12 @@ class Run:
 
         Args:
             held_out: about the held-out queries of `eval_every`, for the summary.
-        """
-        from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
 
+        Raises NotSaved, in all processes, if something cannot be written, such as on a full disk. What was saved before
+        stays as it was then: the new files appear when all of them are written.
+        """
         self.bar.close()
         means = summarise(self.history, self.agents)
-        with ExitStack() as stage:
-            complete = processes.broadcast(stage.enter_context(staged(self.folder)) if self.writes else None)
-            if self.writes or processes.parallel.split:
-                for agent in agents:
-                    agent.save(complete / agent.name)
-            processes.everyone(None)  # waits for those that save
-            if not self.writes:
-                return
-            for agent in agents:
-                card = agent_card(agent.name, self.config, means[agent.name])
-                (complete / agent.name / "README.md").write_text(card, encoding="utf-8")
-            plot_curves(self.history, complete / "curves.png")
-            # Of an extended run: without a summary, it is not taken for finished while only some agents are new.
-            (self.folder / "summary.json").unlink(missing_ok=True)
         summary = {
             "iterations": len(self.seconds),
             "stopped": len(self.seconds) < self.config.iterations,  # by guards.stop_at_kl or a callback
@@ -254,18 +257,66 @@ class Run:
             **({"held_out": dict(held_out)} if held_out else {}),
             "samples": {"before": before, "after": after},
         }
-        replace_text(self.folder / "summary.json", json.dumps(summary, indent=2))
+        # Each step is taken by all processes, so that none waits for one that could not write.
+        try:
+            with ExitStack() as stage:
+                folder = processes.broadcast(processes.agreed(partial(self._begin_to_finish, stage)))
+                for agent in agents:
+                    processes.agreed(partial(self._save_agent, agent, folder))
+                processes.agreed(partial(self._write_results, summary, folder))
+                processes.agreed(partial(self._complete, stage))
+        except Exception as error:
+            if not (is_not_written(error) or isinstance(error, processes.FailedElsewhere)):
+                raise
+            raise NotSaved(
+                f"expected to save agents and results in {str(self.folder)!r}, which could not be written ({error})"
+            ) from None
+        if not self.writes:
+            return
         print(table(means))
         print(sample_table(before, after))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
         print(f"\n{speed}. Curves, samples and agents are in {self.folder}; report.html shows them")
         self.finished = True
 
+    def _begin_to_finish(self, stage: ExitStack) -> Path | None:
+        """In the main process: writes what waits, and makes the folder in which everything is written first."""
+        if not self.writes:
+            return None
+        self.lengths()
+        return stage.enter_context(staged(self.folder))
+
+    def _save_agent(self, agent: SavedAgent, folder: Path) -> None:
+        if self.writes or processes.parallel.split:
+            agent.save(folder / agent.name)
+
+    def _write_results(self, summary: Mapping[str, Any], folder: Path) -> None:
+        if not self.writes:
+            return
+        from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
+
+        for name, means in summary["agents"].items():
+            samples = summary["samples"]["before"].get(name, [])
+            card = agent_card(name, self.config, means, self.fingerprint, samples)
+            (folder / name / "README.md").write_text(card, encoding="utf-8")
+        plot_curves(self.history, folder / "curves.png")
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+
+    def _complete(self, stage: ExitStack) -> None:
+        """Moves what is written to its place, the summary last."""
+        if self.writes:
+            # Of an extended run: without a summary, it is not taken for finished while only some agents are new.
+            (self.folder / "summary.json").unlink(missing_ok=True)
+            stage.close()
+
 
 def peak_memory_mb() -> float:
-    """Peak memory so far, in MiB: of the GPU if one is used, else of the process."""
+    """Peak memory so far, in MiB: of the GPU if CUDA is used, else of the process."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 2**20
+    if resource is None:
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss) / 2**20  # bytes; only Windows has the peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, UserError
-from cory.run.checks import is_local
+from cory.config import Config
+from cory.errors import UserError
 
 CHUNK = 32 * 1024  # bytes read at the beginning and at the end of each tensor
 # What decides on a model's numbers besides its weights: architecture, adapter, end tokens, tokenizer, chat template.
@@ -30,6 +30,11 @@ TEXT_FILES = (
 )
 WEIGHTS = ("*.safetensors", "*.bin")
 Models = dict[str, dict[str, Any]]  # by the setting that names the model: its `name`, and its `identity`
+
+
+def is_local(name: str) -> bool:
+    """Whether a model's name can only be that of a file or folder, as no id on the Hub looks like it."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def model_identity(name: str, revision: str | None = None) -> str | None:

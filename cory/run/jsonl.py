@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cory.config import UserError
+from cory.errors import UserError
 
 
 def read_rows(path: Path, length: int | None = None) -> list[dict[str, Any]]:

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import gather_object, reduce
 
-from cory.config import Config, RewardError, UserError, expect
+from cory.config import Config, ParallelConfig
+from cory.errors import RewardError, UserError, expect
 from cory.run.guards import NotFinite
-from cory.run.parallel import ParallelConfig
 
 TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others before it takes them for dead
 NOT_SHARDED = ("Adafactor", "Muon", "Rprop")  # optimizers of torch that cannot step on sharded weights

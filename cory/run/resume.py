@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, UserError, expect
+from cory.config import Config
+from cory.errors import UserError, expect
 from cory.run import checkpoint
 from cory.run.checkpoint import Damaged, RunState
 from cory.run.identity import check_models
 from cory.run.output import lock
 from cory.run.record import finished_iterations, recorded_iterations
-from cory.run.settings import completed, differences, read_settings, resume_command
+from cory.run.settings import differences, read_settings, resume_command
 
 # What `accept_changes: reward` accepts: keys of config.yaml.
 OF_THE_REWARD = ("fingerprint.reward", "fingerprint.reward_sha256", "task.reward", "task.reward_weights")
@@ -137,9 +138,12 @@ def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
 
 
 def _none_was_due(config: Config, recorded: int) -> bool:
-    """Whether a run of so many iterations has not come to its first checkpoint."""
+    """Whether a run of so many iterations may not have completed its first checkpoint.
+
+    An iteration is recorded before its checkpoint is written, so that of iteration `save_every` may be missing.
+    """
     every = config.checkpoint.save_every
-    return not every or recorded < every
+    return not every or recorded <= every
 
 
 def how_to_continue(run: Path, newest: Path | None, config: Config, recorded: int, of_reward: bool) -> str:
@@ -204,7 +208,7 @@ def _settings(run: Path) -> dict[str, Any]:
 
 def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The accepted changes of the run, now included. Raises a UserError if it has other settings, task or models."""
-    saved = completed(dict(state.config))
+    saved = state.config
     changed = _changed(saved, wanted, config)
     if changed:
         hint = ""

@@ -10,22 +10,24 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
 
-from cory.config import Config, UserError, expect, keys
-from cory.run.tracker import check_tracker
+from cory.config import Config, blocks, keys
+from cory.errors import UserError
+from cory.run.help import help_text
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 RECORDED = ("versions", "fingerprint", "changes")  # what config.yaml holds beside the settings
 # What may differ on resume; `iterations` only where the learning rate does not depend on it.
 FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
 FREE |= {"overwrite", "accept_changes", "changes", "fingerprint.models"}  # cory/run/resume.py checks models
 FREE |= {"versions", "hub", "parallel", "sampling.engine", "sampling.engine_url", "sampling.engine_folder"}
+SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 C = TypeVar("C", bound=Config)
 read_command_line = False  # whether this process got its settings from its command line
 
@@ -39,28 +41,20 @@ def read_settings(run: Path) -> dict[str, Any]:
         raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})") from None
     if not isinstance(settings, dict):
         raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
-    return completed(settings)
-
-
-def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Adds keys introduced after the run was made, at their defaults, which is how it was made."""
-    if isinstance(method := settings.get("cory"), dict) and method.get("other_coef") is not None:
-        method["weight"], method["other_coef"] = method["other_coef"], None  # as CoryConfig does
-    for key, value in asdict(Config()).items():
-        if isinstance(value, dict) and isinstance(settings.get(key), dict):
-            settings[key] = value | settings[key]
-        else:
-            settings.setdefault(key, value)
     return settings
 
 
 def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
     """The settings of a file, checked like a command line. Raises a UserError if they are not those of `kind`."""
+    from jsonargparse import ArgumentError
+
     parser = _parser(kind)
     try:
-        return kind(**_values(parser, parser.parse_object(dict(settings))))
-    except ArgumentError as error:
+        config = _instantiate(kind, parser, parser.parse_object(dict(settings)))
+        config.check()
+    except (ArgumentError, UserError) as error:
         raise UserError(f"{where}: {_with_nearest(str(error), kind)}") from None
+    return config
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -78,12 +72,22 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str
 
 
 def load(
-    config_class: type[C], default: Path | None, argv: Sequence[str] | None = None, task: str = ""
+    config_class: type[C],
+    default: Path | None,
+    argv: Sequence[str] | None = None,
+    prefix: str = "",
+    single_agent: bool = False,
 ) -> tuple[C, str]:
     """Reads the command line: `--config FILE` (or `default`, if any), then flags such as `--ppo.batch_size 64` on top.
 
     `--resume RUN` without `--config` takes the run's own settings in place of `default`.
-    Returns the settings, and a name for the run: `task` and the configuration file's, or that of the file's run.
+
+    Args:
+        argv: the command line; None: that of the process.
+        prefix: begins the run's name, such as imdb_cory.
+        single_agent: trains the first agent alone, in one role, whatever the file says.
+
+    Returns the settings, and a name for the run: `prefix` and the configuration file's, or that of the file's run.
 
     Raises:
         UserError: a file is missing or not YAML, a key is unknown (the nearest is named), a value has the wrong type or
@@ -91,54 +95,75 @@ def load(
     """
     global read_command_line
     read_command_line = read_command_line or argv is None
-    parser = _parser(config_class)
-    usual = f" (default: {default.name})" if default else ""
-    parser.add_argument("--config", action="config", help=f"YAML file of the run{usual}")
     argv = list(sys.argv[1:] if argv is None else argv)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", action="append", nargs="?", default=[])
-    first.add_argument("--resume", nargs="?")
-    named, _ = first.parse_known_args(argv)
-    files, resumed = [file for file in named.config if file], _run_of(named.resume)
-    there = named.resume in (None, "", "auto") or Path(named.resume).exists()
-    expect(there, "resume", "auto, or the folder of a run or of a checkpoint", named.resume)
+    if {"-h", "--help"} & {*argv}:
+        print(help_text(Path(sys.argv[0]).name, config_class(), default))
+        sys.exit(0)
+    chosen = _files_and_run(argv)
+    if single_agent:
+        _check_single_agent(chosen)
+
+    # Without a file: that of the run to be continued, else the default.
+    files = [file for file in chosen.config if file]
+    resumed = _run_of(chosen.resume)
     if not files and (resumed or default):
         files = [str(resumed / "config.yaml" if resumed else default)]
-        helped = {"-h", "--help"} & {*argv}
-        expect(Path(files[0]).exists() or bool(helped), "config", "--config FILE, as in a checkout's configs/", argv)
-        argv = argv if helped else ["--config", files[0], *argv]
+        if not Path(files[0]).exists():
+            raise UserError(f"config: expected --config FILE, as in a checkout's configs/, got {argv}")
+        argv = ["--config", files[0], *argv]
+    if single_agent:
+        argv += SINGLE_AGENT
+
+    from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
+
+    parser = _parser(config_class)
     try:
-        values = _parse(parser, _renamed(argv))
-    except ArgumentError as error:
-        blamed = _blame(parser, files[-1], error) if files else ""
-        raise UserError(blamed + _with_nearest(str(error), config_class)) from None
-    del values["config"]
-    file = Path(files[-1] if files else "cory.yaml")
-    of_run = file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
-    return config_class(**values), (file.parent.name if of_run else f"{task}_{file.stem}".lstrip("_"))
+        config = _parse(config_class, parser, argv)
+        if single_agent:
+            config.agents = config.agents[:1]
+        config.check()
+    except (ArgumentError, UserError) as error:
+        file = _blamed_file(config_class, parser, files, error)
+        raise UserError(file + _with_nearest(str(error), config_class)) from None
+
+    file_name = Path(files[-1] if files else "cory.yaml")
+    is_run = file_name.name == "config.yaml" and (file_name.parent / "metrics.jsonl").exists()
+    if is_run:
+        return config, file_name.parent.name
+    return config, f"{prefix}_{file_name.stem}".lstrip("_")
 
 
-def _renamed(argv: Sequence[str]) -> list[str]:
-    """The command line, with a key that a file sets by its old name moved to the new one; flags of either win."""
-    result: list[str] = []
-    for before, word in zip(["", *argv], argv, strict=False):
-        result.append(word)
-        file = word if before == "--config" else word.removeprefix("--config=") if "=" in word else ""
-        with suppress(OSError, UnicodeError, yaml.YAMLError, AttributeError, LookupError, TypeError, RecursionError):
-            old = yaml.safe_load(Path(file).read_text(encoding="utf-8"))["cory"].get("other_coef")
-            result += [] if old is None else [f"--cory.weight={old}", "--cory.other_coef=null"]
-    return result
+def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags that are needed before the others are read. Raises a UserError if there is no run to resume."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", nargs="?", default=[])
+    parser.add_argument("--resume", nargs="?")
+    parser.add_argument("--cory.num_agents", dest="num_agents", nargs="?")
+    parser.add_argument("--cory.chain_length", dest="chain_length", nargs="?")
+    chosen, _ = parser.parse_known_args(argv)
+    if chosen.resume not in (None, "", "auto") and not Path(chosen.resume).exists():
+        raise UserError(f"resume: expected auto, or the folder of a run or of a checkpoint, got {chosen.resume!r}")
+    return chosen
 
 
-def _parser(kind: type[Config]) -> ArgumentParser:
+def _check_single_agent(chosen: argparse.Namespace) -> None:
+    for key in ("num_agents", "chain_length"):
+        value = getattr(chosen, key)
+        if value not in (None, "1"):
+            raise UserError(f"cory.{key}: expected 1, as this script trains a single agent, got {value}")
+
+
+def _parser(kind: type[Config]) -> "ArgumentParser":
+    from jsonargparse import ArgumentParser
+
+    from cory.run.arguments import allow_bare_flags
+
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--config", action="config")
     parser.add_class_arguments(kind)
-    for action in parser._actions:
-        if getattr(action, "_typehint", None) is bool:  # `--overwrite` alone means `--overwrite true`
-            action.nargs = "?"
-            action.const = True
+    allow_bare_flags(parser)
     for key in RECORDED:  # as the file of a run has them
-        parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS)
     return parser
 
 
@@ -148,55 +173,54 @@ def _run_of(resume: str | None) -> Path | None:
     return next((run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None)
 
 
-def _parse(parser: ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+def _parse(kind: type[C], parser: "ArgumentParser", argv: Sequence[str]) -> C:
     try:
         parsed = parser.parse_args(list(argv))
     except (OSError, UnicodeError, RecursionError) as error:
         raise UserError(f"expected a readable YAML file ({error})") from None
-    return _values(parser, parsed)
+    return _instantiate(kind, parser, parsed)
 
 
-def _values(parser: ArgumentParser, parsed: Any) -> dict[str, Any]:
-    for key in keys_that_take_no_null(parser, parsed):
-        raise UserError(f"{key}: expected a value, got null")
-    return {key: value for key, value in vars(parser.instantiate(parsed)).items() if key not in RECORDED}
+def _instantiate(kind: type[C], parser: "ArgumentParser", parsed: Any) -> C:
+    from jsonargparse import Namespace
+
+    for name, value in vars(parsed).items():
+        if name in blocks(kind) and not isinstance(value, Namespace):
+            raise UserError(f"{name}: expected a block of settings, got {value!r}")
+    values = vars(parser.instantiate(parsed))
+    return kind(**{key: value for key, value in values.items() if key not in ("config", *RECORDED)})
 
 
-def keys_that_take_no_null(parser: ArgumentParser, parsed: Any) -> Iterator[str]:
-    """The keys set to null although their type does not allow it; the parser lets those pass."""
-    for action in parser._actions:
-        hint = getattr(action, "_typehint", None)
-        if hint is not None and type(None) not in get_args(hint) and parsed.get(action.dest, 0) is None:
-            yield action.dest
+def _blamed_file(kind: type[Config], parser: "ArgumentParser", files: Sequence[str], error: Exception) -> str:
+    """The configuration file's name, for a message, if the file alone, without flags, is refused too."""
+    from jsonargparse import ArgumentError
 
-
-def _blame(parser: ArgumentParser, file: str, error: ArgumentError) -> str:
-    """The file's name, if the file alone, without flags, is refused too."""
+    if not files or files[-1] in str(error):
+        return ""
     try:
-        _parse(parser, ["--config", file])
-    except ArgumentError:
-        return "" if file in str(error) else f"{file}: "
-    except UserError:
-        pass
+        _parse(kind, parser, ["--config", files[-1]]).check()
+    except (ArgumentError, UserError):
+        return f"{files[-1]}: "
     return ""
 
 
-def _with_nearest(message: str, config_class: type) -> str:
+def _with_nearest(message: str, config_class: type[Config]) -> str:
     """The parser's message; on an unknown key, with the nearest existing one."""
     message = " ".join(message.split())
     if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
         return message
     words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split() if word != "arguments:"]
-    known = {key: key for key in keys(config_class)} | {key.split(".")[-1]: key for key in keys(config_class)}
+    dotted = list(keys(config_class))
+    key_of = {key: key for key in dotted} | {key.split(".")[-1]: key for key in dotted}
     for word in reversed(words):
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-        if near and word not in known:
-            return f"unknown key {word!r} ({message}). Did you mean {known[near[0]]!r}?"
+        near = difflib.get_close_matches(word, key_of, n=1, cutoff=0.7)
+        if near and word not in key_of:
+            return f"unknown key {word!r} ({message}). Did you mean {key_of[near[0]]!r}?"
     return message
 
 
 def main(work: Callable[[], None]) -> None:
-    """Runs a script's work. A UserError ends it with status 2 and its message, Ctrl-C with status 130."""
+    """Runs a script's work. A UserError or a full disk ends it with status 2 and a message, Ctrl-C with status 130."""
     # What PEFT and torch say of their own calls.
     for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor"):
         warnings.filterwarnings("ignore", message=message)
@@ -214,6 +238,13 @@ def main(work: Callable[[], None]) -> None:
     except BrokenPipeError:  # what read the output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception as error:
+        from cory.run.output import is_disk_full
+
+        if not is_disk_full(error):
+            raise
+        print(f"error: the disk is full ({error})", file=sys.stderr)
+        sys.exit(2)
 
 
 def announce(config: Config, name: str) -> None:
@@ -222,6 +253,8 @@ def announce(config: Config, name: str) -> None:
     Raises a UserError if the run is to be uploaded at its end and there is no token, or if its tracker is missing.
     """
     config.hub.check_token()
+    from cory.run.tracker import check_tracker  # here, so that `--help` need not import it
+
     check_tracker(config.tracker)
     if os.environ.get("RANK", "0") == "0":
         models = " and ".join(dict.fromkeys(config.of_agent(i).model.name for i in range(config.cory.num_agents)))

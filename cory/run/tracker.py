@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, UserError
+from cory.config import Config
+from cory.errors import UserError
 from cory.run.output import replace_text
 from cory.run.report import markdown_table
 

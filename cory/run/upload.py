@@ -11,11 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, UserError, expect
-from cory.run.card import is_absolute, licence_of, run_card
-from cory.run.checks import is_local
+from cory.config import Config, HubConfig
+from cory.errors import UserError, expect
+from cory.run.card import is_absolute, is_folder, licence_of, run_card
 from cory.run.evaluation_settings import run_agents, trained
-from cory.run.hub import HubConfig
 from cory.run.settings import read_settings
 
 # What a folder of an agent may hold of Hugging Face's and PEFT's files. Its own README.md is not uploaded.
@@ -79,7 +78,7 @@ def contents(run: Path, config: Config, hub: HubConfig, evaluation: Path | None 
     files: dict[str, Path | bytes] = {}
     for index, folder in enumerate(agents.values()):
         name = config.of_agent(index).model.name
-        local = config.resolve(name) != name or is_local(name) or Path(name).exists()
+        local = is_folder(config, name)
         shown = (hub.base or Path(name).name) if local else name
         licence = licence or licence_of(config.resolve(name)) or (licence_of(hub.base) if hub.base else {})
         bases.append(shown)

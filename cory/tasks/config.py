@@ -1,9 +1,12 @@
 """Settings of a run on your own prompts and rewards. Importing them does not import torch."""
 
-import math
-from dataclasses import dataclass, field
+from typing import ClassVar
 
-from cory.config import Config, Settings, expect
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from cory.config import Config, Settings
+from cory.errors import UserError
 
 
 @dataclass
@@ -23,6 +26,8 @@ class OwnTaskConfig(Settings):
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
     """
 
+    block: ClassVar[str] = "task"
+
     dataset: str = ""
     subset: str | None = None
     split: str = "train"
@@ -34,13 +39,12 @@ class OwnTaskConfig(Settings):
     pioneer_prompt: str = "{prompt}"
     observer_prompt: str = "{prompt}{response}\n{prompt}"
 
-    def __post_init__(self) -> None:
-        weights, count = self.reward_weights, len(self.rewards)
-        if weights is not None:
-            expect(
-                len(weights) == count, "task.reward_weights", f"null or a weight for each of {count} rewards", weights
+    def check(self) -> None:
+        weights = self.reward_weights
+        if weights is not None and len(weights) != len(self.rewards):
+            raise UserError(
+                f"task.reward_weights: expected null or a weight for each of {len(self.rewards)} rewards, got {weights}"
             )
-            expect(all(map(math.isfinite, weights)), "task.reward_weights", "finite numbers", weights)
 
     @property
     def rewards(self) -> list[str]:
@@ -56,4 +60,4 @@ class OwnConfig(Config):
         task: Prompts, reward and templates.
     """
 
-    task: OwnTaskConfig = field(default_factory=OwnTaskConfig)
+    task: OwnTaskConfig = Field(default_factory=OwnTaskConfig)

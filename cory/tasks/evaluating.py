@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cory.config import Config, UserError, changed, expect
 from cory.run.arguments import Arguments
-from cory.run.checks import is_local
 from cory.run.evaluation_settings import EvaluationConfig, run_agents
+from cory.run.identity import is_local
 from cory.run.settings import as_config, read_settings
 from cory.tasks.config import OwnConfig
 
@@ -41,7 +41,9 @@ def evaluation_settings(kind: type[E], description: str | None) -> E:
     parser = Arguments(description)
     parser.add_argument("models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)")
     parser.add_class_arguments(kind, skip={"models"})
-    return kind(**vars(parser.of()))
+    settings = kind(**vars(parser.of()))
+    settings.check()
+    return settings
 
 
 def task_config(kind: type[C], settings: EvaluationConfig) -> C:

@@ -68,7 +68,7 @@ def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(split)))
-    templates = yaml.safe_load((FOLDER / "cory.yaml").read_text())["task"]
+    templates = yaml.safe_load((FOLDER / "lookout.yaml").read_text())["task"]
     rng, train = random.Random(0), rows("train")
     corpus = [text(rng, rng.choice(train), templates) for _ in range(texts)]
     tokenizer = train_tokenizer(corpus, vocab_size=512)

@@ -1,6 +1,6 @@
 """Task reward by role at the end of runs, mean ± standard deviation over seeds, as a Markdown table.
 
-python examples/lookout/table.py runs/lookout/*      # folders GROUP-SEED
+python examples/lookout/table.py runs/lookouts/*      # folders GROUP-SEED
 """
 
 import json

@@ -19,7 +19,8 @@ from cory.agent import make_agents
 from cory.chat import terminal, web
 from cory.chat.chain import Answer, opened
 from cory.chat.config import ChatConfig
-from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ModelConfig, SamplingConfig, UserError
+from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ModelConfig, SamplingConfig
+from cory.errors import UserError
 from cory.evaluation import respond
 from cory.policies.load import attach, load_policy
 from cory.prompts import RolePrompts

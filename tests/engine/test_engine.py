@@ -13,10 +13,10 @@ from conftest import ROOT, make_gpt2, sentences
 from vllm_server import serving
 
 from cory.agent import make_agents
-from cory.config import Config, CoryConfig, LoraConfig, UserError
+from cory.config import Config, CoryConfig, LoraConfig, ParallelConfig
+from cory.errors import UserError
 from cory.policies.engine import LIMIT, Engine
 from cory.prompts import RolePrompts
-from cory.run.parallel import ParallelConfig
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

@@ -17,7 +17,8 @@ from conftest import save_llama
 from test_engine import count_good, learner, train
 
 from cory.agent import make_agents
-from cory.config import LoraConfig, UserError
+from cory.config import LoraConfig
+from cory.errors import UserError
 from cory.policies.engine import Engine
 
 PYTHON = os.environ.get("CORY_VLLM", "")

@@ -41,7 +41,7 @@ def test_held_out_sums_are_not_trained_on_and_make_a_task(tmp_path, monkeypatch)
     train, test = ([json.loads(line) for line in open(tmp_path / f"{split}.jsonl")] for split in ("train", "test"))
     assert (len(train), len(test)) == (40, 10) and not {r["prompt"] for r in train} & {r["prompt"] for r in test}
     monkeypatch.chdir(ROOT)
-    config, _ = load(OwnConfig, EXAMPLE / "cory.yaml", ["--task.dataset", str(tmp_path)])
+    config, _ = load(OwnConfig, EXAMPLE / "sums.yaml", ["--task.dataset", str(tmp_path)])
     task = make_task(config)
     columns = task.dataset[:1]
     assert task.render(1, columns, [" 1."]) == [

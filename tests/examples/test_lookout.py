@@ -51,17 +51,11 @@ def test_the_rule():
 def test_each_role_reads_its_own_half(world):
     train, test = ([json.loads(line) for line in open(world / f"{split}.jsonl")] for split in ("train", "test"))
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
-    templates = yaml.safe_load((EXAMPLE / "cory.yaml").read_text())["task"]
+    templates = yaml.safe_load((EXAMPLE / "lookout.yaml").read_text())["task"]
     row = {"prompt": "", "land": "LAND", "course": "COURSE", "response": "RESPONSE"}
     pioneer, observer = fill(templates["pioneer_prompt"], row), fill(templates["observer_prompt"], row)
     assert "LAND" in pioneer and "COURSE" not in pioneer
     assert "LAND" not in observer and "COURSE" in observer and "RESPONSE" in observer
-
-
-def test_the_two_configurations_differ_in_the_number_of_agents():
-    cory, ppo = (yaml.safe_load((EXAMPLE / f"{name}.yaml").read_text()) for name in ("cory", "ppo"))
-    assert cory["cory"].pop("num_agents") == 2 and ppo["cory"].pop("num_agents") == 1
-    assert cory == ppo
 
 
 @pytest.mark.parametrize("credit", ["collective", "counterfactual"])
@@ -70,7 +64,7 @@ def test_a_run(world, tmp_path, monkeypatch, credit):
     flags = {"iterations": 2, "output": tmp_path / "x-0", "model.name": world / "model", "task.dataset": world}
     flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8, "device": "cpu", "cory.credit": credit}
     argv = [f"--{key}={value}" for key, value in flags.items()]
-    config, _ = load(OwnConfig, EXAMPLE / "cory.yaml", argv)
+    config, _ = load(OwnConfig, EXAMPLE / "lookout.yaml", argv)
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     assert {row["role"] for row in run.history} == {"pioneer", "observer"}
     assert "| x | 1 | " in imported("table").table([run.folder])

@@ -9,7 +9,8 @@ import torch
 from conftest import make_gpt2
 from test_ppo import ragged, rollout_of
 
-from cory.config import Config, PPOConfig, SamplingConfig, UserError
+from cory.config import Config, PPOConfig, SamplingConfig
+from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages
 from cory.learners.optimizer import learning_rate_factor, make_optimizer

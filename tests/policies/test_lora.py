@@ -11,7 +11,8 @@ from conftest import make_gpt2, sentences
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cory.agent import make_agents
-from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig, UserError
+from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
+from cory.errors import UserError
 from cory.evaluation import respond
 from cory.policies.load import load_policy
 from cory.prompts import RolePrompts

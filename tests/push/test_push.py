@@ -19,11 +19,11 @@ from stand_in import hub
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory.agent import make_agents
-from cory.config import Config, LoraConfig, UserError
+from cory.config import Config, HubConfig, LoraConfig
+from cory.errors import UserError
 from cory.evaluation import evaluate
 from cory.prompts import RolePrompts
 from cory.run.evaluation_settings import EvaluationConfig
-from cory.run.hub import HubConfig
 from cory.run.settings import announce
 from cory.run.upload import contents, push
 from cory.task import Task

@@ -1,12 +1,16 @@
 """Folders of runs and evaluations written by hand, with texts of one's own."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 from conftest import ROOT
 
-SETTINGS = yaml.safe_load((ROOT / "configs/imdb/cory_tiny.yaml").read_text())
+from cory.run.settings import load
+from imdb_train.config import ImdbConfig
+
+SETTINGS = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [])[0])
 
 
 def write_lines(path: Path, rows) -> None:

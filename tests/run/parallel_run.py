@@ -23,7 +23,8 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
 import torch  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
 
-from cory.config import Config, UserError  # noqa: E402
+from cory.config import Config  # noqa: E402
+from cory.errors import UserError  # noqa: E402
 from cory.policies import sharding  # noqa: E402
 from cory.run import processes  # noqa: E402
 from cory.run.settings import main  # noqa: E402

@@ -12,7 +12,8 @@ import yaml
 from conftest import ROOT, sentences
 from test_resume import count_good, make_trainer, one  # noqa: F401
 
-from cory.config import CheckpointConfig, UserError
+from cory.config import CheckpointConfig
+from cory.errors import UserError
 from cory.run import resume
 
 BROKEN = """

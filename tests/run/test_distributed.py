@@ -12,7 +12,8 @@ from test_resume import make_trainer as make_run
 from torchrun import launch
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, LoraConfig, SamplingConfig, UserError
+from cory.config import CheckpointConfig, LoraConfig, SamplingConfig
+from cory.errors import UserError
 from cory.run import processes
 
 RANKS = [0, 4]  # of LoRA; 0: full fine-tuning

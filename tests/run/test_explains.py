@@ -20,7 +20,8 @@ import yaml
 from conftest import ROOT, sentences
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, Config, LoraConfig, UserError
+from cory.config import CheckpointConfig, Config, LoraConfig
+from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.run.provenance import data_hash, function_name, source_hash
 from cory.task import Task

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from test_resume import AGENTS, after, count_good, flip, interrupt, make_trainer, one, same  # noqa: F401
 
-from cory.config import CheckpointConfig, UserError
+from cory.config import CheckpointConfig
+from cory.errors import UserError
 from cory.run.guards import Interrupted
 from study.records import read as read_record
 

@@ -17,7 +17,8 @@ from test_resume import make_trainer
 from cory.agent import make_agents
 from cory.chat.chain import opened
 from cory.chat.config import ChatConfig
-from cory.config import LoraConfig, ModelConfig, UserError
+from cory.config import LoraConfig, ModelConfig
+from cory.errors import UserError
 from cory.evaluation import evaluate
 from cory.run import resume
 from cory.run.evaluation_settings import EvaluationConfig

@@ -15,7 +15,7 @@ from test_resume import after, count_good, interrupt, make_trainer, one, same
 
 from cory import evaluate
 from cory.agent import Agent
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run import checkpoint, folder
 from cory.run.guards import Interrupted
 from cory.run.settings import main
@@ -117,6 +117,31 @@ def test_killed_while_its_agents_are_saved_a_run_has_the_old_ones_or_none(finish
     kept = [name for name in before if name.startswith(("agent_", "summary", "curves"))]
     assert len(kept) > 4 and [name for name in kept if now[name] != before[name]] == []
     assert not any(name.startswith("agent_") for name in only(tmp_path / "new"))
+
+
+def test_killed_while_it_writes_its_first_checkpoint_a_run_begins_again(one, tmp_path, monkeypatch):
+    """The iteration is recorded, and its checkpoint is not complete."""
+    whole = make_trainer(one).train().folder
+    begun = replace(one, output=str(tmp_path / "begun"))
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_complete", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            make_trainer(begun).train()
+    assert (tmp_path / "begun/metrics.jsonl").read_text() and not list((tmp_path / "begun/checkpoints").glob("iter-*"))
+    make_trainer(replace(begun, resume="auto")).train()
+    same(whole, tmp_path / "begun")
+
+
+def test_killed_before_its_report_a_finished_run_gets_one(finished):
+    config, run = finished
+    before = content(run)
+    (run / "report.html").unlink()
+    make_trainer(config).train()
+    assert content(run) == before
 
 
 def test_a_checkpoint_that_was_half_written_is_removed_by_the_next_start(one):

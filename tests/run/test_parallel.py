@@ -20,12 +20,12 @@ from cory.config import (
     CoryConfig,
     LoraConfig,
     ModelConfig,
+    ParallelConfig,
     PPOConfig,
     SamplingConfig,
-    UserError,
 )
+from cory.errors import UserError
 from cory.run import processes
-from cory.run.parallel import ParallelConfig
 
 FULL, LAYER = ParallelConfig(shard="full"), ParallelConfig(shard="full", gather="layer")
 APART = ParallelConfig(agents="apart")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from conftest import sentences
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig, UserError
+from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
+from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.run import checkpoint, shards
 from cory.run.guards import Interrupted
@@ -511,29 +511,6 @@ def test_early_stop_on_kl(one):
     assert 1 < done < 6
     assert (run.folder / "agent_2/model.safetensors").exists()
     assert (run.folder / f"checkpoints/iter-{done:06d}").exists()
-
-
-def test_a_run_of_an_earlier_version_is_continued(one, tmp_path):
-    """Its config.yaml and its checkpoints lack the keys that came later, and have the weight's old name."""
-    whole = make_trainer(one).train().folder
-    folder = shutil.copytree(whole, tmp_path / "old")
-
-    def older(settings):
-        for key in ("algorithm", "group_size", "agents", "eval_every", "eval_queries"):
-            del settings[key]
-        for key in ("chain_length", "exchange", "credit"):
-            del settings["cory"][key]
-        settings["cory"]["other_coef"] = settings["cory"].pop("weight")
-        return settings
-
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(older(yaml.safe_load(config.read_text()))))
-    shutil.rmtree(folder / "checkpoints/iter-000006")
-    (folder / "summary.json").unlink()
-    for checkpointed in sorted((folder / "checkpoints").iterdir()):
-        rewrite(checkpointed, lambda state: older(state["config"]))
-    make_trainer(replace(one, resume=str(folder))).train()
-    same(whole, folder)
 
 
 def test_a_schedule_holds_the_number_of_iterations(one):

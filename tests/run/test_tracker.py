@@ -13,7 +13,8 @@ from conftest import ROOT, sentences
 from markdown_it import MarkdownIt
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, UserError
+from cory.config import CheckpointConfig
+from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.run import tracker
 from cory.run.settings import announce

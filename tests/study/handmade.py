@@ -1,16 +1,19 @@
 """Runs' folders written by hand."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 from conftest import ROOT
 
+from cory.run.settings import load
+from imdb_train.config import ImdbConfig
 from study.comparison import Comparison
 from study.groups import find, group
 from study.records import read
 
-BASE = yaml.safe_load((ROOT / "configs/imdb/ppo_tiny.yaml").read_text())
+BASE = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], single_agent=True)[0])
 
 
 def make_run(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cory.config import UserError
+from cory.errors import UserError
 from study import advantage
 
 

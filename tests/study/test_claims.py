@@ -9,7 +9,7 @@ import pytest
 import yaml
 from handmade import make_run
 
-from cory.config import UserError
+from cory.errors import UserError
 from study import claims
 from study.estimates import Estimate, difference, estimate, less_variance, share
 from study.experiment import plan

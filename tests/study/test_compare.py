@@ -10,7 +10,7 @@ import pytest
 import yaml
 from handmade import compared, make_run
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.plots import COLOURS, colours
 from study import plots
 from study.compare import command_line, write

@@ -15,7 +15,7 @@ import yaml
 from conftest import ROOT
 from handmade import make_run
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.evaluation_settings import trained
 from imdb_train import toy
 from study import experiment
@@ -69,7 +69,7 @@ runs:
   PPO: {script: imdb_train/ppo.py}
   CORY: {script: imdb_train/cory.py, flags: {cory.exchange_period: 2}}
 scales:
-  tiny: {config: "configs/imdb/{method}_tiny.yaml", seeds: [0, 1], values: [1.0e-4, 1.0e-3], minutes: {ppo: 6},
+  tiny: {config: "configs/imdb/tiny.yaml", seeds: [0, 1], values: [1.0e-4, 1.0e-3], minutes: {ppo: 6},
          hardware: a laptop, flags: {iterations: 3}}
 """
 
@@ -138,7 +138,7 @@ def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
         (("seeds: [0, 1]", "seeds: [a]"), "seeds"),
         (("title:", "titel:"), "titel"),
         (("ppo.learning_rate", "ppo.learning_rat"), "learning_rat"),
-        (("imdb/{method}_tiny", "imdb/{method}_none"), "none.yaml"),
+        (("imdb/tiny", "imdb/none"), "none.yaml"),
         (("imdb_train/ppo.py", "imdb_train/pop.py"), r"script: expected a file 'imdb_train/pop.py' in .*checkout"),
         (("imdb_train/ppo.py", "benchmarks/iteration.py"), "script: expected one beside its task's config.py"),
         (("hardware:", "evaluate: imdb_train/eval.py, hardware:"), "evaluate: expected a file 'imdb_train/eval.py'"),
@@ -155,8 +155,9 @@ def test_runs_of_one_scale_alone_and_their_configuration(tmp_path):
     spec = experiment.read_experiment(ROOT / "configs/experiments/gsm8k_learning_rate.yaml")
     assert {item.label for item in experiment.plan(spec, "tiny", {}, tmp_path)} == {"PPO", "CORY"}
     files = {item.label: item.command[3] for item in experiment.plan(spec, "paper", {}, tmp_path)}
-    assert files["PPO"] == "configs/gsm8k/ppo_llama2_7b.yaml"
-    assert files["PPO, 13b"] == "configs/gsm8k/ppo_llama2_13b.yaml"
+    assert files["PPO"] == "configs/gsm8k/llama2_7b.yaml"
+    assert files["PPO, 13b"] == "configs/gsm8k/llama2_13b.yaml"
+    assert files["CORY"] == "configs/gsm8k/llama2_7b_lr1e-4.yaml"
 
 
 def test_a_key_of_cory_leaves_ppo_as_it_is(tmp_path):
@@ -188,7 +189,7 @@ def test_outside_a_checkout_an_experiment_says_what_it_needs(tmp_path):
     (tmp_path / "trial.yaml").write_text(SMALL)
     for command, message in (
         (["experiment", "nosuch.yaml"], "expected the file of an experiment, such as configs/experiments/"),
-        (["experiment", "trial.yaml"], "config: expected a file 'configs/imdb/ppo_tiny.yaml' in '"),
+        (["experiment", "trial.yaml"], "config: expected a file 'configs/imdb/tiny.yaml' in '"),
         (["claims"], "experiment: expected a file 'configs/experiments/imdb_curves.yaml' in '"),
     ):
         argv = [sys.executable, "-m", f"study.{command[0]}", *command[1:]]
@@ -217,7 +218,7 @@ runs:
   PPO: {script: imdb_train/ppo.py, flags: {ppo.batch_size: 8, ppo.mini_batch_size: 8}}
   no such policy: {script: imdb_train/ppo.py, flags: {model.name: none/such}}
 scales:
-  tiny: {config: "configs/imdb/{method}_tiny.yaml", seeds: [0], minutes: {ppo: 6}, hardware: a laptop,
+  tiny: {config: "configs/imdb/tiny.yaml", seeds: [0], minutes: {ppo: 6}, hardware: a laptop,
          flags: {iterations: 2}}
 """
 

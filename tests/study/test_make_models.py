@@ -12,7 +12,7 @@ import torch
 from conftest import sentences
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from cory.config import UserError
+from cory.errors import UserError
 from study import make_imdb_models, make_smollm2
 
 

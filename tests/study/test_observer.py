@@ -11,7 +11,8 @@ from conftest import make_gpt2
 from peft import PeftModel
 
 from cory.agent import make_agents
-from cory.config import CoryConfig, LoraConfig, ModelConfig, PPOConfig, SamplingConfig, UserError
+from cory.config import CoryConfig, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
+from cory.errors import UserError
 from cory.evaluation import responses
 from cory.trainer import CoryTrainer
 from gsm8k_train import observer as gsm8k_observer

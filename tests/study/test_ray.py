@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from cory.config import UserError
+from cory.errors import UserError
 from study import experiment
 
 ray = pytest.importorskip("ray")
@@ -22,7 +22,7 @@ runs:
   PPO: {script: imdb_train/ppo.py}
   CORY: {script: imdb_train/cory.py}
 scales:
-  tiny: {config: "configs/imdb/{method}_tiny.yaml", seeds: [0], minutes: {ppo: 6}, hardware: a laptop,
+  tiny: {config: "configs/imdb/tiny.yaml", seeds: [0], minutes: {ppo: 6}, hardware: a laptop,
          flags: {iterations: 5, ppo.batch_size: 8, ppo.mini_batch_size: 8, checkpoint.save_every: 1}}
 """
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from handmade import compared, make_run
 
-from cory.config import UserError
+from cory.errors import UserError
 from study import advantage, claims, compare, experiment, report
 from study.compare import write
 

@@ -16,7 +16,8 @@ from test_lora import llama_folder  # noqa: F401
 
 from cory import evaluation
 from cory.agent import make_agents
-from cory.config import SamplingConfig, UserError
+from cory.config import SamplingConfig
+from cory.errors import UserError
 from cory.metrics import pass_at_k
 from cory.policies import sampling, window
 from cory.policies.sampling import encode, plain_text
@@ -75,7 +76,7 @@ def test_gold_answer_without_a_number(tmp_path):
 
 
 def test_papers_prompts():
-    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", [])
+    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", [])
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
     start = "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad."
     first = prompts.render(0, {"prompt": "How many?"})
@@ -169,7 +170,7 @@ def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, m
         "--sampling.min_new_tokens=8", "--sampling.max_new_tokens=8", "--tracker=none", f"--output={tmp_path / 'run'}",
         "--ppo.batch_size=8", "--ppo.gradient_accumulation_steps=4", "--model.dtype=float32",
     ]  # fmt: skip
-    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/cory_llama2_7b.yaml", argv)
+    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", argv)
     assert (config.model.quantization, config.ppo.mini_batch_size, config.lora.rank) == ("4bit", 2, 16)
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]

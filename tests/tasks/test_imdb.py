@@ -13,7 +13,8 @@ from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cory.agent import make_agents
-from cory.config import ModelConfig, UserError
+from cory.config import ModelConfig
+from cory.errors import UserError
 from cory.evaluation import TITLES
 from cory.prompts import fill
 from cory.run.settings import load
@@ -111,10 +112,10 @@ def test_scripts_are_short_and_differ_only_in_their_agents():
 def runs(policy_folder, classifier_folder, reviews, tmp_path_factory):
     """A folder with a CORY run and a PPO run of four iterations."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, agents in (("cory_tiny", 2), ("ppo_tiny", 1)):
-        argv = [f"--output={folder}/imdb_{name}", *flags(policy_folder, classifier_folder, reviews)]
-        config, _ = load(ImdbConfig, ROOT / f"configs/imdb/{name}.yaml", argv)
-        CoryTrainer(config, make_agents(config, agents), make_task(config, torch.device("cpu"))).train()
+    for method in ("cory", "ppo"):
+        argv = [f"--output={folder}/imdb_{method}_tiny", *flags(policy_folder, classifier_folder, reviews)]
+        config, _ = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv, single_agent=method == "ppo")
+        CoryTrainer(config, make_agents(config), make_task(config, torch.device("cpu"))).train()
     return folder
 
 
@@ -187,7 +188,7 @@ def test_sample_texts_cannot_act_as_markdown():
 
 def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
     """What a run records is `tiny`, not a folder of this machine."""
-    config, name = load(ImdbConfig, ROOT / "configs/imdb/cory_tiny.yaml", [], task="imdb")
+    config, name = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], prefix="imdb_cory")
     assert name == "imdb_cory_tiny" and config.model.name == config.task.dataset == config.task.reward_model == "tiny"
     assert Path(config.resolve("tiny")) == toy.POLICY and config.resolve("some/model") == "some/model"
     config.iterations, config.output, config.ppo.batch_size, config.ppo.mini_batch_size = 1, str(tmp_path / "run"), 4, 4

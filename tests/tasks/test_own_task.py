@@ -16,7 +16,7 @@ import yaml
 from conftest import ROOT, sentences
 
 from cory.agent import make_agents
-from cory.config import UserError
+from cory.errors import UserError
 from cory.policies.sampling import encode
 from cory.prompts import RolePrompts
 from cory.rewards import Reward, score
@@ -455,9 +455,8 @@ def test_settings_are_read_back_from_a_run(here):
     assert as_config(OwnConfig, yaml.safe_load(yaml.safe_dump(asdict(config))), Path("x")) == config
 
 
-def test_the_page_names_every_key_and_its_settings_are_read(here):
+def test_the_settings_of_the_page_are_read(here):
     page = (ROOT / "docs/own_task.md").read_text()
-    assert all(f"| `{key}` |" in page for key in OwnTaskConfig.__dataclass_fields__)
     (here / "praise.yaml").write_text(re.search(r"cat > praise.yaml <<'END'\n(.*?)END", page, re.DOTALL).group(1))
     config, name = load(OwnConfig, None, ["--config", "praise.yaml"])
     assert name == "praise" and config.task.reward == "rewards.py:praise"

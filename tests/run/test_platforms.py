@@ -1,0 +1,114 @@
+"""Other machines than Linux with or without CUDA, as far as one of those can tell."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cory.policies.load import choose_device
+from cory.policies.sampling import draw
+
+
+def run(code: str, *arguments: str) -> str:
+    """What a program prints, run in a process of its own: the first device that one chooses stays."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Apple
+
+CHOOSE = """
+import sys, torch
+true = lambda: True
+torch.backends.mps.is_available = torch.backends.mps.is_built = torch.accelerator.is_available = true
+from cory.policies.load import choose_device
+print(choose_device(sys.argv[1]).type)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto takes this machine's GPU")
+def test_auto_is_the_cpu_where_there_is_an_apple_gpu():
+    assert run(CHOOSE, "auto") == "cpu\n"
+
+
+def test_an_apple_gpu_can_be_asked_for():
+    assert run(CHOOSE, "mps") == "mps\n"
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has an Apple GPU")
+def test_absent_apple_gpu():
+    from cory.errors import UserError
+
+    with pytest.raises(UserError, match="device: expected a device of this machine, which has no Apple GPU, got 'mps'"):
+        choose_device("mps")
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """Raises for a float64 tensor on an Apple GPU, as PyTorch does there."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.device.type == "mps" and result.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return result
+
+
+def test_tokens_for_an_apple_gpu_are_drawn_without_its_float64():
+    """On fake tensors: devices and types are those of the operations, without a device or numbers."""
+    with FakeTensorMode():
+        probabilities = torch.rand(3, 10, device="mps")
+        with WithoutFloat64():
+            tokens = draw(probabilities)
+    assert tokens.device.type == "mps" and tokens.shape == (3, 1) and tokens.dtype == torch.int64
+
+
+# Windows
+
+WITHOUT_UNIX = """
+import sys
+import psutil  # on Linux it needs `resource` itself
+
+class WithoutUnix:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("resource", "fcntl", "pwd"):
+            raise ImportError(f"no module {name} on this platform")
+
+sys.meta_path.insert(0, WithoutUnix())
+for name in "resource", "fcntl", "pwd":
+    sys.modules.pop(name, None)
+
+import cory
+for name in cory.__all__:
+    getattr(cory, name)
+"""
+
+TRAIN = """
+import json
+from pathlib import Path
+from conftest import make_config, sentences
+from cory import CoryTrainer, RolePrompts, Task, make_agents
+
+config = make_config(Path(sys.argv[1]), Path(sys.argv[2]))
+config.iterations, config.checkpoint.save_every = 2, 1
+prompts = RolePrompts(observer="{prompt}{response} {prompt}")
+task = Task.from_prompts(sentences(8), lambda prompts, completions: [0.5] * len(prompts), prompts)
+folder = CoryTrainer(config, make_agents(config), task).train().folder
+summary = json.loads((folder / "summary.json").read_text())
+print([len(list(folder.glob("checkpoints/iter-*/manifest.json"))) > 0, summary["peak_memory_mb"] > 100])
+"""
+
+
+def test_import_without_the_modules_of_unix():
+    assert run(WITHOUT_UNIX + "print('imported')") == "imported\n"
+
+
+def test_training_without_the_modules_of_unix(policy_folder, tmp_path):
+    assert run(WITHOUT_UNIX + TRAIN, str(policy_folder), str(tmp_path)).endswith("[True, True]\n")
