@@ -342,12 +342,12 @@ class Learner(ABC):
         """Splits the rows `rows` into micro-batches of at most `micro_batch` rows: the indices of each, and its rows.
 
         Rows are sorted by length, then by index, so that a split does not depend on the order of `rows`. Where less
-        padding makes up for another pass, there are more micro-batches than memory needs (`Window.parts`).
+        padding makes up for another pass, there are more micro-batches than memory needs (`Window.micro_batches`).
         """
         # Several processes would wait for the one with the most passes, so each makes as few as possible; sharded
         # policies need equally many.
         alone = processes.world_size() == 1 or (len(rows) > self.micro_batch and not sharding.is_sharded(self.policy))
-        return batch.parts(rows, self.micro_batch, self.pass_cost if alone else math.inf)
+        return batch.micro_batches(rows, self.micro_batch, self.pass_cost if alone else math.inf)
 
     def _evaluate(self, batch: Window, train: bool) -> OldPolicy:
         """The batch under the policy as it is, and its KL to the reference.

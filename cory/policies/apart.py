@@ -30,8 +30,8 @@ class Apart:
     def __init__(self, index: int, agent: Any, config: Config) -> None:
         self.name, self.owner, self.agent = f"agent_{index + 1}", index % processes.run_size(), agent
         self.ppo, self.chat_template = config.ppo, config.of_agent(index).model.chat_template
-        known = (agent.tokenizer, agent.context_length) if agent else None
-        self.tokenizer, self.context_length = processes.broadcast(known, self.owner)
+        tokenizer_and_length = (agent.tokenizer, agent.context_length) if agent else None
+        self.tokenizer, self.context_length = processes.broadcast(tokenizer_and_length, self.owner)
         self.device = PartialState().device
 
     @property
