@@ -240,6 +240,7 @@ class Learner(ABC):
 
         stats = self._statistics(update, engine_difference)
         self.reward_moments = reward_moments
+        # The coefficient follows the reported KL, on average over the rollouts.
         kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
         if math.isfinite(kl):
             self.kl_controller.update(kl, len(mask) * processes.world_size())

@@ -286,6 +286,35 @@ def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
     assert stats[0].policy_loss == stats[1].policy_loss and stats[0].kl != stats[1].kl
 
 
+def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
+    learner, _ = make_learner(tokenizer)
+    before = weights(learner)
+    rollouts, rewards = [], []
+    for k, role in enumerate(("pioneer", "observer")):
+        queries, responses, scores = ragged(seed=k)
+        prompts = [f"{role} {row}" for row in range(8)]
+        completions = [f"answer {row}" for row in range(8)]
+        rollouts.append(Rollout(prompts, completions, queries, responses, agent="agent_1", role=role))
+        rewards.append(scores)
+    evaluate = learner._evaluate
+
+    def spoiled(batch, train):
+        old = evaluate(batch, train)
+        old.kl[[8 + 5, 8 + 3], 0] = math.nan  # of the second rollout
+        return old
+
+    learner._evaluate = spoiled
+    text = r"rows \[3, 5\], the first of them 'observer 3' -> 'answer 3'"
+    with pytest.raises(NotFinite, match=rf"^agent_1 as observer: the loss is not finite in {text}$"):
+        learner.update(rollouts, rewards)
+
+    learner._evaluate = evaluate
+    rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
+    with pytest.raises(NotFinite, match="^agent_1 as pioneer and observer: the loss is not finite$"):
+        learner.update(rollouts, rewards)
+    assert torch.equal(weights(learner), before)
+
+
 def test_a_batch_of_another_size_is_refused(tokenizer):
     trainer, _ = make_learner(tokenizer)
     queries, responses, scores = ragged()
