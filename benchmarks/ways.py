@@ -258,7 +258,9 @@ class Bench:
 
             def step(prompt_ids: Any, response_ids: Any) -> Any:
                 texts = [""] * len(prompt_ids)
-                return agent.learn([Rollout(texts, texts, prompt_ids, response_ids)], [scores])
+                return agent.learn(
+                    [Rollout(texts, texts, prompt_ids, response_ids)], [scores], np.random.default_rng(0)
+                )
         else:
             trainer = way.trainers[-1]  # type: ignore[attr-defined]
 

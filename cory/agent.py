@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -98,12 +99,17 @@ class Agent:
         return Rollout(prompts, completions, prompt_ids, response_ids, logprobs, agent=self.name)
 
     def learn(
-        self, rollouts: Sequence[Rollout], rewards: Sequence[torch.Tensor], rate: float = 1.0
+        self,
+        rollouts: Sequence[Rollout],
+        rewards: Sequence[torch.Tensor],
+        shuffle: np.random.Generator,
+        rate: float = 1.0,
     ) -> list[UpdateStats]:
         """One update on the agent's rollouts, one per role; returns the statistics of each.
 
         Args:
             rewards: of each rollout, the (batch,) training rewards.
+            shuffle: draws the order of the rows in each epoch.
             rate: factor of the learning rate.
 
         Raises NotFinite, which names agent, role and rows, if a loss or gradient is not finite (`guards.on_nonfinite`).
@@ -111,7 +117,7 @@ class Agent:
         self.activate()
         self._changes()
         self.learner.scale_learning_rate(rate)
-        return self.learner.update(rollouts, rewards)
+        return self.learner.update(rollouts, rewards, shuffle)
 
     def explain(self, rollout: Rollout) -> list[dict[str, Any]]:
         """Of each response its `kl` to the reference, and its `token_texts` with `log_ratios` (docs/metrics.md)."""

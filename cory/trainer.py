@@ -36,6 +36,7 @@ from cory.run.folder import NotSaved, Run, run_record
 from cory.run.guards import Interrupted, NotFinite, Signals, flags
 from cory.run.identity import policy_models
 from cory.run.resume import Resumed, find_resumed, how_to_continue
+from cory.run.streams import Purpose, generator
 from cory.task import Task
 
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides the agents' own and the task's
@@ -222,7 +223,7 @@ class CoryTrainer:
                 samples = self._sampled(chain, batch, rollouts, task_rewards, slice(0, NUM_SAMPLES * group, group))
         with timed(self.seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = processes.merged(processes.updated(lambda: self.update(chain, rollouts, rewards, rate)))
+            stats = processes.merged(processes.updated(lambda: self.update(k, chain, rollouts, rewards, rate)))
         with timed(self.seconds, "record"):
             return self.record(k, chain, rollouts, task_rewards, stats, history), samples
 
@@ -264,6 +265,7 @@ class CoryTrainer:
 
     def update(
         self,
+        k: int,
         chain: Sequence[Agent],
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
@@ -276,7 +278,14 @@ class CoryTrainer:
         stats: dict[int, UpdateStats | None] = {}
         for agent in dict.fromkeys(chain):
             roles = [role for role, other in enumerate(chain) if other is agent]
-            learned = agent.learn([rollouts[role] for role in roles], [rewards[role] for role in roles], rate)
+            shuffle = generator(
+                seed=self.config.seed,
+                iteration=k,
+                purpose=Purpose.SHUFFLE,
+                agent=self.agents.index(agent),
+                process=PartialState().process_index,
+            )
+            learned = agent.learn([rollouts[role] for role in roles], [rewards[role] for role in roles], shuffle, rate)
             stats |= zip(roles, learned, strict=True)
         return [stats[role] for role in range(len(chain))]
 

@@ -31,9 +31,9 @@ def spy(trainer):
     seen = []
     for agent in trainer.agents:
 
-        def learn(rollouts, rewards, rate, learn=agent.learn, name=agent.name):
+        def learn(rollouts, rewards, *args, learn=agent.learn, name=agent.name):
             seen[-1][name] = rollouts, rewards
-            return learn(rollouts, rewards, rate)
+            return learn(rollouts, rewards, *args)
 
         agent.learn = learn
     run = trainer.iteration

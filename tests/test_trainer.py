@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from conftest import sentences
@@ -48,9 +49,9 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
             seen[name] = {"rollout": rollout}
             return rollout
 
-        def spy_learn(rollouts, rewards, rate, learn=learn, name=agent.name):
+        def spy_learn(rollouts, rewards, *args, learn=learn, name=agent.name):
             seen[name] |= {"same": rollouts == [seen[name]["rollout"]], "rewards": rewards[0]}
-            return learn(rollouts, rewards, rate)
+            return learn(rollouts, rewards, *args)
 
         agent.respond, agent.learn = spy_respond, spy_learn
     for k, (pioneer, observer) in enumerate([("agent_1", "agent_2")] * 2 + [("agent_2", "agent_1")] * 2):  # period 2
@@ -137,7 +138,7 @@ def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config
     assert second.learner.reference is reference
     before = [state(first), state(second), torch.cat([p.flatten() for p in reference.parameters()]).clone()]
     rollout = first.respond(sentences(8), 4)
-    first.learn([rollout], [torch.randn(8)])
+    first.learn([rollout], [torch.randn(8)], np.random.default_rng(0))
     assert not torch.equal(state(first), before[0])
     assert torch.equal(state(second), before[1])
     assert torch.equal(torch.cat([p.flatten() for p in reference.parameters()]), before[2])

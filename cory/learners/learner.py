@@ -200,12 +200,15 @@ class Learner(ABC):
         with self._autocast(), sharding.gathered(self.policy):
             check_model(self.policy, self.tokenizer, samples)
 
-    def update(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> list[UpdateStats]:
+    def update(
+        self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator
+    ) -> list[UpdateStats]:
         """One update: advantages, `ppo_epochs` passes of optimizer steps over the rows, and the KL coefficient.
 
         Args:
             rollouts: of the agent, one for each of its roles; each has `batch_size` rows.
             rewards: of each rollout, the (batch,) training rewards.
+            shuffle: draws the order of the rows in each epoch.
 
         Returns the statistics of each rollout. Raises a ValueError if the number of rows is another, and NotFinite if a
         loss or gradient is not finite (`guards.on_nonfinite`); the weights are then as before that optimizer step.
@@ -234,7 +237,7 @@ class Learner(ABC):
         update = Update(rollouts, batch, old, targets)
         rows_per_step = self.mini_batch_size * self.ppo.gradient_accumulation_steps
         for _ in range(self.ppo.ppo_epochs):
-            order = np.random.permutation(len(mask)).tolist()
+            order = shuffle.permutation(len(mask)).tolist()
             for start in range(0, len(mask), rows_per_step):
                 self._optimizer_step(update, order[start : start + rows_per_step])
 

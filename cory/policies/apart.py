@@ -29,7 +29,7 @@ class Apart:
 
     def __init__(self, index: int, agent: Any, config: Config) -> None:
         self.name, self.owner, self.agent = f"agent_{index + 1}", index % processes.run_size(), agent
-        self.ppo, self.chat_template = config.ppo, config.of_agent(index).model.chat_template
+        self.chat_template = config.of_agent(index).model.chat_template
         tokenizer_and_length = (agent.tokenizer, agent.context_length) if agent else None
         self.tokenizer, self.context_length = processes.broadcast(tokenizer_and_length, self.owner)
         self.device = PartialState().device
@@ -59,12 +59,16 @@ class Apart:
         texts = processes.computed_by(self.owner, answer)
         return kept[0] if kept else texts
 
-    def learn(self, rollouts: Sequence[Rollout], rewards: Sequence[torch.Tensor], rate: float = 1.0) -> list[Any]:
-        """One update, in the agent's process; the others draw the random numbers that it takes, and return None."""
+    def learn(
+        self,
+        rollouts: Sequence[Rollout],
+        rewards: Sequence[torch.Tensor],
+        shuffle: np.random.Generator,
+        rate: float = 1.0,
+    ) -> list[Any]:
+        """One update, in the agent's process; None for each rollout in the others."""
         if self.agent:
-            return self.agent.learn(rollouts, rewards, rate)
-        for _ in range(self.ppo.ppo_epochs):
-            np.random.permutation(sum(map(len, rewards)))
+            return self.agent.learn(rollouts, rewards, shuffle, rate)
         return [None for _ in rollouts]
 
     def explain(self, rollout: Any) -> list[dict[str, Any]]:

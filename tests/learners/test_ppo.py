@@ -111,12 +111,12 @@ def steps(trainer, n=2):
     """The statistics of `n` updates: TRL's, or ours as a dict."""
     stats = []
     for k in range(n):
-        np.random.seed(k)
         queries, responses, scores = ragged(seed=k)
+        np.random.seed(k)  # from which TRL draws the order of the rows
         if isinstance(trainer, trl.PPOTrainer):
             stats.append(trainer.step(queries, responses, list(scores)))
         else:
-            (of_rollout,) = trainer.update([rollout_of(queries, responses)], [scores])
+            (of_rollout,) = trainer.update([rollout_of(queries, responses)], [scores], np.random.RandomState(k))
             stats.append(of_rollout.metrics())
     return stats
 
@@ -281,7 +281,7 @@ def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
     for queries, responses, _ in rows:
         kls, _ = learner.log_ratios(rollout_of(queries, responses))
         expected.append((sum(kls) / 8, sum(map(len, responses)) / 8))
-    stats = learner.update([rollout_of(*row[:2]) for row in rows], [row[2] for row in rows])
+    stats = learner.update([rollout_of(*row[:2]) for row in rows], [row[2] for row in rows], np.random.default_rng(0))
     assert [(one.kl, one.response_tokens) for one in stats] == [pytest.approx(pair) for pair in expected]
     assert stats[0].policy_loss == stats[1].policy_loss and stats[0].kl != stats[1].kl
 
@@ -306,12 +306,12 @@ def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
     learner._evaluate = spoiled
     text = r"rows \[3, 5\], the first of them 'observer 3' -> 'answer 3'"
     with pytest.raises(NotFinite, match=rf"^agent_1 as observer: the loss is not finite in {text}$"):
-        learner.update(rollouts, rewards)
+        learner.update(rollouts, rewards, np.random.default_rng(0))
 
     learner._evaluate = evaluate
     rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
-    with pytest.raises(NotFinite, match="^agent_1 as pioneer and observer: the loss is not finite$"):
-        learner.update(rollouts, rewards)
+    with pytest.raises(NotFinite, match=r"^agent_1 as pioneer and observer: the loss is not finite$"):
+        learner.update(rollouts, rewards, np.random.default_rng(0))
     assert torch.equal(weights(learner), before)
 
 
@@ -319,7 +319,7 @@ def test_a_batch_of_another_size_is_refused(tokenizer):
     trainer, _ = make_learner(tokenizer)
     queries, responses, scores = ragged()
     with pytest.raises(ValueError, match="batch_size = 8"):
-        trainer.update([rollout_of(queries[:7], responses[:7])], [scores[:7]])
+        trainer.update([rollout_of(queries[:7], responses[:7])], [scores[:7]], np.random.default_rng(0))
 
 
 def test_batch_equals_row_by_row(tokenizer):
@@ -407,7 +407,8 @@ def test_mini_batches_of_one_token(tokenizer):
     """Its values have no variance, which is no reason to end the run."""
     trainer, _ = make_learner(tokenizer, mini_batch_size=1)
     before, (queries, responses, scores) = weights(trainer), ragged()
-    (stats,) = trainer.update([rollout_of(queries, [response[:1] for response in responses])], [scores])
+    rollout = rollout_of(queries, [response[:1] for response in responses])
+    (stats,) = trainer.update([rollout], [scores], np.random.default_rng(0))
     assert stats.value_loss > 0 and math.isfinite(stats.policy_loss)
     assert not torch.equal(weights(trainer), before)
 

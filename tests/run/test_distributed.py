@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_config
@@ -97,7 +98,7 @@ def test_an_update_of_two_processes_is_that_of_one(done, tokenizer, kl):
     whole, _ = make_learner(tokenizer, kl_penalty=kl)
     before = weights(whole)
     queries, responses, scores = ragged()
-    (stats,) = whole.update([rollout_of(queries, responses)], [scores])
+    (stats,) = whole.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
     folder = Path(done[0]["killed"].output).parent
     for rank in range(2):
         shared, trained = torch.load(folder / f"update_{kl}{rank}", weights_only=False)
