@@ -91,7 +91,9 @@ class Settings:
 def _explain(settings: type[Settings], errors: list[ErrorDetails]) -> str:
     """What was expected, what came and where, of the first value that pydantic refuses."""
     first = errors[0]
-    key = str(first["loc"][0]) if first["loc"] else ""
+    key = first["loc"][0] if first["loc"] else ""
+    if isinstance(key, int):  # given by position
+        key = fields(settings)[key].name
     if first["type"] in ("no_such_attribute", "unexpected_keyword_argument"):
         names = [each.name for each in fields(settings)]
         near = difflib.get_close_matches(key, names, n=1)

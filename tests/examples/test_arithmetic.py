@@ -7,7 +7,6 @@ import sys
 import types
 
 import pytest
-import yaml
 from conftest import ROOT
 
 from cory.run.settings import load
@@ -49,9 +48,3 @@ def test_held_out_sums_are_not_trained_on_and_make_a_task(tmp_path, monkeypatch)
     ]
     (reward,) = task.rewards
     assert reward.function(columns["prompt"], [" 0 + 1 = 1"], answer=columns["answer"]) == [1.0]
-
-
-def test_the_two_configurations_differ_in_the_number_of_agents():
-    cory, ppo = (yaml.safe_load((EXAMPLE / f"{name}.yaml").read_text()) for name in ("cory", "ppo"))
-    assert cory["cory"].pop("num_agents") == 2 and ppo["cory"].pop("num_agents") == 1
-    assert cory == ppo

@@ -207,7 +207,7 @@ def test_quantized_base_with_lora(config, llama_folder, bits):
 
 def test_quantization_that_cannot_be_had(config, monkeypatch):
     with pytest.raises(UserError, match=r"model.quantization: expected lora.rank above 0 with 4bit, got 0"):
-        replace(config, model=ModelConfig("x", quantization="4bit"))
+        replace(config, model=ModelConfig("x", quantization="4bit")).check()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"model.quantization: expected bitsandbytes to be installed for 4bit"):
         load_policy(ModelConfig(config.model.name, quantization="4bit"))
