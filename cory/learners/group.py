@@ -54,9 +54,6 @@ class GroupLearner(Learner):
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
     ) -> None:
-        self.kl_in: str = config.ppo.kl_in
-        if self.kl_in == "auto":
-            self.kl_in = "loss" if config.algorithm in ("grpo", "dr_grpo") else "reward"
         accelerator = Accelerator(gradient_accumulation_steps=config.ppo.gradient_accumulation_steps)
         model, optimizer = accelerator.prepare(
             policy,
@@ -71,6 +68,9 @@ class GroupLearner(Learner):
             tokenizer=tokenizer,
             config=config,
         )
+        self.kl_in: str = config.ppo.kl_in
+        if self.kl_in == "auto":
+            self.kl_in = "loss" if config.algorithm in ("grpo", "dr_grpo") else "reward"
 
     def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: int) -> Targets:
         """An advantage for each response, the same at all its tokens."""

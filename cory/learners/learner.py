@@ -348,8 +348,8 @@ class Learner(ABC):
         Rows are sorted by length, then by index, so that a split does not depend on the order of `rows`. Where less
         padding makes up for another pass, there are more micro-batches than memory needs (`Window.micro_batches`).
         """
-        # Several processes would wait for the one with the most passes, so each makes as few as possible; sharded
-        # policies need equally many.
+        # Several processes wait for the slowest of them, so a mini-batch that fits into one pass stays one there.
+        # Sharded policies need equally many passes in each process, so as few as possible.
         alone = processes.world_size() == 1 or (len(rows) > self.micro_batch and not sharding.is_sharded(self.policy))
         return batch.micro_batches(rows, self.micro_batch, self.pass_cost if alone else math.inf)
 

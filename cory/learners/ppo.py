@@ -40,16 +40,17 @@ class PPOLearner(Learner):
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
     ) -> None:
-        self.trainer = make_trainer(policy, tokenizer, config)
+        trainer = make_trainer(policy, tokenizer, config)
         super().__init__(
-            model=self.trainer.model,
-            optimizer=self.trainer.optimizer,
-            accelerator=self.trainer.accelerator,
-            kl_controller=self.trainer.kl_ctl,
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            accelerator=trainer.accelerator,
+            kl_controller=trainer.kl_ctl,
             reference=reference,
             tokenizer=tokenizer,
             config=config,
         )
+        self.trainer = trainer
 
     def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: int) -> Targets:
         """GAE on token rewards, over all rollouts together."""
