@@ -224,7 +224,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
 
 def test_k_larger_than_n(monkeypatch):
     with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"):
-        evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4])
+        evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
 
 
 def test_generated_problems_are_in_gsm8ks_form():
