@@ -571,7 +571,8 @@ class Config(Settings):
                     other_model = {"revision": None} if "name" in value else {}
                     config.model = changed(self.model, other_model | value)
             except UserError as error:
-                raise UserError(f"{where}.{error}") from None
+                # An agent's learning rate stands in its entry itself.
+                raise UserError(f"{where}.{str(error).removeprefix('ppo.')}") from None
         config.check()
         return config
 

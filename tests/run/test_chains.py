@@ -158,16 +158,16 @@ def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(config,
     [
         ([{}], r"agents: expected an empty list, or an entry for each of 2 agents, got \[\{\}\]"),
         ([{}, {"modle": {}}], r"agents\[1\]: expected model, lora or learning_rate, got 'modle'"),
-        ([{"model": {"nam": "x"}}, {}], r"agents\[0\]: ModelConfig: unknown key 'nam'. Did you mean 'name'\?"),
+        ([{"model": {"nam": "x"}}, {}], r"agents\[0\].ModelConfig: unknown key 'nam'. Did you mean 'name'\?"),
         ([{"model": "x"}, {}], r"agents\[0\].model: expected a block of settings, got 'x'"),
-        ([{}, {"learning_rate": "fast"}], r"agents\[1\]: PPOConfig.learning_rate: expected float, got 'fast'"),
-        ([{}, {"learning_rate": -1.0}], r"agents\[1\]: ppo.learning_rate: expected a number above 0, got -1.0"),
-        ([{}, {"lora": {"rank": -1}}], r"agents\[1\]: lora.rank: expected 0 \(full fine-tuning\) or more, got -1"),
+        ([{}, {"learning_rate": "fast"}], r"agents\[1\].learning_rate: expected a valid number, got 'fast'"),
+        ([{}, {"learning_rate": -1.0}], r"agents\[1\].learning_rate: expected a number greater than 0, got -1.0"),
+        ([{}, {"lora": {"rank": -1}}], r"agents\[1\].lora.rank: expected a number greater than or equal to 0, got -1"),
     ],
 )
 def test_bad_entries_of_agents_are_refused(config, agents, message):
     with pytest.raises(UserError, match=message):
-        replace(config, agents=agents)
+        replace(config, agents=agents).check()
 
 
 def test_the_same_models_by_another_way_are_the_same_run(config, policy_folder, tmp_path):
