@@ -109,12 +109,12 @@ def test_runs_of_local_models_and_data_are_judged_if_all_name_the_same(tmp_path)
     make_experiment(claims.SUMS, tmp_path, "smollm2", {"model.name": "my/model"}, reward=reward)
     folder = tmp_path / "smollm2/experiment-evaluation"
     folder.mkdir()
-    passes = {"base": 0.3, "cory-num_agents=1-seed0/agent_1": 0.5, "cory-num_agents=1-seed1/agent_1": 0.5}
+    passes = {"base": 0.3, "sums-num_agents=1-seed0/agent_1": 0.5, "sums-num_agents=1-seed1/agent_1": 0.5}
     for seed in (0, 1):
         passes |= {
-            f"cory-seed{seed}/agent_1": 0.6,
-            f"cory-seed{seed}/agent_2": 0.8,
-            f"cory-credit=causal-seed{seed}/agent_1": 9,
+            f"sums-seed{seed}/agent_1": 0.6,
+            f"sums-seed{seed}/agent_2": 0.8,
+            f"sums-credit=causal-seed{seed}/agent_1": 9,
         }
     rows = [{"name": name, "pass@1": p, "pass@1_ci": 9.0} for name, p in passes.items()]
     (folder / "evaluation.json").write_text(json.dumps({"settings": {}, "rows": rows}))
