@@ -42,9 +42,9 @@ def gradients(mode: str, dependence: float, seed: int = 0) -> tuple[torch.Tensor
     chances, samples = [], []
     for a1, a2, unread in itertools.product(range(ANSWERS), repeat=3):
         chances.append(p1[a1] * p2[a1, a2] * p2[-1, unread])
-        rewards = torch.stack([r1[a1], r2[a2]])[:, None]
-        credit = assign_credit(rewards, mode, 1.0, torch.stack([r1[a1], r2[unread]])[:, None])
-        surprise = pioneer.log_softmax(0)[a1] * credit[0, 0] + observer.log_softmax(1)[a1, a2] * credit[1, 0]
+        rewards = [r1[a1][None], r2[a2][None]]
+        credit = assign_credit(rewards, mode, 1.0, [r1[a1][None], r2[unread][None]])
+        surprise = pioneer.log_softmax(0)[a1] * credit[0][0] + observer.log_softmax(1)[a1, a2] * credit[1][0]
         samples.append(torch.cat([g.flatten() for g in torch.autograd.grad(surprise, (pioneer, observer))]))
     weights, rows = torch.stack(chances)[:, None], torch.stack(samples)
     mean = (weights * rows).sum(0)

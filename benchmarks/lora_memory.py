@@ -23,6 +23,7 @@ WAYS = ("shared", "copies")
 
 def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     """MiB held by two agents after an update each: in all, and by base, adapters, value heads, optimizers."""
+    import numpy as np
     import torch
 
     from cory.agent import make_agents
@@ -37,7 +38,8 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     )
     agents = make_agents(config)
     for agent in agents:
-        agent.learn([agent.respond(["the film", "a story", "it was", "some"], 4)], torch.randn(1, 4))
+        rollout = agent.respond(["the film", "a story", "it was", "some"], 4)
+        agent.learn([rollout], [torch.randn(4)], np.random.default_rng(0))
     seen: dict[int, tuple[str, int]] = {}
     for agent in agents:
         for name, parameter in agent.learner.model.named_parameters():

@@ -129,7 +129,7 @@ def gradient_bytes(agents: list[Any]) -> int:
 def held(agents: list[Any]) -> dict[str, float]:
     """Bytes of weights, optimizer states and buffers for the exchange of gradients in this process."""
     learners = [agent.learner for agent in agents]
-    models = [model for one in learners for model in (one.model, one.ref_model) if model is not None]
+    models = [model for one in learners for model in (one.model, one.reference) if model is not None]
     states = [value for one in learners for state in one.optimizer.state.values() for value in state.values()]
     engines = {one.model for one in learners if hasattr(one.model, "reducer")}
     buckets = [engine._get_ddp_logging_data()["bucket_sizes"] for engine in engines]

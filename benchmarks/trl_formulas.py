@@ -173,7 +173,9 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from cory.agent import make_learner
     from cory.config import Config, PPOConfig, SamplingConfig
     from cory.learners.group import WindowPolicy
+    from cory.learners.learner import Update
     from cory.policies import window
+    from cory.policies.sampling import pad_token
 
     size = len(LENGTHS)
     ppo = PPOConfig(batch_size=size, mini_batch_size=size, init_kl_coef=case.beta, adaptive_kl=False)
@@ -183,18 +185,16 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     load_weights(policy, inputs, "old")
     load_weights(reference, inputs, "reference")
     wrapped = WindowPolicy(policy).eval(), WindowPolicy(reference).eval()
-    learner: Any = make_learner(*wrapped, word_tokenizer(VOCABULARY), config)
+    tokenizer = word_tokenizer(VOCABULARY)
+    learner: Any = make_learner(*wrapped, tokenizer, config)
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
-    batch = window.pack(queries, responses, learner.pad_id)
-    old = learner._old(batch)
-    old.graphs.clear()  # the passes of the old weights
-    with torch.no_grad():
-        learner._advantages(old, inputs["rewards"], batch.response_mask, 1)
+    batch = window.pack(queries, responses, pad_token(tokenizer))
+    old = learner._evaluate(batch, train=False)
+    targets = learner.targets(old, inputs["rewards"], batch.response_mask, 1)
     load_weights(policy, inputs, "new")
-    stats = learner._backward(batch, old, list(range(size)), last=True)
-    loss = stats[learner.STATS.index("ppo/loss/total")]
+    terms = learner._backward(Update([], batch, old, targets), list(range(size)), last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
-    return {"advantages": old.advantages[:, 0], "loss": loss, **gradients}
+    return {"advantages": targets.advantages[:, 0], "loss": terms.loss, **gradients}
 
 
 def write_reference(path: Path) -> None:

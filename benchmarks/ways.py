@@ -241,6 +241,8 @@ class Bench:
         import numpy as np
         import torch
 
+        from cory.policies.rollout import Rollout
+
         shape, rng = self.shape, np.random.default_rng(0)
         context = shape.observer + shape.response
         lengths = rng.integers(shape.query[0] + context, shape.query[1] + context + 1, shape.batch)
@@ -253,9 +255,18 @@ class Bench:
         if name == "minimal":
             step = way.update  # type: ignore[attr-defined]
         elif name == "ours":
-            step = partial_step(way.agents[-1].learner, scores)  # type: ignore[attr-defined]
+            agent = way.agents[-1]  # type: ignore[attr-defined]
+
+            def step(prompt_ids: Any, response_ids: Any) -> Any:
+                texts = [""] * len(prompt_ids)
+                return agent.learn(
+                    [Rollout(texts, texts, prompt_ids, response_ids)], [scores], np.random.default_rng(0)
+                )
         else:
-            step = partial_step(way.trainers[-1], list(scores))  # type: ignore[attr-defined]
+            trainer = way.trainers[-1]  # type: ignore[attr-defined]
+
+            def step(prompt_ids: Any, response_ids: Any) -> Any:
+                return trainer.step(prompt_ids, response_ids, list(scores))
 
         def iteration(k: int) -> Seconds:
             clock = Clock()
@@ -264,7 +275,3 @@ class Bench:
             return clock.seconds
 
         return iteration
-
-
-def partial_step(trainer: Any, scores: Any) -> Callable[[Any, Any], Any]:
-    return lambda asked, answered: trainer.step(asked, answered, scores)

@@ -4,21 +4,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cory.agent import Agent, Rollout, make_agents  # noqa: F401
+    from cory.agent import Agent, make_agents  # noqa: F401
     from cory.callbacks import Callback  # noqa: F401
     from cory.config import Config  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
     from cory.errors import UserError  # noqa: F401
     from cory.evaluation import evaluate  # noqa: F401
     from cory.iteration import Iteration  # noqa: F401
+    from cory.policies.rollout import Rollout  # noqa: F401
     from cory.prompts import RolePrompts  # noqa: F401
     from cory.roles import RoleSchedule  # noqa: F401
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
 
-HOME = {"Agent": "agent", "Rollout": "agent", "make_agents": "agent", "Config": "config", "UserError": "errors",
-        "evaluate": "evaluation", "RolePrompts": "prompts", "assign_credit": "credit", "RoleSchedule": "roles",
-        "Task": "task", "CoryTrainer": "trainer", "Callback": "callbacks", "Iteration": "iteration"}  # fmt: skip
+HOME = {
+    "Agent": "agent",
+    "Callback": "callbacks",
+    "Config": "config",
+    "CoryTrainer": "trainer",
+    "Iteration": "iteration",
+    "RolePrompts": "prompts",
+    "RoleSchedule": "roles",
+    "Rollout": "policies.rollout",
+    "Task": "task",
+    "UserError": "errors",
+    "assign_credit": "credit",
+    "evaluate": "evaluation",
+    "make_agents": "agent",
+}
 __all__ = [*HOME]
 
 

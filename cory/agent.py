@@ -2,10 +2,11 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -15,49 +16,18 @@ from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.optimizer import check_optimizer
-from cory.learners.ppo import PPOTrainer
-from cory.learners.trl_parts import PolicyWithValueHead, trl_config
+from cory.learners.ppo import PPOLearner
+from cory.learners.stats import UpdateStats
+from cory.learners.trl_parts import PolicyWithValueHead
 from cory.policies.apart import Apart, is_here
 from cory.policies.engine import Engine
 from cory.policies.load import choose_device, load_policy
 from cory.policies.lora import activate, add_adapter, save_policy
+from cory.policies.rollout import Rollout
 from cory.policies.sampling import are_turns, check_lengths, context_length, encode, plain_text, seed_everything
 from cory.policies.sharding import split
 from cory.policies.tokens import token_record
 from cory.run import processes
-
-# The reported statistics of an update: names of docs/metrics.md to TRL's names.
-STATS = {
-    "kl": "objective/kl",
-    "kl_coef": "objective/kl_coef",
-    "entropy": "ppo/policy/entropy",
-    "policy_loss": "ppo/loss/policy",
-    "value_loss": "ppo/loss/value",
-    "clip_fraction": "ppo/policy/clipfrac",
-    "gradient_norm": "gradient_norm",
-    "skipped_steps": "skipped_steps",
-    "dropped_steps": "dropped_steps",
-    "response_tokens": "tokens/responses_len_mean",
-    "engine_difference": "engine_difference",
-}
-
-
-@dataclass
-class Rollout:
-    """A batch of responses of one agent: lists of equal length, token ids as 1-d tensors on the policy's device.
-
-    `logprobs`: of an engine's tokens as it computes them; empty where the policy itself has sampled.
-    """
-
-    prompts: list[Any]  # text or chat messages
-    completions: list[str]
-    queries: list[torch.Tensor]
-    responses: list[torch.Tensor]
-    logprobs: list[torch.Tensor] = field(default_factory=list)
-
-    def rows(self, index: slice) -> "Rollout":
-        """Some of its rows."""
-        return Rollout(*(getattr(self, one.name)[index] for one in fields(self)))
 
 
 class Agent:
@@ -79,11 +49,15 @@ class Agent:
         config: Config,
         engine: Engine | None = None,
     ) -> None:
-        self.name, self.tokenizer, self.sampling = name, tokenizer, config.sampling
-        self.chat_template, self.merge = config.model.chat_template, config.lora.merge
+        self.name = name
+        self.tokenizer = tokenizer
+        self.sampling = config.sampling
+        self.chat_template = config.model.chat_template
+        self.merge = config.lora.merge
         self.learner = make_learner(policy, reference, tokenizer, config)
         self.device: torch.device = self.learner.accelerator.device
-        self.engine, self.context_length = engine, context_length(self.policy)  # in tokens; None if unknown
+        self.engine = engine
+        self.context_length = context_length(self.policy)  # in tokens; None if unknown
         if engine is not None:
             self.context_length = min(self.context_length or engine.longest, engine.longest)
 
@@ -112,41 +86,47 @@ class Agent:
 
     def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
         """Samples a response of at most `max_new_tokens` tokens per prompt. Raises a UserError if one is too long."""
-        queries = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
-        check_lengths([len(query) for query in queries], max_new_tokens, self.context_length, prompts)
+        prompt_ids = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
+        check_lengths([len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts)
         self.activate()
         logprobs: list[torch.Tensor] = []
         if self.engine is None:
-            responses = self.learner.generate(queries, self.sampling, max_new_tokens)
+            response_ids = self.learner.generate(prompt_ids, self.sampling, max_new_tokens)
         else:
-            responses, logprobs = self.engine.sample(self.name, self.policy, queries, max_new_tokens)
+            response_ids, logprobs = self.engine.sample(self.name, self.policy, prompt_ids, max_new_tokens)
         turn = are_turns(prompts, self.chat_template)
-        completions = [plain_text(self.tokenizer, response, self.sampling.stop, turn) for response in responses]
-        return Rollout(prompts, completions, queries, responses, logprobs)
+        completions = [plain_text(self.tokenizer, ids, self.sampling.stop, turn) for ids in response_ids]
+        return Rollout(prompts, completions, prompt_ids, response_ids, logprobs, agent=self.name)
 
-    def learn(self, rollouts: Sequence[Rollout], rewards: torch.Tensor, rate: float = 1.0) -> list[dict[str, float]]:
-        """One update on the agent's rollouts, one per role; returns the statistics of each (docs/metrics.md).
+    def learn(
+        self,
+        rollouts: Sequence[Rollout],
+        rewards: Sequence[torch.Tensor],
+        shuffle: np.random.Generator,
+        rate: float = 1.0,
+    ) -> list[UpdateStats]:
+        """One update on the agent's rollouts, one per role; returns the statistics of each.
 
         Args:
-            rewards: (rollouts, batch), the training reward of each response. rate: factor of the learning rate.
+            rewards: of each rollout, the (batch,) training rewards.
+            shuffle: draws the order of the rows in each epoch.
+            rate: factor of the learning rate.
 
-        Raises NotFinite if a loss or gradient is not finite (`guards.on_nonfinite`); rows are counted across rollouts.
+        Raises NotFinite, which names agent, role and rows, if a loss or gradient is not finite (`guards.on_nonfinite`).
         """
         self.activate()
         self._changes()
         self.learner.scale_learning_rate(rate)
-        queries = [query for rollout in rollouts for query in rollout.queries]
-        responses = [response for rollout in rollouts for response in rollout.responses]
-        logprobs = [values for rollout in rollouts for values in rollout.logprobs]
-        stats = self.learner.step(queries, responses, rewards.flatten(), len(rollouts), logprobs)
-        shared = {name: float(stats[key]) for name, key in STATS.items() if key in stats}
-        return [shared | own for own in self.learner.parts]
+        return self.learner.update(rollouts, rewards, shuffle)
 
     def explain(self, rollout: Rollout) -> list[dict[str, Any]]:
         """Of each response its `kl` to the reference, and its `token_texts` with `log_ratios` (docs/metrics.md)."""
         self.activate()
-        each = zip(rollout.responses, *self.learner.log_ratios(rollout.queries, rollout.responses), strict=True)
-        return [token_record(self.tokenizer, ids, kl, ratios) for ids, kl, ratios in each]
+        kls, log_ratios = self.learner.log_ratios(rollout)
+        return [
+            token_record(self.tokenizer, ids, kl, ratios)
+            for ids, kl, ratios in zip(rollout.response_ids, kls, log_ratios, strict=True)
+        ]
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The trained state for a checkpoint: weights and Adam's moments as tensors, other numbers as JSON."""
@@ -181,17 +161,15 @@ def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
     return PolicyWithValueHead if algorithm == "ppo" else WindowPolicy
 
 
-def make_learner(policy: Any, reference: Any, tokenizer: PreTrainedTokenizerBase, config: Config) -> Learner:
+def make_learner(
+    policy: PolicyWithValueHead | WindowPolicy,
+    reference: PolicyWithValueHead | WindowPolicy | None,
+    tokenizer: PreTrainedTokenizerBase,
+    config: Config,
+) -> Learner:
     """The learner of `config.algorithm`; policy and reference as `wrapper` makes them."""
-    ppo = config.ppo
-    shared: dict[str, Any] = {"config": trl_config(ppo, config.seed), "model": policy, "ref_model": reference}
-    shared |= {"tokenizer": tokenizer, "micro_batch": ppo.micro_batch, "precision": config.precision}
-    shared |= {"on_nonfinite": config.guards.on_nonfinite, "optimizer": (ppo.optimizer, ppo.optimizer_options)}
-    if config.algorithm == "ppo":
-        return PPOTrainer(**shared)
-    kl_in = ("loss" if "grpo" in config.algorithm else "reward") if ppo.kl_in == "auto" else ppo.kl_in
-    shared |= {"algorithm": config.algorithm, "kl_in": kl_in, "group_size": config.group_size}
-    return GroupLearner(**shared, longest=config.sampling.max_new_tokens)
+    learner: Any = PPOLearner if config.algorithm == "ppo" else GroupLearner
+    return learner(policy, reference, tokenizer, config)
 
 
 def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:

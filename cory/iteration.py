@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cory.agent import Agent, Rollout
+from cory.agent import Agent
+from cory.learners.stats import UpdateStats
+from cory.policies.rollout import Rollout
 
 
 class Batch(NamedTuple):
@@ -30,8 +32,8 @@ class Iteration:
         columns: the dataset's columns of this iteration's queries.
         max_new_tokens: the limit of this iteration's responses.
         rollouts: each role's prompts and responses.
-        task_rewards: r_i of each role, (roles, batch).
-        rewards: what each role is trained on (Eq. 4), (roles, batch).
+        task_rewards: r_i of each role, (batch,).
+        rewards: what each role is trained on (Eq. 4), (batch,).
         stats: of each role's update; empty before it.
         seconds: by phase, so far.
         started: when the iteration began, by `time.perf_counter`.
@@ -46,9 +48,9 @@ class Iteration:
     columns: dict[str, list[Any]]
     max_new_tokens: int
     rollouts: list[Rollout]
-    task_rewards: torch.Tensor
-    rewards: torch.Tensor
-    stats: list[dict[str, float]] = field(default_factory=list)
+    task_rewards: list[torch.Tensor]
+    rewards: list[torch.Tensor]
+    stats: list[UpdateStats] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     samples: list[dict[str, Any]] = field(default_factory=list)

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 
-from cory.agent import STATS, Agent, Rollout
+from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.callbacks.metrics import MEASURED
@@ -23,6 +23,8 @@ from cory.credit import assign_credit
 from cory.errors import RewardError, UserError
 from cory.iteration import Batch, Iteration
 from cory.learners.optimizer import learning_rate_factor
+from cory.learners.stats import UpdateStats
+from cory.policies.rollout import Rollout
 from cory.policies.sampling import check_lengths, seed_everything
 from cory.prompts import fit_responses
 from cory.report import NAME as REPORT
@@ -37,6 +39,7 @@ from cory.run.guards import Interrupted, NotFinite, Signals
 from cory.run.identity import policy_models
 from cory.run.resume import Resumed, find_resumed, how_to_continue
 from cory.run.settings import resume_command
+from cory.run.streams import Purpose, generator
 from cory.task import Task
 
 
@@ -166,7 +169,7 @@ class CoryTrainer:
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = processes.updated(lambda: self.update(chain, rollouts, rewards, rate))
+            stats = processes.updated(lambda: self.update(k, chain, rollouts, rewards, rate))
             iteration.stats = processes.merged(stats)
         return iteration
 
@@ -178,11 +181,13 @@ class CoryTrainer:
             if role > 0 and self.config.cory.knowledge_transfer:
                 previous = rollouts[-1].completions
             prompts = self._prompts(agent, role, batch, previous)
-            rollouts.append(agent.respond(prompts, batch.max_new_tokens))
+            rollout = agent.respond(prompts, batch.max_new_tokens)
+            rollout.role = role_name(role)
+            rollouts.append(rollout)
         return rollouts
 
-    def score(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> torch.Tensor:
-        """(roles, batch) task rewards: all roles' responses in one call, so in one pass of a reward model.
+    def score(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
+        """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a reward model.
 
         The reward function sees the dataset's columns and, as `role`, the role of each response, counted from `first`.
         """
@@ -194,17 +199,19 @@ class CoryTrainer:
             completions += rollout.completions
             columns["role"] += [role_name(role)] * len(rollout.completions)
         rewards = processes.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
-        return rewards.view(len(rollouts), -1)
+        return list(rewards.chunk(len(rollouts)))
 
-    def assign_credit(self, chain: Sequence[Agent], batch: Batch, task_rewards: torch.Tensor) -> torch.Tensor:
-        """(roles, batch) training rewards (Eq. 4, or another mode of `cory.credit`)."""
+    def assign_credit(
+        self, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
         unread = None
         if self.config.cory.credit == "counterfactual" and len(chain) > 1:
             unread = self._unread_rewards(chain, batch)
         return assign_credit(task_rewards, self.config.cory.credit, self.config.cory.weight, unread)
 
-    def _unread_rewards(self, chain: Sequence[Agent], batch: Batch) -> torch.Tensor:
-        """(roles, batch) task rewards of observers that read an empty response; the pioneer's row is 0."""
+    def _unread_rewards(self, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
+        """Each role's (batch,) task rewards of observers that read an empty response; the pioneer's are 0."""
         empty = [""] * len(batch.columns["prompt"])
         observers = chain[1:]
         prompts = [self._prompts(agent, 1, batch, empty) for agent in observers]
@@ -213,28 +220,33 @@ class CoryTrainer:
             for agent, prompts_of_agent in zip(observers, prompts, strict=True)
         ]
         rewards = self.score(batch, rollouts, first=1)
-        return torch.cat([torch.zeros_like(rewards[:1]), rewards])
+        return [torch.zeros_like(rewards[0]), *rewards]
 
     def update(
-        self, chain: Sequence[Agent], rollouts: Sequence[Rollout], rewards: torch.Tensor, rate: float = 1.0
-    ) -> list[dict[str, float]]:
-        """Each agent learns from its own rollouts, one agent after the other; returns their statistics, by role."""
-        stats: list[dict[str, float]] = [{} for _ in chain]
+        self,
+        k: int,
+        chain: Sequence[Agent],
+        rollouts: Sequence[Rollout],
+        rewards: Sequence[torch.Tensor],
+        rate: float = 1.0,
+    ) -> list[UpdateStats | None]:
+        """Each agent learns from its own rollouts, one agent after the other; returns the statistics by role.
+
+        None stands for a role whose agent lives in another process.
+        """
+        stats: dict[int, UpdateStats | None] = {}
         for agent in dict.fromkeys(chain):
             roles = [role for role, other in enumerate(chain) if other is agent]
-            try:
-                learned = agent.learn([rollouts[role] for role in roles], rewards[roles], rate)
-            except NotFinite as error:
-                size, who, where = rewards.shape[1], " and ".join(map(role_name, roles)), ""
-                if error.rows:
-                    role, row = roles[error.rows[0] // size], error.rows[0] % size
-                    first, who = rollouts[role], role_name(role)
-                    where = f", the first of them {first.prompts[row]!r} -> {first.completions[row]!r}"
-                    error.rows = [row % size for row in error.rows if roles[row // size] == role]
-                raise NotFinite(f"{agent.name} as {who}: {error.what}", error.rows, where) from None
-            for role, numbers in zip(roles, learned, strict=True):
-                stats[role] = numbers
-        return stats
+            shuffle = generator(
+                seed=self.config.seed,
+                iteration=k,
+                purpose=Purpose.SHUFFLE,
+                agent=self.agents.index(agent),
+                process=PartialState().process_index,
+            )
+            learned = agent.learn([rollouts[role] for role in roles], [rewards[role] for role in roles], shuffle, rate)
+            stats |= zip(roles, learned, strict=True)
+        return [stats[role] for role in range(len(chain))]
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
@@ -410,7 +422,7 @@ class CoryTrainer:
             absent.add("value_loss")
         if self.config.sampling.engine == "native":
             absent.add("engine_difference")
-        names = (set(STATS) - absent) | {*MEASURED, *self.task.metrics}
+        names = ({field.name for field in fields(UpdateStats)} - absent) | {*MEASURED, *self.task.metrics}
         if self.config.eval_every:
             names.add("eval_task_reward")
         return sorted(names)

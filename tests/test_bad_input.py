@@ -16,13 +16,11 @@ from safetensors.torch import load_file, save_file
 from transformers import DistilBertForSequenceClassification
 
 from cory.agent import make_agents, wrapper
-from cory.config import Config, CoryConfig, GuardsConfig, ModelConfig, PPOConfig
+from cory.config import Config, CoryConfig, ModelConfig, PPOConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.learners import losses
-from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.optimizer import learning_rate_factor
-from cory.learners.trl_parts import trl_config
 from cory.policies.load import choose_device, load_policy
 from cory.prompts import RolePrompts
 from cory.roles import RoleSchedule
@@ -441,12 +439,6 @@ def test_agents_that_do_not_match_the_configuration(config):
 # Names given from Python, where no command line has checked them
 
 
-def group_learner(**names):
-    config = trl_config(PPOConfig(batch_size=8, mini_batch_size=8), 0)
-    policy = WindowPolicy(make_gpt2(names.pop("tokenizer")))
-    return GroupLearner(config, policy, policy, None, group_size=4, **names)
-
-
 def kl_of(kind):
     return losses.kl_penalty(kind, torch.zeros(1, 1), torch.zeros(1, 1))
 
@@ -459,24 +451,20 @@ def group_losses_of(algorithm):
 @pytest.mark.parametrize(
     ("where", "known", "use"),
     [
-        ("cory.credit", CoryConfig, lambda name, _: assign_credit(torch.ones(2, 4), name)),
-        ("cory.exchange", CoryConfig, lambda name, _: RoleSchedule(2, 5, exchange=name)),
-        ("algorithm", Config, lambda name, _: wrapper(name)),
-        ("algorithm", Config, lambda name, _: losses.group_advantages(torch.ones(8), name, 4)),
-        ("algorithm", Config, lambda name, _: group_losses_of(name)),
-        ("algorithm", Config, lambda name, tokenizer: group_learner(algorithm=name, tokenizer=tokenizer)),
-        ("ppo.kl_in", PPOConfig, lambda name, tokenizer: group_learner(kl_in=name, tokenizer=tokenizer)),
-        ("ppo.kl_penalty", PPOConfig, lambda name, _: kl_of(name)),
-        ("ppo.schedule", PPOConfig, lambda name, _: learning_rate_factor(name, 2, 10, 0)),
-        ("precision", Config, lambda name, tokenizer: group_learner(precision=name, tokenizer=tokenizer)),
-        ("guards.on_nonfinite", GuardsConfig, lambda name, words: group_learner(on_nonfinite=name, tokenizer=words)),
-        ("--engine", Engine, lambda name, _: Engine(name)),
+        ("cory.credit", CoryConfig, lambda name: assign_credit([torch.ones(4)] * 2, name)),
+        ("cory.exchange", CoryConfig, lambda name: RoleSchedule(2, 5, exchange=name)),
+        ("algorithm", Config, lambda name: wrapper(name)),
+        ("algorithm", Config, lambda name: losses.group_advantages(torch.ones(8), name, 4)),
+        ("algorithm", Config, lambda name: group_losses_of(name)),
+        ("ppo.kl_penalty", PPOConfig, lambda name: kl_of(name)),
+        ("ppo.schedule", PPOConfig, lambda name: learning_rate_factor(name, 2, 10, 0)),
+        ("--engine", Engine, lambda name: Engine(name)),
     ],
 )  # fmt: skip
-def test_unknown_names_are_refused_with_the_known_ones(tokenizer, where, known, use):
+def test_unknown_names_are_refused_with_the_known_ones(where, known, use):
     """A name of another setting, or one mistyped, is not taken for one of the others."""
     with refuses(rf"^{where}: expected one of .+, got 'polynomial'") as error:
-        use("polynomial", tokenizer)
+        use("polynomial")
     named = set(str(error.value).split("expected one of ")[1].split(", got ")[0].split(", "))
     if known is Engine:
         assert named == {"local", "ray"}

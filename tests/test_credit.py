@@ -31,9 +31,9 @@ def spy(trainer):
     seen = []
     for agent in trainer.agents:
 
-        def learn(rollouts, rewards, rate, learn=agent.learn, name=agent.name):
+        def learn(rollouts, rewards, *args, learn=agent.learn, name=agent.name):
             seen[-1][name] = rollouts, rewards
-            return learn(rollouts, rewards, rate)
+            return learn(rollouts, rewards, *args)
 
         agent.learn = learn
     run = trainer.iteration
@@ -81,11 +81,11 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
     pairs = zip(batch, rollouts[0].completions, strict=True)
     assert rollouts[1].prompts == [f'Improve "{query}{response}": {query}' for query, response in pairs]
     r1, r2 = (torch.tensor(count_good(batch, rollout.completions)) for rollout in rollouts)
-    assert torch.allclose(rewards, torch.stack([r1 + r2, r2]))
+    assert torch.allclose(torch.stack(rewards), torch.stack([r1 + r2, r2]))
     assert [record["role"] for record in records] == ["pioneer", "observer"]
     assert [record["task_reward"] for record in records] == pytest.approx([r1.mean().item(), r2.mean().item()])
     assert agent.optimizer_steps == 2 * config.ppo.ppo_epochs  # twice the rows in mini-batches of the same size
-    lengths = [sum(map(len, rollout.responses)) / 8 for rollout in rollouts]
+    lengths = [sum(map(len, rollout.response_ids)) / 8 for rollout in rollouts]
     assert [record["response_tokens"] for record in records] == pytest.approx(lengths)
     trainer.iteration(1)
     kls = [record["kl"] for record in run_iteration(trainer, 2)]

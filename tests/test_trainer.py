@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from conftest import run_iteration, sentences
@@ -48,9 +49,9 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
             seen[name] = {"rollout": rollout}
             return rollout
 
-        def spy_learn(rollouts, rewards, rate, learn=learn, name=agent.name):
+        def spy_learn(rollouts, rewards, *args, learn=learn, name=agent.name):
             seen[name] |= {"same": rollouts == [seen[name]["rollout"]], "rewards": rewards[0]}
-            return learn(rollouts, rewards, rate)
+            return learn(rollouts, rewards, *args)
 
         agent.respond, agent.learn = spy_respond, spy_learn
     for k, (pioneer, observer) in enumerate([("agent_1", "agent_2")] * 2 + [("agent_2", "agent_1")] * 2):  # period 2
@@ -105,7 +106,7 @@ def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
     trainer.iteration(1)
     pointers = [[p.data_ptr() for p in agent.learner.model.parameters()] for agent in trainer.agents]
     moments = [[s["exp_avg"].data_ptr() for s in agent.learner.optimizer.state.values()] for agent in trainer.agents]
-    coefs = [agent.learner.kl_ctl.value for agent in trainer.agents]
+    coefs = [agent.learner.kl_controller.value for agent in trainer.agents]
     assert all(coef != config.ppo.init_kl_coef for coef in coefs)
     started = time.perf_counter()
     order = trainer.schedule.order(2)
@@ -133,11 +134,11 @@ def test_reset_on_exchange_restarts_optimizers_and_coefficients(config):
 def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config):
     trainer = make_trainer(config)
     first, second = trainer.agents
-    reference = first.learner.ref_model
-    assert second.learner.ref_model is reference
+    reference = first.learner.reference
+    assert second.learner.reference is reference
     before = [state(first), state(second), torch.cat([p.flatten() for p in reference.parameters()]).clone()]
     rollout = first.respond(sentences(8), 4)
-    first.learn([rollout], torch.randn(1, 8))
+    first.learn([rollout], [torch.randn(8)], np.random.default_rng(0))
     assert not torch.equal(state(first), before[0])
     assert torch.equal(state(second), before[1])
     assert torch.equal(torch.cat([p.flatten() for p in reference.parameters()]), before[2])

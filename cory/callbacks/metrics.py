@@ -48,7 +48,7 @@ def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[s
     for role, agent in enumerate(iteration.chain):
         completions = processes.gather(iteration.rollouts[role].completions)
         task_rewards = torch.tensor(processes.gather(iteration.task_rewards[role].tolist()))
-        update_stats = dict(iteration.stats[role])
+        update_stats = iteration.stats[role].metrics()
         kl = update_stats.pop("kl")
         record: dict[str, Any] = {
             "iteration": iteration.index,

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cory.agent import Agent, Rollout
+from cory.agent import Agent
 from cory.callbacks.callback import Callback
 from cory.iteration import Batch, Iteration
+from cory.policies.rollout import Rollout
 from cory.policies.sampling import seed_everything
 from cory.prompts import text_of
 from cory.roles import role_name
@@ -75,7 +76,7 @@ def describe(
     chain: Sequence[Agent],
     columns: dict[str, list[Any]],
     rollouts: Sequence[Rollout],
-    task_rewards: torch.Tensor,
+    task_rewards: Sequence[torch.Tensor],
     rows: slice,
 ) -> list[dict[str, Any]]:
     """By role, a record (docs/metrics.md, "Samples") of each response in `rows`."""

@@ -1,7 +1,6 @@
-"""The base class of all learners: one update of one agent in the response window.
+"""The base class of all learners: one update of one agent on its rollouts, in the response window.
 
 * Logits, KL and entropy exist only at response positions (`cory/policies/window.py`): the others are masked.
-* If the batch is one mini-batch, the first epoch's pass also gives the old log-probabilities.
 * The reference is read in batches of its own, statistics leave the device once, micro-batches fit the memory.
 * No dropout in sampling or any pass, so the first epoch's probability ratio is 1.
 """
@@ -10,6 +9,7 @@ import copy
 import math
 import statistics
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,19 +17,24 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from peft import PeftModel
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import SamplingConfig
-from cory.errors import one_of
+from cory.config import Config, SamplingConfig
 from cory.learners import losses
+from cory.learners.losses import LossTerms
 from cory.learners.optimizer import load_tensors, tensors_of
-from cory.learners.trl_parts import RunningMoments
+from cory.learners.stats import UpdateStats
+from cory.learners.trl_parts import KLController, RunningMoments
 from cory.policies import sharding, window
 from cory.policies.engine import difference
 from cory.policies.families import check_model
+from cory.policies.rollout import Rollout
 from cory.policies.sampling import pad_token, sample
 from cory.policies.window import Window
 from cory.run import processes
@@ -40,13 +45,14 @@ from cory.run.guards import NotFinite
 PASS_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 READ_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 PASS_COST = {"cpu": 64, "cuda": 8192}  # what one more pass costs, in padded tokens
-PRECISIONS = ("fp32", "bf16")
-ON_NONFINITE = ("stop", "skip")
 T = TypeVar("T")
 
 
-class Rows(NamedTuple):
-    """A forward pass's outputs: logprobs and values (rows, R), all_logprobs (rows, R, vocabulary); values: PPO only."""
+class ForwardPass(NamedTuple):
+    """What a forward pass gives for its rows, at their response positions.
+
+    logprobs: (rows, R), of the response tokens. all_logprobs: (rows, R, vocabulary). values: (rows, R), PPO only.
+    """
 
     logprobs: Tensor
     all_logprobs: Tensor
@@ -55,102 +61,138 @@ class Rows(NamedTuple):
 
 @dataclass
 class OldPolicy:
-    """The batch under the policy that sampled it, all (batch, R); `graphs`: its passes, if training reuses them."""
+    """The batch under the policy that sampled it, all tensors (batch, R).
+
+    `kl` is that of each response token to the reference. `first_passes` are the forward passes, with their graphs, that
+    the first epoch takes over; empty where it computes its own.
+    """
 
     logprobs: Tensor
     ref_logprobs: Tensor
     values: Tensor
     kl: Tensor
+    first_passes: list[ForwardPass] = field(default_factory=list)
+
+    @classmethod
+    def zeros(cls, batch: Window) -> "OldPolicy":
+        """Zeros, to be filled in."""
+        logprobs, ref_logprobs, values, kl = torch.zeros(4, *batch.response_mask.shape, device=batch.input_ids.device)
+        return cls(logprobs, ref_logprobs, values, kl)
+
+    def rows(self, rows: Sequence[int], width: int) -> "OldPolicy":
+        """The rows `rows`, in that order, cut to `width` tokens; without the passes."""
+        return OldPolicy(
+            self.logprobs[rows, :width],
+            self.ref_logprobs[rows, :width],
+            self.values[rows, :width],
+            self.kl[rows, :width],
+        )
+
+
+@dataclass
+class Targets:
+    """What the loss makes of the rewards: (batch, R) advantages, and for PPO the returns that values are fitted to."""
+
     advantages: Tensor
-    returns: Tensor
-    graphs: list[Rows] = field(default_factory=list, kw_only=True)
+    returns: Tensor | None = None
 
-    def rows(self, index: Sequence[int], width: int) -> "OldPolicy":
-        """The rows `index`, in that order, cut to `width` tokens."""
-        names = ("logprobs", "ref_logprobs", "values", "kl", "advantages", "returns")
-        return OldPolicy(*(getattr(self, name)[index, :width] for name in names))
+    def rows(self, rows: Sequence[int], width: int) -> "Targets":
+        """The rows `rows`, in that order, cut to `width` tokens."""
+        returns = None if self.returns is None else self.returns[rows, :width]
+        return Targets(self.advantages[rows, :width], returns)
 
 
-class Learner:
-    """One agent's learner. A subclass defines advantages and losses, and sets these before `__init__`:
+@dataclass
+class Update:
+    """One update under way: its data, and what its optimizer steps have given so far."""
 
-    `model` (wrapped for the processes), `optimizer`, `accelerator`, `kl_ctl` (TRL's controller of the KL coefficient)
-    and `optional_peft_ctx` (switches the adapters off).
+    rollouts: Sequence[Rollout]
+    batch: Window  # the rows of all rollouts, one rollout after the other
+    old: OldPolicy
+    targets: Targets
+    terms: list[LossTerms] = field(default_factory=list)  # of each mini-batch
+    gradient_norms: list[float] = field(default_factory=list)  # of each optimizer step
+    skipped_steps: int = 0
+    dropped_steps: int = 0
+
+
+class Learner(ABC):
+    """One agent's learner: its policy, optimizer, KL controller and reward moments. A subclass defines the loss.
 
     Args:
-        config: TRL's PPOConfig, from `trl_config`; its batches are one process's share.
-        ref_model: the frozen reference; may be shared by several learners. None: the policy with its adapters off.
+        model: the policy in its wrapper, as the accelerator has prepared it.
+        optimizer: of the model's trained parameters, as the accelerator has prepared it.
+        accelerator: prepares and computes gradients.
+        kl_controller: TRL's controller of the KL coefficient.
+        reference: pi_0 in its wrapper, frozen; may be shared by several learners. None: the policy with its adapters
+            off.
         tokenizer: of the policy.
-        micro_batch: rows of a mini-batch in one forward and backward pass; `auto`: all that fit into memory.
-        precision: `bf16` for autocast, else `fp32`.
-        on_nonfinite: `stop` raises NotFinite if a loss or gradient is not finite, `skip` leaves out that optimizer
-            step. Neither changes the weights.
-
-    Raises a UserError if there is no such precision or reaction.
+        config: the run's settings. Batches are over all processes there, and one process's share here.
     """
-
-    STATS: tuple[str, ...]  # statistics of a mini-batch, under TRL's names
-    model: Any
-    optimizer: Any
-    accelerator: Any
-    kl_ctl: Any
-    optional_peft_ctx: Any
 
     def __init__(
         self,
-        config: Any,
-        ref_model: torch.nn.Module | None,
+        model: torch.nn.Module,
+        optimizer: AcceleratedOptimizer,
+        accelerator: Accelerator,
+        kl_controller: KLController,
+        reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
-        micro_batch: int | str = "auto",
-        precision: str = "fp32",
-        on_nonfinite: str = "stop",
+        config: Config,
     ) -> None:
-        one_of("precision", PRECISIONS, precision)
-        one_of("guards.on_nonfinite", ON_NONFINITE, on_nonfinite)
-        self.config, self.tokenizer, self.pad_id = config, tokenizer, pad_token(tokenizer)
-        self.ref_model = None if ref_model is None else sharding.placed(ref_model, self.accelerator.device)
-        self.model_params = [p for p in self.model.parameters() if p.requires_grad]
-        self.running = RunningMoments(self.accelerator)
-        self.checkpointed_layers = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
-        self.pass_cost = PASS_COST.get(self.accelerator.device.type, PASS_COST["cpu"])
-        self.fixed_micro_batch = micro_batch != "auto"
-        size = config.mini_batch_size
-        self.micro_batch = min(size, int(micro_batch)) if self.fixed_micro_batch else size
-        self.precision, self.on_nonfinite = precision, on_nonfinite
-        self.skipped_steps = self.dropped_steps = 0  # optimizer steps of the last update: left out, without a gradient
-        self.gradient_norms: list[float] = []  # of the others
-        self.parts: list[dict[str, float]] = []  # KL and length of each of the update's batches
+        self.model = model
+        self.optimizer = optimizer
+        self.accelerator = accelerator
+        self.kl_controller = kl_controller
+        self.reference = None if reference is None else sharding.placed(reference, accelerator.device)
+        self.tokenizer = tokenizer
+        self.config = config
+        self.ppo = config.ppo
+
+        self.batch_size = config.ppo.batch_size // processes.world_size()
+        self.mini_batch_size = config.ppo.mini_batch_size // processes.world_size()
+        self.fixed_micro_batch = config.ppo.micro_batch != "auto"
+        self.micro_batch = self.mini_batch_size
+        if config.ppo.micro_batch != "auto":
+            self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
+        self.pass_cost = PASS_COST.get(accelerator.device.type, PASS_COST["cpu"])
+
+        self.model_params = [p for p in model.parameters() if p.requires_grad]
+        self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+        self.reward_moments = RunningMoments(accelerator)
         self.optimizer_steps = 0  # in this process
 
     @property
-    def policy(self) -> PreTrainedModel:
+    def policy(self) -> PreTrainedModel | PeftModel:
         """The causal language model inside."""
         return self.accelerator.unwrap_model(self.model).pretrained_model
 
-    def _advantages(self, old: OldPolicy, scores: Tensor, mask: Tensor, parts: int) -> Tensor:
-        """Fills in `old.advantages` and what belongs to them; returns the KL's part of the rewards, (rows, R)."""
-        raise NotImplementedError
+    @abstractmethod
+    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: int) -> Targets:
+        """Advantages, and what else the loss needs, from the (batch,) training rewards of all rollouts together.
 
-    def _losses(self, new: Rows, entropies: Tensor, old: OldPolicy, mask: Tensor, scale: Tensor) -> Any:
-        """A named tuple of sums over response tokens, whose first is trained; `scale`: a response's mean length."""
-        raise NotImplementedError
+        Args:
+            mask: (batch, R), 1 where there is a response token.
+            rollouts: how many these are; each has equally many rows.
+        """
 
-    def _loss(self, terms: Any) -> Tensor:
-        """What is minimized, from sums or means of the losses."""
-        return terms[0]
+    @abstractmethod
+    def loss_terms(
+        self, new: ForwardPass, entropies: Tensor, old: OldPolicy, targets: Targets, mask: Tensor, mean_length: Tensor
+    ) -> LossTerms:
+        """What is minimized, and the statistics, summed over the response tokens of some rows.
 
-    def _moments(self, old: OldPolicy, index: list[int], mask: Tensor) -> list[Tensor]:
-        """Further statistics of a mini-batch."""
-        return []
+        Args:
+            new: these rows under the policy being trained; `old`, `targets`: the same rows.
+            entropies, mask: (rows, R).
+            mean_length: response tokens per response, on average over the mini-batch.
+        """
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.precision == "bf16")
-
-    def generate(self, queries: Sequence[Tensor], settings: SamplingConfig, longest: int) -> list[Tensor]:
-        """Samples one response per query, in one batch (TRL: batches of 4). See `sample`."""
+    def generate(self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int) -> list[Tensor]:
+        """Samples one response per prompt, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
         with self._autocast(), sharding.gathered(self.policy):
-            return sample(self.policy, self.tokenizer, queries, settings, longest)
+            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest)
 
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches. See `families.check_model`."""
@@ -158,245 +200,329 @@ class Learner:
         with self._autocast(), sharding.gathered(self.policy):
             check_model(self.policy, self.tokenizer, samples)
 
-    def step(
-        self,
-        queries: Sequence[Tensor],
-        responses: Sequence[Tensor],
-        scores: Tensor,
-        parts: int = 1,
-        sampled: Sequence[Tensor] = (),
-    ) -> dict[str, float]:
-        """One update: advantages, `ppo_epochs` passes of optimizer steps over the batch, and the KL coefficient.
+    def update(
+        self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator
+    ) -> list[UpdateStats]:
+        """One update: advantages, `ppo_epochs` passes of optimizer steps over the rows, and the KL coefficient.
 
         Args:
-            queries, responses: token ids, one 1-d tensor per row, none empty. scores: (rows,) training rewards.
-            parts: how many batches of `batch_size` rows these are, one for each role of the agent.
-            sampled: log-probabilities of the responses' tokens by the engine that sampled them; empty without one.
+            rollouts: of the agent, one for each of its roles; each has `batch_size` rows.
+            rewards: of each rollout, the (batch,) training rewards.
+            shuffle: draws the order of the rows in each epoch.
 
-        Returns TRL's scalar statistics under its names; `self.parts` has KL and length of each batch.
-        Raises a ValueError if there are not `parts * batch_size` rows, and NotFinite: see `on_nonfinite`.
+        Returns the statistics of each rollout. Raises a ValueError if the number of rows is another, and NotFinite if a
+        loss or gradient is not finite (`guards.on_nonfinite`); the weights are then as before that optimizer step.
         """
-        size = parts * self.config.batch_size
-        if not len(queries) == len(responses) == len(scores) == size:
-            came = f"{len(queries)}, {len(responses)} and {len(scores)}"
-            raise ValueError(f"expected {parts} * batch_size = {size} queries, responses and scores, got {came}")
-        self.model.eval()  # no dropout in any pass, as in TRL, so that the first epoch's probability ratio is 1
-        for layer in self.checkpointed_layers:
-            layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
-        batch = window.pack(queries, responses, self.pad_id)
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            if not len(rollout.prompt_ids) == len(rollout.response_ids) == len(reward) == self.batch_size:
+                raise ValueError(
+                    f"expected batch_size = {self.batch_size} prompts, responses and rewards of each rollout, "
+                    f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
+                )
+        self._switch_dropout_off()
+
+        prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
+        response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
+        batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer))
         mask = batch.response_mask
-        scores, running = self._scaled(scores.to(mask.device, torch.float32))
-        old = self._retrying(lambda: self._old(batch))
-        by_engine = {"engine_difference": difference(old.logprobs, sampled, mask)} if sampled else {}
+        training_rewards = torch.cat(list(rewards)).to(mask.device, torch.float32)
+        training_rewards, reward_moments = self._scale(training_rewards)
+
+        old = self._retrying(lambda: self._evaluate(batch, train=True))
+        engine_logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
+        engine_difference = difference(old.logprobs, engine_logprobs, mask) if engine_logprobs else None
         with torch.no_grad():
-            penalties = self._advantages(old, scores, mask, parts)
-        steps: list[Tensor] = []  # `STATS` of each mini-batch; empty where every optimizer step was skipped
-        self.skipped_steps, self.dropped_steps, self.gradient_norms = 0, 0, []
-        for _ in range(self.config.ppo_epochs):
-            order = np.random.permutation(size).tolist()
-            for start in range(0, size, self.config.backward_batch_size):
-                steps += self._optimize(batch, old, order[start : start + self.config.backward_batch_size])
-        # Sums over the batch first: they are over the processes, too.
-        sums = [(old.kl * mask).sum(), (-old.logprobs * mask).sum(), (penalties * mask).sum(), mask.sum(), scores.sum()]
-        each = [x.sum() for pair in zip((old.kl * mask).chunk(parts), mask.chunk(parts), strict=True) for x in pair]
-        averages = torch.stack(steps).mean(0) if steps else torch.full((len(self.STATS),), math.nan, device=mask.device)
-        numbers = torch.cat([processes.all_reduce_sum(torch.stack([*sums, *each])), averages]).tolist()
-        kl, entropies, penalty, tokens, score, *means = numbers
-        rows = size * processes.world_size()
-        share = parts / rows
-        self.parts = [{"kl": means[i] * share, "response_tokens": means[i + 1] * share} for i in range(0, 2 * parts, 2)]
-        stats = dict(zip(self.STATS, means[2 * parts :], strict=True)) | {
-            "objective/kl": kl / rows,
-            "objective/entropy": entropies / rows,
-            "objective/kl_coef": self.kl_ctl.value,
-            "ppo/mean_non_score_reward": penalty / tokens,
-            "ppo/mean_scores": score / rows,
-            "tokens/responses_len_mean": tokens / rows,
-            "gradient_norm": statistics.fmean(self.gradient_norms) if self.gradient_norms else math.nan,
-            "skipped_steps": self.skipped_steps,
-            "dropped_steps": self.dropped_steps,
-            **by_engine,
-        }
-        self.running = running
-        if math.isfinite(stats["objective/kl"]):
-            self.kl_ctl.update(stats["objective/kl"], rows)
+            targets = self.targets(old, training_rewards, mask, len(rollouts))
+
+        update = Update(rollouts, batch, old, targets)
+        rows_per_step = self.mini_batch_size * self.ppo.gradient_accumulation_steps
+        for _ in range(self.ppo.ppo_epochs):
+            order = shuffle.permutation(len(mask)).tolist()
+            for start in range(0, len(mask), rows_per_step):
+                self._optimizer_step(update, order[start : start + rows_per_step])
+
+        stats = self._statistics(update, engine_difference)
+        self.reward_moments = reward_moments
+        # The coefficient follows the reported KL, on average over the rollouts.
+        kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
+        if math.isfinite(kl):
+            self.kl_controller.update(kl, len(mask) * processes.world_size())
         return stats
 
     @torch.no_grad()
-    def log_ratios(self, queries: Sequence[Tensor], responses: Sequence[Tensor]) -> tuple[list[float], Tensor]:
-        """Each response's KL to the reference, and log(pi / pi_0) of its tokens, (rows, R), under today's policy."""
-        batch = window.pack(queries, responses, self.pad_id)
-        old = self._retrying(lambda: self._old(batch, train=False))
-        return (old.kl * batch.response_mask).sum(1).tolist(), old.logprobs - old.ref_logprobs
+    def log_ratios(self, rollout: Rollout) -> tuple[list[float], Tensor]:
+        """Each response's KL to the reference, and (rows, R) log(pi / pi_0) of its tokens, under the current policy."""
+        batch = window.pack(rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer))
+        current = self._retrying(lambda: self._evaluate(batch, train=False))
+        return (current.kl * batch.response_mask).sum(1).tolist(), current.logprobs - current.ref_logprobs
 
-    def _scaled(self, scores: Tensor) -> tuple[Tensor, RunningMoments]:
-        """Training rewards after the optional scaling, normalization and clipping, and the moments with them."""
-        running, clip = copy.copy(self.running), self.config.score_clip
-        if self.config.use_score_scaling:
-            running.update(scores)
-            centred = scores - running.mean.to(scores) if self.config.use_score_norm else scores
-            scores = centred / (running.std.to(scores) + torch.finfo(scores.dtype).eps)
-        return scores if clip is None else scores.clip(-clip, clip), running
+    def _switch_dropout_off(self) -> None:
+        """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
+        self.model.eval()
+        for layer in self.checkpointed_layers:
+            layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
 
-    def _forward(self, rows: Window) -> Rows:
-        return self._pass(self.model, rows)
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
-    def _reference(self, rows: Window) -> Rows:
-        with self.optional_peft_ctx():
-            return self._pass(self.ref_model or self.model, rows)
+    def _scale(self, rewards: Tensor) -> tuple[Tensor, RunningMoments]:
+        """Training rewards after the optional scaling, normalization and clipping, and the moments with them.
 
-    def _pass(self, model: torch.nn.Module, rows: Window) -> Rows:
-        with self._autocast():
-            logits, values = model(*rows[:4])
-        logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, rows.response_ids)
-        return Rows(logprobs, all_logprobs, values)
-
-    def _chunk(self, batch: Window, elements: dict[str, int]) -> int:
-        """The most rows whose log-probabilities (rows, R, vocabulary) have at most `elements` (by device) elements."""
-        width = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
-        return max(1, min(self.micro_batch, elements.get(batch.input_ids.device.type, elements["cpu"]) // width))
-
-    def _micro_batches(self, batch: Window, index: Sequence[int]) -> list[tuple[list[int], Window]]:
-        """Splits the rows `index` into parts that fit into memory; with several processes, into as few as possible."""
-        alone = processes.world_size() == 1 or (len(index) > self.micro_batch and not sharding.is_sharded(self.policy))
-        return batch.parts(index, self.micro_batch, self.pass_cost if alone else math.inf)
-
-    def _old(self, batch: Window, train: bool = True) -> OldPolicy:
-        """The batch under the policy that sampled it, and its KL to the reference.
-
-        Where the batch is one mini-batch that fits, these are also the first epoch's passes, unless `train` is off.
+        The learner's own moments stay, as the update may still fail.
         """
-        old = OldPolicy(*(torch.zeros_like(batch.response_mask, dtype=torch.float32) for _ in range(6)))
-        all_rows = range(len(batch.input_ids))
-        chunk = sharding.least(self._chunk(batch, PASS_CHUNK))
-        whole = train and self.micro_batch >= len(all_rows)
-        parts = self._micro_batches(batch, all_rows) if whole else [(i, batch.rows(i)) for i in batch.by_length(chunk)]
-        for index, rows in parts:
-            with torch.set_grad_enabled(whole):
-                output = self._forward(rows)
-            if whole:
-                old.graphs.append(output)
+        moments = copy.copy(self.reward_moments)
+        if self.ppo.reward_scaling:
+            moments.update(rewards)
+            centred = rewards - moments.mean.to(rewards) if self.ppo.reward_normalization else rewards
+            rewards = centred / (moments.std.to(rewards) + torch.finfo(rewards.dtype).eps)
+        if self.ppo.reward_clip is not None:
+            rewards = rewards.clip(-self.ppo.reward_clip, self.ppo.reward_clip)
+        return rewards, moments
+
+    def _statistics(self, update: Update, engine_difference: float | None) -> list[UpdateStats]:
+        """The statistics of each rollout, over all processes."""
+        rollouts = len(update.rollouts)
+        mask = update.batch.response_mask
+        # The reported KL, and a response's length, are of the policy that sampled: before the first optimizer step.
+        # Each rollout has its own, the mean over its rows. They are summed here, and divided by the rows below.
+        kl_sums = [kl.sum() for kl in (update.old.kl * mask).chunk(rollouts)]
+        token_sums = [tokens.sum() for tokens in mask.chunk(rollouts)]
+        sums = processes.all_reduce_sum(torch.stack([*kl_sums, *token_sums]))
+
+        # The others are means over the mini-batches of all epochs; NaN where every optimizer step was skipped.
+        names = list(LossTerms._fields)
+        if update.targets.returns is None:
+            names.remove("value_loss")
+        means = torch.full_like(sums[:1], math.nan).expand(len(names))
+        if update.terms:
+            means = torch.stack([terms.vector() for terms in update.terms]).mean(0)
+
+        numbers = torch.cat([sums, means]).tolist()  # all leave the device at once
+        rows = self.batch_size * processes.world_size()
+        kls = [number / rows for number in numbers[:rollouts]]
+        lengths = [number / rows for number in numbers[rollouts : 2 * rollouts]]
+        mean = dict(zip(names, numbers[2 * rollouts :], strict=True))
+        return [
+            UpdateStats(
+                kl=kl,
+                kl_coef=self.kl_controller.value,
+                entropy=mean["entropy"],
+                policy_loss=mean["policy_loss"],
+                value_loss=mean.get("value_loss"),
+                clip_fraction=mean["clip_fraction"],
+                gradient_norm=statistics.fmean(update.gradient_norms) if update.gradient_norms else math.nan,
+                skipped_steps=update.skipped_steps,
+                dropped_steps=update.dropped_steps,
+                response_tokens=length,
+                engine_difference=engine_difference,
+            )
+            for kl, length in zip(kls, lengths, strict=True)
+        ]
+
+    def _forward(self, batch: Window) -> ForwardPass:
+        """A forward pass of the policy."""
+        return self._pass(self.model, batch)
+
+    def _reference_forward(self, batch: Window) -> ForwardPass:
+        """A forward pass of the reference (Eq. 8: pi_0 under the agent's own prompts)."""
+        if self.reference is not None:
+            return self._pass(self.reference, batch)
+        with self.policy.disable_adapter():
+            return self._pass(self.model, batch)
+
+    def _pass(self, model: torch.nn.Module, batch: Window) -> ForwardPass:
+        with self._autocast():
+            logits, values = model(*batch[:4])
+        logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
+        return ForwardPass(logprobs, all_logprobs, values)
+
+    def _rows_at_a_time(self, batch: Window, elements: dict[str, int]) -> int:
+        """The most rows whose log-probabilities (rows, R, vocabulary) have at most `elements` (by device) elements."""
+        row = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
+        limit = elements.get(batch.input_ids.device.type, elements["cpu"])
+        return max(1, min(self.micro_batch, limit // row))
+
+    def _micro_batches(self, batch: Window, rows: Sequence[int]) -> list[tuple[list[int], Window]]:
+        """Splits the rows `rows` into micro-batches of at most `micro_batch` rows: the indices of each, and its rows.
+
+        Rows are sorted by length, then by index, so that a split does not depend on the order of `rows`. Where less
+        padding makes up for another pass, there are more micro-batches than memory needs (`Window.micro_batches`).
+        """
+        # Several processes wait for the slowest of them, so a mini-batch that fits into one pass stays one there.
+        # Sharded policies need equally many passes in each process, so as few as possible.
+        alone = processes.world_size() == 1 or (len(rows) > self.micro_batch and not sharding.is_sharded(self.policy))
+        return batch.micro_batches(rows, self.micro_batch, self.pass_cost if alone else math.inf)
+
+    def _evaluate(self, batch: Window, train: bool) -> OldPolicy:
+        """The batch under the policy as it is, and its KL to the reference.
+
+        Where `train` is set and the whole batch is one micro-batch, its passes are kept for the first epoch, in which
+        the weights are still the same. Otherwise no graph is built.
+        """
+        old = OldPolicy.zeros(batch)
+        batch_rows = range(len(batch.input_ids))
+        at_a_time = sharding.least(self._rows_at_a_time(batch, PASS_CHUNK))
+        keep = train and self.micro_batch >= len(batch_rows)
+        if keep:
+            micro_batches = self._micro_batches(batch, batch_rows)
+        else:
+            micro_batches = [(rows, batch.rows(rows)) for rows in batch.by_length(at_a_time)]
+
+        for rows, micro_batch in micro_batches:
+            with torch.set_grad_enabled(keep):
+                policy = self._forward(micro_batch)
+            if keep:
+                old.first_passes.append(policy)
+            # The reference needs no graph, and is read in batches of its own, whatever the policy's are.
             with torch.no_grad():
-                for part in rows.by_length(chunk):
-                    some = rows.rows(part)
-                    at, width = [index[i] for i in part], some.response_ids.shape[1]
-                    ref = self._reference(some)
-                    old.kl[at, :width] = self._kl(output, part, ref, self._chunk(some, READ_CHUNK))
-                    old.ref_logprobs[at, :width] = ref.logprobs
-                    old.logprobs[at, :width] = output.logprobs[part, :width]
-                    if output.values is not None:
-                        old.values[at, :width] = output.values[part, :width]
+                for chunk in micro_batch.by_length(at_a_time):
+                    chunk_batch = micro_batch.rows(chunk)
+                    reference = self._reference_forward(chunk_batch)
+                    at = [rows[i] for i in chunk]
+                    width = chunk_batch.response_ids.shape[1]
+                    old.kl[at, :width] = self._kl(policy, reference, chunk, chunk_batch)
+                    old.ref_logprobs[at, :width] = reference.logprobs
+                    old.logprobs[at, :width] = policy.logprobs[chunk, :width]
+                    if policy.values is not None:
+                        old.values[at, :width] = policy.values[chunk, :width]
         return old
 
-    def _kl(self, output: Rows, part: list[int], ref: Rows, size: int) -> Tensor:
-        """KL (rows, R) of the rows `part` of a pass to the reference's pass over them, `size` rows at a time."""
-        kind, width = self.config.kl_penalty, ref.logprobs.shape[1]
+    def _kl(self, policy: ForwardPass, reference: ForwardPass, rows: list[int], batch: Window) -> Tensor:
+        """KL (rows, R) of the rows `rows` of the policy's pass to the reference's pass over them, `batch`."""
+        kind = self.ppo.kl_penalty
+        width = reference.logprobs.shape[1]
         if kind != "full":
-            return losses.kl_penalty(kind, output.logprobs[part, :width], ref.logprobs)
-        mine = (output.all_logprobs[part[start : start + size], :width] for start in range(0, len(part), size))
-        pairs = zip(mine, ref.all_logprobs.split(size), strict=True)
-        return torch.cat([losses.kl_penalty(kind, *pair) for pair in pairs])
+            return losses.kl_penalty(kind, policy.logprobs[rows, :width], reference.logprobs)
+        size = self._rows_at_a_time(batch, READ_CHUNK)
+        kls = []
+        for start in range(0, len(rows), size):
+            logprobs = policy.all_logprobs[rows[start : start + size], :width]
+            ref_logprobs = reference.all_logprobs[start : start + size]
+            kls.append(losses.kl_penalty(kind, logprobs, ref_logprobs))
+        return torch.cat(kls)
 
-    def _optimize(self, batch: Window, old: OldPolicy, index: list[int]) -> list[Tensor]:
-        """One optimizer step on the rows `index`: the statistics (`STATS`) of each of its mini-batches."""
-        size = self.config.mini_batch_size
-        minis = [index[start : start + size] for start in range(0, len(index), size)]
+    def _optimizer_step(self, update: Update, rows: list[int]) -> None:
+        """One optimizer step on the rows `rows`: a mini-batch, or with gradient accumulation several."""
+        size = self.mini_batch_size
+        mini_batches = [rows[start : start + size] for start in range(0, len(rows), size)]
 
-        def backward() -> list[Tensor]:
+        def backward() -> list[LossTerms]:
             self.optimizer.zero_grad()
-            return [self._backward(batch, old, mini, last=mini is minis[-1]) for mini in minis]
+            last = len(mini_batches) - 1
+            return [self._backward(update, rows, last=i == last) for i, rows in enumerate(mini_batches)]
 
-        stats = self._retrying(backward)
+        terms = self._retrying(backward)
         gradients = [p.grad for p in self.model_params if p.grad is not None]
         norm = sharding.whole(get_total_norm(gradients))
-        # Statistics and gradients are those of all processes, so that all of them decide the same.
-        table = torch.stack(stats)
-        checked = torch.stack([norm, table[:, self.STATS.index("ppo/policy/ratio")].max(), table.sum()])
-        gradient_norm, ratio, total = checked.tolist()  # the step's only wait for the device
-        if not math.isfinite(gradient_norm + total):
+        # Losses and gradients are those of all processes, so that all of them decide the same.
+        largest_ratio = torch.stack([term.ratio for term in terms]).max()
+        total = torch.stack([term.vector() for term in terms]).sum()  # finite if all terms are
+        # The step's only wait for the device.
+        gradient_norm, ratio, total_of_terms = torch.stack([norm, largest_ratio, total]).tolist()
+
+        if not math.isfinite(gradient_norm + total_of_terms):
             self.optimizer.zero_grad()
-            if self.on_nonfinite == "skip":
-                self.skipped_steps += 1
-                return []
-            rows = self._rows_not_finite(batch, old, index)
-            if not math.isfinite(total):
-                raise NotFinite("the loss", sorted(rows))
-            for mini in minis:
-                rows |= self._rows_of_gradient(batch, old, mini)
-            raise NotFinite("the gradient", sorted(rows))
-        self.gradient_norms.append(gradient_norm)
-        if ratio > self.config.ratio_threshold:  # TRL drops the mini-batch alone where several make a step
-            self.dropped_steps += 1
+            if self.config.guards.on_nonfinite == "skip":
+                update.skipped_steps += 1
+                return
+            bad_rows = self._rows_not_finite(update, rows)
+            if not math.isfinite(total_of_terms):
+                raise _not_finite("the loss", update.rollouts, bad_rows)
+            for mini_batch in mini_batches:
+                bad_rows |= self._rows_of_gradient(update, mini_batch)
+            raise _not_finite("the gradient", update.rollouts, bad_rows)
+
+        update.terms += terms
+        update.gradient_norms.append(gradient_norm)
+        if ratio > self.ppo.ratio_threshold:  # TRL drops the mini-batch alone where several make a step
+            update.dropped_steps += 1
             torch._foreach_zero_(gradients)
-        if self.config.max_grad_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model_params, self.config.max_grad_norm)
+        if self.ppo.max_grad_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model_params, self.ppo.max_grad_norm)
         self.optimizer.step()
         self.optimizer_steps += 1
         self.optimizer.zero_grad()
-        return stats
 
-    def _backward(self, batch: Window, old: OldPolicy, index: list[int], last: bool) -> Tensor:
-        """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns its statistics."""
+    def _backward(self, update: Update, rows: list[int], last: bool) -> LossTerms:
+        """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns the means of its terms.
+
+        `last`: whether it is the last mini-batch of the optimizer step.
+        """
+        batch = update.batch
         # Gradients are averaged over the processes, so each one's sum is divided by the mean of their tokens.
-        tokens = processes.all_reduce_sum(batch.response_mask[index].sum()) / processes.world_size()
-        graphs, old.graphs = old.graphs, []
-        parts = self._micro_batches(batch, index)
+        tokens = processes.all_reduce_sum(batch.response_mask[rows].sum()) / processes.world_size()
+        # The first epoch's forward passes are those that gave the old log-probabilities: the weights have not changed
+        # since, and both split the batch alike, by length and then by index. Their graphs serve once.
+        first_passes = update.old.first_passes
+        update.old.first_passes = []
+
         sums = torch.zeros((), device=batch.input_ids.device)
-        for number, (part, rows) in enumerate(parts):
-            sampled = old if rows is batch else old.rows(part, rows.response_ids.shape[1])
-            synced = last and number + 1 == len(parts)  # several processes exchange gradients once per step
-            with nullcontext() if synced else self.accelerator.no_sync(self.model):
-                new = graphs.pop(0) if graphs else self._forward(rows)
-                entropies = losses.entropy(new.all_logprobs, self._chunk(rows, READ_CHUNK))
-                terms = self._losses(new, entropies, sampled, rows.response_mask, tokens / len(index))
+        micro_batches = self._micro_batches(batch, rows)
+        for number, (micro_rows, micro_batch) in enumerate(micro_batches):
+            # Several processes exchange gradients once per step.
+            exchange = last and number + 1 == len(micro_batches)
+            with nullcontext() if exchange else self.accelerator.no_sync(self.model):
+                new = first_passes.pop(0) if first_passes else self._forward(micro_batch)
+                terms = self._terms(update, new, micro_rows, micro_batch, tokens / len(rows))
                 # accelerate divides by the gradient accumulation steps
-                self.accelerator.backward(self._loss(terms) / tokens)
-            del new
-            sums = sums + torch.stack(terms).detach()
-        means = processes.all_reduce_sum(sums) / processes.world_size() / tokens
-        moments = self._moments(old, index, batch.response_mask[index])
-        return torch.cat([means, torch.stack([self._loss(means), *moments])])
+                self.accelerator.backward(terms.loss / tokens)
+            del new  # before the next micro-batch needs its memory
+            sums = sums + terms.vector()
+        return LossTerms(*(processes.all_reduce_sum(sums) / processes.world_size() / tokens))
+
+    def _terms(
+        self, update: Update, new: ForwardPass, rows: list[int], micro_batch: Window, mean_length: Tensor
+    ) -> LossTerms:
+        """The loss terms of a micro-batch, whose rows in the batch are `rows`."""
+        entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch, READ_CHUNK))
+        width = micro_batch.response_ids.shape[1]
+        old, targets = update.old, update.targets
+        if micro_batch is not update.batch:
+            old, targets = old.rows(rows, width), targets.rows(rows, width)
+        return self.loss_terms(new, entropies, old, targets, micro_batch.response_mask, mean_length)
 
     @torch.no_grad()
-    def _rows_not_finite(self, batch: Window, old: OldPolicy, index: list[int]) -> set[int]:
-        """The rows with a number that is not finite, of the policy that sampled or of the one being trained."""
+    def _rows_not_finite(self, update: Update, rows: list[int]) -> set[int]:
+        """The rows with a number that is not finite: of the batch under the policy that sampled, and of `rows` under
+        the policy being trained.
+        """
+        old = update.old
         finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(-1)
-        bad = set((~finite).nonzero().flatten().tolist())
-        for part in batch.by_length(self.micro_batch, index):
-            new = self._forward(batch.rows(part))
-            finite = (new.logprobs if new.values is None else new.logprobs + new.values).isfinite().all(-1)
-            bad |= {part[row] for row in (~finite).nonzero().flatten().tolist()}
-        return bad
+        bad_rows = set((~finite).nonzero().flatten().tolist())
+        for chunk in update.batch.by_length(self.micro_batch, rows):
+            new = self._forward(update.batch.rows(chunk))
+            numbers = new.logprobs if new.values is None else new.logprobs + new.values
+            finite = numbers.isfinite().all(-1)
+            bad_rows |= {chunk[i] for i in (~finite).nonzero().flatten().tolist()}
+        return bad_rows
 
-    def _rows_of_gradient(self, batch: Window, old: OldPolicy, index: list[int]) -> set[int]:
+    def _rows_of_gradient(self, update: Update, rows: list[int]) -> set[int]:
         """The rows of a mini-batch whose gradient is not finite.
 
         The gradients of weights are sums over rows. That of the embedded tokens, which the backward pass reaches last,
         has each row by itself, and a number that is not finite comes through to it. No gradient of a weight is made, so
         nothing is exchanged between processes that hold whole agents.
         """
-        bad: set[int] = set()
+        bad_rows: set[int] = set()
         embedded: list[Tensor] = []
 
         def keep(module: torch.nn.Module, inputs: Any, output: Tensor) -> None:
             embedded.append(output.requires_grad_())  # below adapters nothing is trained
 
-        tokens = batch.response_mask[index].sum()
+        tokens = update.batch.response_mask[rows].sum()
         hook = self.policy.get_input_embeddings().register_forward_hook(keep)
         try:
-            for part in batch.by_length(self.micro_batch, index):
-                rows = batch.rows(part)
-                sampled = old.rows(part, rows.response_ids.shape[1])
+            for chunk in update.batch.by_length(self.micro_batch, rows):
+                micro_batch = update.batch.rows(chunk)
                 with self.accelerator.no_sync(self.model):
-                    new = self._forward(rows)
-                    entropies = losses.entropy(new.all_logprobs, self._chunk(rows, READ_CHUNK))
-                    terms = self._losses(new, entropies, sampled, rows.response_mask, tokens / len(index))
-                    (gradient,) = torch.autograd.grad(self._loss(terms) / tokens, embedded.pop())
+                    new = self._forward(micro_batch)
+                    terms = self._terms(update, new, chunk, micro_batch, tokens / len(rows))
+                    (gradient,) = torch.autograd.grad(terms.loss / tokens, embedded.pop())
                 finite = gradient.isfinite().flatten(1).all(1)
-                bad |= {part[row] for row in (~finite).nonzero().flatten().tolist()}
+                bad_rows |= {chunk[i] for i in (~finite).nonzero().flatten().tolist()}
         finally:
             hook.remove()
-        return bad
+        return bad_rows
 
     def _retrying(self, compute: Callable[[], T]) -> T:
         """Runs `compute()`; halves the micro-batch and repeats if memory runs out."""
@@ -415,32 +541,45 @@ class Learner:
     def scale_learning_rate(self, factor: float) -> None:
         """Makes the learning rate `factor` times that of the settings."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * factor
+            group["lr"] = self.ppo.learning_rate * factor
 
     def restart(self) -> None:
         """Resets Adam's moments, the KL coefficient and the reward moments, as a new trainer would."""
         self.optimizer.state.clear()
-        self.kl_ctl.value = self.config.init_kl_coef
-        self.running = RunningMoments(self.accelerator)
+        self.kl_controller.value = self.ppo.init_kl_coef
+        self.reward_moments = RunningMoments(self.accelerator)
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Trained weights and the optimizer's state; the KL coefficient, reward moments and micro-batch as json."""
-        moments = {key: float(getattr(self.running, key)) for key in ("mean", "std", "var", "count")}
-        numbers = {"kl_coef": self.kl_ctl.value, "moments": moments, "micro_batch": self.micro_batch}
+        moments = {key: float(getattr(self.reward_moments, key)) for key in ("mean", "std", "var", "count")}
+        numbers = {"kl_coef": self.kl_controller.value, "moments": moments, "micro_batch": self.micro_batch}
         return tensors_of(self._trained(), self.optimizer), numbers
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
-        self.kl_ctl.value = float(numbers["kl_coef"])
+        self.kl_controller.value = float(numbers["kl_coef"])
         self.micro_batch = min(self.micro_batch, int(numbers["micro_batch"]))  # that of more processes is smaller
-        self.running = RunningMoments(self.accelerator)
+        self.reward_moments = RunningMoments(self.accelerator)
         if numbers["moments"]["count"] >= 1:  # else no reward has been seen
             for key, value in numbers["moments"].items():
-                setattr(self.running, key, torch.tensor(value) if key in ("mean", "std") else value)
+                setattr(self.reward_moments, key, torch.tensor(value) if key in ("mean", "std") else value)
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters by name, in the optimizer's order."""
         model = self.accelerator.unwrap_model(self.model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         return {names[parameter]: parameter for parameter in self.model_params}
+
+
+def _not_finite(what: str, rollouts: Sequence[Rollout], rows: set[int]) -> NotFinite:
+    """The error that names agent, role, rows and text. `rows`: of the batch, one rollout after the other."""
+    agent = rollouts[0].agent
+    if not rows:
+        return NotFinite(what, f"{agent} as {' and '.join(rollout.role for rollout in rollouts)}")
+    size = len(rollouts[0].prompts)
+    index = min(rows) // size
+    rollout = rollouts[index]
+    rollout_rows = sorted(row % size for row in rows if row // size == index)
+    text = f"{rollout.prompts[rollout_rows[0]]!r} -> {rollout.completions[rollout_rows[0]]!r}"
+    return NotFinite(what, f"{agent} as {rollout.role}", rollout_rows, text)

@@ -1,8 +1,7 @@
 """The learners' arithmetic on (batch, R) tensors of a response window: log-probabilities, KL, advantages, losses."""
 
-from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,14 +60,19 @@ def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return {"kl": difference, "abs": difference.abs(), "mse": 0.5 * difference.square()}[kind]
 
 
-def token_rewards(scores: Tensor, kls: Tensor, mask: Tensor, kl_coef: float) -> tuple[Tensor, Tensor]:
-    """Eq. 2: `-eta * KL` at every response token, plus the score at the last one.
+def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """Eq. 2: `-eta * KL` at every response token, plus the training reward at the last one.
 
-    Takes (batch,) training rewards `scores` and (batch, R) KLs; returns (batch, R) rewards and the KL's part of them.
+    Args:
+        rewards: (batch,) training rewards.
+        kl, mask: (batch, R), the KL of each response token, and 1 where there is one.
+        kl_coef: eta.
+
+    Returns (batch, R) rewards.
     """
-    penalties = -kl_coef * kls
-    last = mask.sum(1, keepdim=True) - 1
-    return penalties.scatter_add(1, last, scores[:, None].to(penalties.dtype)), penalties
+    penalties = -kl_coef * kl
+    last_token = mask.sum(1, keepdim=True) - 1
+    return penalties.scatter_add(1, last_token, rewards[:, None].to(penalties.dtype))  # Eq. 2
 
 
 def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,72 +91,100 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 def gae(
     values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float, whiten_rewards: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within each process.
 
-    Returns masked values, advantages and returns; all tensors, given or returned, are (batch, R).
+    Returns advantages and returns; all tensors, given or returned, are (batch, R).
     """
-    values, rewards = values * mask, rewards * mask
+    values = values * mask
+    rewards = rewards * mask
     if whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
-    advantages, last = torch.zeros_like(values), torch.zeros_like(values[:, 0])
-    next_values = torch.zeros_like(last)
+
+    advantages = torch.zeros_like(values)
+    advantage = torch.zeros_like(values[:, 0])
+    next_values = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_values - values[:, t]
-        last = delta + gamma * lam * last
-        advantages[:, t], next_values = last, values[:, t]
-    return values, whiten(advantages, mask), advantages + values
+        advantage = delta + gamma * lam * advantage  # Eq. 12
+        advantages[:, t] = advantage
+        next_values = values[:, t]
+    return whiten(advantages, mask), advantages + values
 
 
-# Sums over response tokens, each a scalar tensor, under TRL's names: `loss_policy` is `ppo/loss/policy`.
-LossStats = namedtuple(
-    "LossStats",
-    "loss_policy loss_value policy_entropy policy_approxkl policy_policykl policy_clipfrac policy_ratio "
-    "val_vpred val_error val_clipfrac",
-)
+class LossTerms(NamedTuple):
+    """What is minimized, and the statistics beside it: scalar tensors, sums or means over response tokens.
+
+    `loss` is the one that is minimized, and carries the gradient. The others: docs/metrics.md; `ratio` is the
+    probability ratio, `value_loss` PPO's alone.
+    """
+
+    loss: Tensor
+    policy_loss: Tensor
+    entropy: Tensor
+    clip_fraction: Tensor
+    ratio: Tensor
+    value_loss: Tensor | None = None
+
+    def vector(self) -> Tensor:
+        """The terms that there are, as one tensor without gradient; `LossTerms(*vector)` names them again."""
+        return torch.stack([term.detach() for term in self if term is not None])
 
 
 def ppo_losses(
-    new: Sequence[Tensor], sampled: Sequence[Tensor], mask: Tensor, cliprange: float, cliprange_value: float
-) -> LossStats:
-    """TRL's clipped losses (Eq. 11, 13), summed over response tokens; the first two carry the gradient.
+    new: Sequence[Tensor],
+    old: Sequence[Tensor],
+    mask: Tensor,
+    cliprange: float,
+    cliprange_value: float,
+    vf_coef: float,
+) -> LossTerms:
+    """TRL's clipped losses (Eq. 11, 13), summed over response tokens.
 
     Args:
         new: log-probabilities, values and entropies of the policy being trained; all tensors are (batch, R).
-        sampled: log-probabilities and values of the policy that sampled, advantages, returns.
+        old: log-probabilities and values of the policy that sampled, advantages, returns.
+        mask: 1 where there is a response token.
+        cliprange, cliprange_value: of the probability ratio and of the values.
+        vf_coef: weight of the value loss.
     """
     logprobs, values, entropies = new
-    old_logprobs, old_values, advantages, returns = sampled
-    difference = logprobs - old_logprobs
-    ratio = difference.exp()
-    policy, clipped_policy = -advantages * ratio, -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
-    error = (values - returns).square()
+    old_logprobs, old_values, advantages, returns = old
+
+    ratio = (logprobs - old_logprobs).exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
+    policy_loss = _total(torch.max(unclipped, clipped), mask)  # Eq. 11
+
     clipped_values = torch.max(torch.min(values, old_values + cliprange_value), old_values - cliprange_value)
+    error = (values - returns).square()
     clipped_error = (clipped_values - returns).square()
+    value_loss = 0.5 * _total(torch.max(error, clipped_error), mask)
 
-    def total(x: Tensor) -> Tensor:
-        return (x * mask).sum()
-
-    return LossStats(
-        loss_policy=total(torch.max(policy, clipped_policy)),
-        loss_value=0.5 * total(torch.max(error, clipped_error)),
-        policy_entropy=total(entropies),
-        policy_approxkl=0.5 * total(difference.detach().square()),
-        policy_policykl=total(-difference.detach()),
-        policy_clipfrac=total(clipped_policy.detach() > policy.detach()),
-        policy_ratio=total(ratio.detach()),
-        val_vpred=total(values.detach()),
-        val_error=total(error.detach()),
-        val_clipfrac=total(clipped_error.detach() > error.detach()),
+    return LossTerms(
+        loss=policy_loss + vf_coef * value_loss,  # Eq. 13
+        policy_loss=policy_loss,
+        entropy=_total(entropies, mask),
+        clip_fraction=_total(clipped.detach() > unclipped.detach(), mask),
+        ratio=_total(ratio.detach(), mask),
+        value_loss=value_loss,
     )
 
 
-def group_advantages(rewards: Tensor, algorithm: str, group_size: int, parts: int = 1) -> Tensor:
+def _total(x: Tensor, mask: Tensor) -> Tensor:
+    """The sum over response tokens."""
+    return (x * mask).sum()
+
+
+def group_advantages(rewards: Tensor, algorithm: str, group_size: int, roles: int = 1) -> Tensor:
     """The advantage of each response, from the rewards of its role alone.
 
     Args:
         rewards: (rows,), the `group_size` chains of a query one after the other, then the next query's, then the next
-            role's. algorithm: see `GroupLearner`. parts: roles, of equally many rows.
+            role's.
+        algorithm: see below.
+        group_size: chains per query.
+        roles: number of roles, each with equally many rows.
 
     `grpo`: minus the group's mean, over its standard deviation + 1e-4 (Shao et al., 2024); `dr_grpo`: without the
     division (Liu et al., 2025); `rloo`: minus the mean of the others of the group (Ahmadian et al., 2024);
@@ -163,9 +195,9 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, parts: in
     """
     one_of("algorithm", ALGORITHMS, algorithm)
     if algorithm == "reinforce":
-        roles = rewards.view(parts, -1)
-        totals = processes.all_reduce_sum(roles.sum(1, keepdim=True)) / processes.world_size()
-        return (roles - totals / roles.shape[1]).flatten()
+        by_role = rewards.view(roles, -1)
+        totals = processes.all_reduce_sum(by_role.sum(1, keepdim=True)) / processes.world_size()
+        return (by_role - totals / by_role.shape[1]).flatten()
     groups = rewards.view(-1, group_size)
     centred = groups - groups.mean(1, keepdim=True)
     if algorithm == "rloo":
@@ -175,58 +207,62 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, parts: in
     return centred.flatten()
 
 
-# Sums over response tokens, each a scalar tensor, under TRL's names.
-PolicyStats = namedtuple(
-    "PolicyStats", "loss_policy policy_entropy policy_approxkl policy_policykl policy_clipfrac policy_ratio"
-)
-
-
 def group_losses(
     new: Sequence[Tensor],
-    sampled: Sequence[Tensor],
+    old: Sequence[Tensor],
     mask: Tensor,
     algorithm: str,
     cliprange: float,
     longest: int,
     kl_coef: float,
-) -> PolicyStats:
-    """The clipped loss, summed over responses, which carries the gradient, and statistics summed over response tokens.
+) -> LossTerms:
+    """The clipped loss, summed over responses, and statistics summed over response tokens.
 
     `grpo`: mean over a response's tokens, each with its probability ratio; `dr_grpo`: their sum over `longest`, a
     constant; `rloo`, `reinforce`: one ratio, that of the whole response (as current TRL has it).
 
     Args:
         new: log-probabilities and entropies of the policy being trained; all tensors are (batch, R).
-        sampled: log-probabilities of the policy that sampled and of the reference, advantages (equal along a row).
+        old: log-probabilities of the policy that sampled and of the reference, advantages (equal along a row).
+        mask: 1 where there is a response token.
+        algorithm: see above.
+        cliprange: of the probability ratio.
+        longest: most tokens of a response.
         kl_coef: of the KL to the reference as a loss term, by the k3 estimate `exp(d) - d - 1`, `d` the reference's
             log-probability minus the policy's (Schulman, 2020); 0: none.
     """
     one_of("algorithm", ALGORITHMS, algorithm)
     logprobs, entropies = new
-    old_logprobs, ref_logprobs, advantages = sampled
+    old_logprobs, ref_logprobs, advantages = old
+    of_responses = algorithm in ("rloo", "reinforce")
+
     difference = (logprobs - old_logprobs) * mask
-    whole = algorithm in ("rloo", "reinforce")
-    # Clamped far above any clip range: a long response's ratio could exceed float32.
-    ratio = (difference.sum(1, keepdim=True).clamp(max=20.0) if whole else difference).exp()
-    advantage = advantages[:, :1] if whole else advantages
-    policy, clipped = -advantage * ratio, -advantage * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
-    terms = torch.max(policy, clipped)
-    gap = ((ref_logprobs - logprobs) * mask) if kl_coef else None
-    k3 = kl_coef * (gap.exp() - gap - 1) if gap is not None else torch.zeros_like(difference)
-    if whole:
-        rows = terms[:, 0] + k3.sum(1)
+    if of_responses:
+        # Clamped far above any clip range: a long response's ratio could exceed float32.
+        ratio = difference.sum(1, keepdim=True).clamp(max=20.0).exp()
+        advantages = advantages[:, :1]
     else:
-        rows = ((terms + k3) * mask).sum(1) / (mask.sum(1) if algorithm == "grpo" else longest)
+        ratio = difference.exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
+    policy_terms = torch.max(unclipped, clipped)
 
-    def total(x: Tensor) -> Tensor:
-        return (x * mask).sum()
+    kl_terms = torch.zeros_like(difference)
+    if kl_coef:
+        gap = (ref_logprobs - logprobs) * mask
+        kl_terms = kl_coef * (gap.exp() - gap - 1)
 
-    away = difference.detach()
-    return PolicyStats(
-        loss_policy=rows.sum(),
-        policy_entropy=total(entropies),
-        policy_approxkl=0.5 * total(away.square()),
-        policy_policykl=total(-away),
-        policy_clipfrac=total((clipped.detach() > policy.detach()).expand_as(mask)),
-        policy_ratio=total(away.exp()),
+    if of_responses:
+        response_losses = policy_terms[:, 0] + kl_terms.sum(1)
+    else:
+        divisor = mask.sum(1) if algorithm == "grpo" else longest
+        response_losses = ((policy_terms + kl_terms) * mask).sum(1) / divisor
+
+    loss = response_losses.sum()
+    return LossTerms(
+        loss=loss,
+        policy_loss=loss,
+        entropy=_total(entropies, mask),
+        clip_fraction=_total((clipped.detach() > unclipped.detach()).expand_as(mask), mask),
+        ratio=_total(difference.detach().exp(), mask),
     )

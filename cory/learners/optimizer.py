@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import get_scheduler
 
-from cory.errors import UserError, expect, one_of
+from cory.errors import UserError, one_of
 from cory.policies.sharding import is_shard, part_like
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -18,8 +18,9 @@ SCHEDULES = ("constant", "linear", "cosine")
 def check_optimizer(name: str) -> None:
     """Raises a UserError if torch has no optimizer of that name that steps on dense gradients without a closure."""
     kinds = {key for key, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
-    known = sorted(key for key in kinds if key not in ("LBFGS", "SparseAdam"))
-    expect(name in known, "ppo.optimizer", f"one of torch.optim's {', '.join(known)}", name)
+    names = sorted(key for key in kinds if key not in ("LBFGS", "SparseAdam"))
+    if name not in names:
+        raise UserError(f"ppo.optimizer: expected one of torch.optim's {', '.join(names)}, got {name!r}")
 
 
 def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, options: dict[str, Any]) -> Any:
@@ -31,8 +32,9 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, opti
     kind = getattr(torch.optim, name)
     if "fused" in inspect.signature(kind).parameters and "foreach" not in options:
         # One kernel instead of one for each operation; of sharded weights, PyTorch has it for these two.
-        known = all(p.is_floating_point() for p in trained) and (name in ("Adam", "AdamW") or not is_shard(trained[0]))
-        options = {"fused": known, **options}
+        floats = all(p.is_floating_point() for p in trained)
+        fused = floats and (name in ("Adam", "AdamW") or not is_shard(trained[0]))
+        options = {"fused": fused, **options}
     try:
         return kind(trained, lr=learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -1,13 +1,15 @@
-"""One agent's PPO: TRL's PPOTrainer (0.11.4) in the response window. Only this file and trl_parts.py use TRL internals.
+"""One agent's PPO: a `trl.PPOTrainer` (0.11.4), updated in the response window.
 
-`step()` computes what TRL's does (tests compare the two). Differences are listed in `cory/learners/learner.py`, and:
+`update()` computes what `trl.PPOTrainer.step()` does (tests compare the two), and differs on purpose where
+`cory/learners/learner.py` says so and in this:
 
 * constructing a trainer leaves the random streams alone (TRL reseeds everything);
 * agents share one frozen reference; gradient clipping works after the first step, and reward scaling works at all.
+
+Only this file and `trl_parts.py` know TRL.
 """
 
 import warnings
-from typing import Any
 from unittest.mock import patch
 
 import trl
@@ -15,71 +17,80 @@ import trl.trainer.ppo_trainer as trl_ppo
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from cory.config import Config
 from cory.learners import losses
-from cory.learners.learner import Learner, OldPolicy, Rows
+from cory.learners.learner import ForwardPass, Learner, OldPolicy, Targets
+from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
-from cory.learners.trl_parts import PolicyWithValueHead
+from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 
 
-class PPOTrainer(Learner, trl.PPOTrainer):
-    """TRL's PPOTrainer in the response window.
+class PPOLearner(Learner):
+    """PPO (Eq. 10 to 13). Holds a `trl.PPOTrainer`, whose model, optimizer, accelerator and KL controller it uses.
 
     Args:
-        config: TRL's PPOConfig, e.g. from `trl_config`.
-        model: the policy.
-        ref_model, tokenizer, options: see `Learner`.
-        optimizer: name and options of one of torch's; default Adam.
+        policy: with a value head.
+        reference, tokenizer, config: see `Learner`.
     """
-
-    STATS = (
-        *(f"ppo/{name.replace('_', '/', 1)}" for name in losses.LossStats._fields),
-        *(f"ppo/{name}" for name in ("loss/total", "returns/mean", "returns/var", "val/mean", "val/var")),
-    )
 
     def __init__(
         self,
-        config: trl.PPOConfig,
-        model: PolicyWithValueHead,
-        ref_model: PolicyWithValueHead | None,
+        policy: PolicyWithValueHead,
+        reference: PolicyWithValueHead | None,
         tokenizer: PreTrainedTokenizerBase,
-        *options: Any,
-        optimizer: tuple[str, dict[str, Any]] = ("Adam", {}),
-        **named: Any,
+        config: Config,
     ) -> None:
-        made = make_optimizer(model, config.learning_rate, *optimizer)
-        with (
-            warnings.catch_warnings(),
-            # TRL reseeds everything here, so that making an agent would restart every random stream of the run.
-            patch.object(trl_ppo, "set_seed", lambda seed: None),
-            # It would also wrap the reference to exchange gradients that it does not have.
-            patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
-        ):
-            for message in ("`PPOTrainer` is deprecated", "No dataset is provided", "`is_gradient_checkpointing`"):
-                warnings.filterwarnings("ignore", message=message)
-            trl.PPOTrainer.__init__(
-                self, config=config, model=model, ref_model=None, tokenizer=tokenizer, optimizer=made
-            )
-        Learner.__init__(self, config, ref_model, tokenizer, *options, **named)
+        trainer = make_trainer(policy, tokenizer, config)
+        super().__init__(
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            accelerator=trainer.accelerator,
+            kl_controller=trainer.kl_ctl,
+            reference=reference,
+            tokenizer=tokenizer,
+            config=config,
+        )
+        self.trainer = trainer
 
-    def compute_advantages(self, values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `losses.gae`."""
-        return losses.gae(values, rewards, mask, self.config.gamma, self.config.lam, self.config.whiten_rewards)
+    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: int) -> Targets:
+        """GAE on token rewards, over all rollouts together."""
+        token_rewards = losses.token_rewards(rewards, old.kl, mask, self.kl_controller.value)  # Eq. 2
+        advantages, returns = losses.gae(
+            old.values, token_rewards, mask, self.ppo.gamma, self.ppo.lam, self.ppo.whiten_rewards
+        )  # Eq. 12
+        return Targets(advantages, returns)
 
-    def _advantages(self, old: OldPolicy, scores: Tensor, mask: Tensor, parts: int) -> Tensor:
-        """GAE (Eq. 12) on token rewards (Eq. 2)."""
-        rewards, penalties = losses.token_rewards(scores, old.kl, mask, self.kl_ctl.value)
-        old.values, old.advantages, old.returns = self.compute_advantages(old.values, rewards, mask)
-        return penalties
-
-    def _losses(self, new: Rows, entropies: Tensor, old: OldPolicy, mask: Tensor, scale: Tensor) -> losses.LossStats:
+    def loss_terms(
+        self, new: ForwardPass, entropies: Tensor, old: OldPolicy, targets: Targets, mask: Tensor, mean_length: Tensor
+    ) -> LossTerms:
         """The clipped losses of policy and values (Eq. 11, 13)."""
-        assert new.values is not None
-        sampled = [old.logprobs, old.values, old.advantages, old.returns]
-        clips = self.config.cliprange, self.config.cliprange_value
-        return losses.ppo_losses((new.logprobs, new.values, entropies), sampled, mask, *clips)
+        assert new.values is not None and targets.returns is not None
+        return losses.ppo_losses(
+            (new.logprobs, new.values, entropies),
+            (old.logprobs, old.values, targets.advantages, targets.returns),
+            mask,
+            self.ppo.cliprange,
+            self.ppo.cliprange_value,
+            self.ppo.vf_coef,
+        )
 
-    def _loss(self, terms: Any) -> Tensor:
-        return terms[0] + self.config.vf_coef * terms[1]
 
-    def _moments(self, old: OldPolicy, index: list[int], mask: Tensor) -> list[Tensor]:
-        return [m for x in (old.returns, old.values) for m in losses.mean_and_variance(x[index], mask)]
+def make_trainer(policy: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config) -> trl.PPOTrainer:
+    """TRL's trainer of a policy, with the optimizer of the settings, and without a reference of its own."""
+    optimizer = make_optimizer(policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options)
+    with (
+        warnings.catch_warnings(),
+        # TRL reseeds everything here, so that making an agent would restart every random stream of the run.
+        patch.object(trl_ppo, "set_seed", lambda seed: None),
+        # It would also copy the policy as the reference, and wrap it to exchange gradients that it does not have.
+        patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
+    ):
+        for message in ("`PPOTrainer` is deprecated", "No dataset is provided", "`is_gradient_checkpointing`"):
+            warnings.filterwarnings("ignore", message=message)
+        return trl.PPOTrainer(
+            config=trl_config(config.ppo, config.seed),
+            model=policy,
+            ref_model=None,
+            tokenizer=tokenizer,
+            optimizer=optimizer,
+        )

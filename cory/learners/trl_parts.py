@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import asdict
+from typing import TypeAlias
 
 import torch
 import trl
@@ -28,9 +29,9 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (batch, R, vocabulary) and values (batch, R), float32, of the first four fields of a `Window`."""
-        ids, mask, positions, response_ids = tensors
-        logits, hidden = window.forward(self.pretrained_model, ids, mask, positions, response_ids.shape[1])
-        return logits.float(), self.v_head(hidden).squeeze(-1).float()
+        input_ids, mask, position_ids, response_ids = tensors
+        logits, hidden = window.forward(self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1])
+        return logits.float(), self.v_head(hidden).squeeze(-1).float()  # Eq. 10
 
 
 # Settings that TRL does not have.
@@ -61,8 +62,11 @@ class RunningMoments(trl_utils.RunningMoments):
         return batch_moments
 
 
-def kl_controller(config: trl.PPOConfig) -> AdaptiveKLController | FixedKLController:
+KLController: TypeAlias = AdaptiveKLController | FixedKLController
+
+
+def make_kl_controller(ppo: PPOConfig) -> KLController:
     """TRL's controller of the KL coefficient, as its trainer makes it."""
-    if config.adap_kl_ctrl:
-        return AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
-    return FixedKLController(config.init_kl_coef)
+    if ppo.adaptive_kl:
+        return AdaptiveKLController(ppo.init_kl_coef, ppo.kl_target, ppo.kl_horizon)
+    return FixedKLController(ppo.init_kl_coef)

@@ -10,6 +10,7 @@ import torch
 from accelerate import PartialState
 
 from cory.config import Config
+from cory.policies.rollout import Rollout
 from cory.policies.sampling import encode
 from cory.run import processes
 
@@ -28,9 +29,9 @@ class Apart:
 
     def __init__(self, index: int, agent: Any, config: Config) -> None:
         self.name, self.owner, self.agent = f"agent_{index + 1}", index % processes.run_size(), agent
-        self.ppo, self.chat_template = config.ppo, config.of_agent(index).model.chat_template
-        known = (agent.tokenizer, agent.context_length) if agent else None
-        self.tokenizer, self.context_length = processes.broadcast(known, self.owner)
+        self.chat_template = config.of_agent(index).model.chat_template
+        tokenizer_and_length = (agent.tokenizer, agent.context_length) if agent else None
+        self.tokenizer, self.context_length = processes.broadcast(tokenizer_and_length, self.owner)
         self.device = PartialState().device
 
     @property
@@ -53,18 +54,22 @@ class Apart:
 
         def answer() -> Any:
             kept.append(self.agent.respond(prompts, max_new_tokens))
-            return replace(kept[0], queries=[], responses=[])
+            return replace(kept[0], prompt_ids=[], response_ids=[])
 
         texts = processes.computed_by(self.owner, answer)
         return kept[0] if kept else texts
 
-    def learn(self, rollouts: Sequence[Any], rewards: torch.Tensor, rate: float = 1.0) -> list[dict[str, float]]:
-        """One update, in the agent's process; the others draw the random numbers that it takes."""
+    def learn(
+        self,
+        rollouts: Sequence[Rollout],
+        rewards: Sequence[torch.Tensor],
+        shuffle: np.random.Generator,
+        rate: float = 1.0,
+    ) -> list[Any]:
+        """One update, in the agent's process; None for each rollout in the others."""
         if self.agent:
-            return self.agent.learn(rollouts, rewards, rate)
-        for _ in range(self.ppo.ppo_epochs):
-            np.random.permutation(rewards.numel())
-        return [{} for _ in rollouts]
+            return self.agent.learn(rollouts, rewards, shuffle, rate)
+        return [None for _ in rollouts]
 
     def explain(self, rollout: Any) -> list[dict[str, Any]]:
         """What is recorded of each response; in all processes."""

@@ -48,17 +48,18 @@ class Window(NamedTuple):
         longest = max(self.prompt_lengths[i] for i in index) + max(self.response_lengths[i] for i in index) - 1
         return len(index) * longest
 
-    def parts(self, index: Sequence[int], most: int, pass_cost: float) -> list[tuple[list[int], "Window"]]:
-        """The rows `index` in parts of similar length, each of at most `most`.
+    def micro_batches(self, index: Sequence[int], most: int, pass_cost: float) -> list[tuple[list[int], "Window"]]:
+        """The rows `index` in micro-batches of similar length, each of at most `most` rows: their indices, and they.
 
-        More parts save padding, but each costs as much as `pass_cost` padded tokens; the cheapest split is taken.
+        More micro-batches save padding, but each costs as much as `pass_cost` padded tokens; the cheapest split is
+        taken. If that is the whole window in one, it is returned itself.
         """
         sizes = {-(-len(index) // count) for count in (-(-len(index) // most), 1, 2, 4, 8)}
         splits = [list(self.by_length(size, index)) for size in sorted(sizes, reverse=True) if size <= most]
-        chosen = min(splits, key=lambda split: sum(self.padded_tokens(part) + pass_cost for part in split))
+        chosen = min(splits, key=lambda split: sum(self.padded_tokens(rows) + pass_cost for rows in split))
         if len(chosen) == 1 and len(index) == len(self.input_ids):
             return [(list(range(len(index))), self)]
-        return [(part, self.rows(part)) for part in chosen]
+        return [(rows, self.rows(rows)) for rows in chosen]
 
     def by_length(self, rows: int, index: Sequence[int] | None = None) -> Iterator[list[int]]:
         """The rows `index` (all by default) as lists of at most `rows`, of similar length each."""
@@ -71,8 +72,8 @@ def pad(rows: Sequence[Tensor], pad_id: int, side: str) -> tuple[Tensor, Tensor]
     """Token rows of different lengths as (batch, longest) ids and their 0/1 mask, padded on `side`."""
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=pad_id, padding_side=side)
     lengths = torch.tensor([len(row) for row in rows], device=ids.device)[:, None]
-    place = torch.arange(ids.shape[1], device=ids.device)
-    mask = place < lengths if side == "right" else place >= ids.shape[1] - lengths
+    position = torch.arange(ids.shape[1], device=ids.device)
+    mask = position < lengths if side == "right" else position >= ids.shape[1] - lengths
     return ids, mask.long()
 
 

@@ -31,14 +31,19 @@ EMPTY_SHARE = 0.1
 
 
 class NotFinite(Exception):
-    """`what` is not finite in an update; the weights are as before that optimizer step.
+    """A loss or gradient of an update is not finite; the weights are as before that optimizer step.
 
-    `rows`: the rows of the batch that cause it, empty if only their sum is not finite; `text`: of these rows.
+    Args:
+        what: `the loss` or `the gradient`.
+        learner: whose, e.g. `agent_1 as pioneer`.
+        rows: the rows of the rollout that cause it; empty if each is finite and only their sum is not.
+        text: of the first of these rows.
     """
 
-    def __init__(self, what: str, rows: Sequence[int] = (), text: str = "") -> None:
-        self.what, self.rows = what, list(rows)
-        super().__init__(f"{what} is not finite" + (f" in rows {self.rows}{text}" if self.rows else ""))
+    def __init__(self, what: str, learner: str, rows: Sequence[int] = (), text: str = "") -> None:
+        self.rows = list(rows)
+        where = f" in rows {self.rows}, the first of them {text}" if self.rows else ""
+        super().__init__(f"{learner}: {what} is not finite{where}")
 
 
 def flags(

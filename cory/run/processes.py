@@ -290,9 +290,9 @@ def _random_state() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
 
 
-def merged(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Rows of which, where agents live apart, each process has some: all of them."""
+def merged(values: list[T | None]) -> list[T]:
+    """A list of which, where agents live apart, each process has some values, and None for the others: all of them."""
     if parallel.agents == "apart":
-        for theirs in everyone(rows):
-            rows = [mine | other for mine, other in zip(rows, theirs, strict=True)]
-    return rows
+        for others in everyone(values):
+            values = [other if value is None else value for value, other in zip(values, others, strict=True)]
+    return values  # type: ignore[return-value]

@@ -60,7 +60,7 @@ def test_an_iteration_holds_what_happened(config):
         expected = torch.tensor([count_good(None, rollout.completions) for rollout in iteration.rollouts])
         assert torch.allclose(torch.stack(list(iteration.task_rewards)), expected)
         assert torch.allclose(iteration.rewards[0], expected.sum(0))
-        assert all(len(ids) <= iteration.max_new_tokens for ids in pioneer.responses)
+        assert all(len(ids) <= iteration.max_new_tokens for ids in pioneer.response_ids)
         roles = {record["agent"]: record["role"] for record in iteration.records}
         assert roles == {iteration.chain[0].name: "pioneer", iteration.chain[1].name: "observer"}
         assert {"generate", "reward", "learn", "total"} < iteration.seconds.keys()

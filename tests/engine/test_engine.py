@@ -84,8 +84,8 @@ def test_requests_ask_for_exact_sampling(settings, server):
     asked |= {"stop": ["good"], "stop_token_ids": [0], "ignore_eos": True, "model": "base", "presence_penalty": 0.0}
     assert body | asked == body and body["prompt"] == agent.encode(texts)
     assert "seed" not in body  # it would give equal prompts equal responses
-    assert len({tuple(response.tolist()) for response in rollout.responses[::2]}) > 1
-    for response, text, logprobs in zip(rollout.responses, rollout.completions, rollout.logprobs, strict=True):
+    assert len({tuple(response.tolist()) for response in rollout.response_ids[::2]}) > 1
+    for response, text, logprobs in zip(rollout.response_ids, rollout.completions, rollout.logprobs, strict=True):
         assert 1 <= len(response) == len(logprobs) <= 6 and "good" not in text
 
 
@@ -98,7 +98,7 @@ def test_large_batches_take_several_requests(settings, server, monkeypatch):
     assert [len(prompts) for prompts in asked] == [3, 3, 1]
     assert [ids for prompts in asked for ids in prompts] == agent.encode(texts)
     with torch.no_grad():
-        for query, response, theirs in zip(rollout.queries, rollout.responses, rollout.logprobs, strict=True):
+        for query, response, theirs in zip(rollout.prompt_ids, rollout.response_ids, rollout.logprobs, strict=True):
             logits = agent.policy(torch.cat([query, response])[None]).logits[0, len(query) - 1 : -1]
             ours = logits.log_softmax(-1).gather(-1, response[:, None])[:, 0]
             assert torch.allclose(ours, theirs, atol=1e-5)  # each row has its own response

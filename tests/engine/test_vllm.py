@@ -106,7 +106,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_policy(settings):
     prompt = agent.encode(["the film"])[0]
     probabilities = agent.policy(torch.tensor([prompt])).logits[0, -1].softmax(-1).detach()
     drawn = torch.zeros_like(probabilities)
-    for response in agent.respond(["the film"] * count, 1).responses:
+    for response in agent.respond(["the film"] * count, 1).response_ids:
         drawn[response[0]] += 1
     common = probabilities > 10 / count
     expected = torch.cat([probabilities[common], probabilities[~common].sum()[None]]) * count
@@ -120,7 +120,7 @@ def test_responses_end_as_those_of_the_policy_do(settings):
     agent = make_agents(replace(settings, sampling=sampling))[0]
     rollout = agent.respond(["the film was a"] * 300, 40)
     ends = {"end": 0, "stop": 0, "length": 0}
-    for response, text in zip(rollout.responses, rollout.completions, strict=True):
+    for response, text in zip(rollout.response_ids, rollout.completions, strict=True):
         whole = agent.tokenizer.decode(response)
         stopped = any(stop in whole for stop in sampling.stop)
         assert not any(stop in agent.tokenizer.decode(response[:-1]) for stop in sampling.stop)

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_gpt2
-from test_ppo import ragged
+from test_ppo import ragged, rollout_of
 
-from cory.config import PPOConfig
+from cory.config import Config, PPOConfig, SamplingConfig
 from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages
 from cory.learners.optimizer import learning_rate_factor, make_optimizer
-from cory.learners.trl_parts import trl_config
 
 LONGEST, GROUP = 12, 4
 
@@ -22,11 +21,17 @@ LONGEST, GROUP = 12, 4
 def make(tokenizer, algorithm, kl_in="reward", optimizer=("SGD", {}), **settings):
     """A learner in double precision, by plain gradient steps, with a reference that differs from its policy."""
     base, ref = make_gpt2(tokenizer).double(), make_gpt2(tokenizer, seed=1).double().requires_grad_(False)
-    ppo = PPOConfig(**{"learning_rate": 0.01, "batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 2} | settings)
-    return GroupLearner(
-        trl_config(ppo, 0), WindowPolicy(copy.deepcopy(base)), WindowPolicy(ref), tokenizer,
-        algorithm=algorithm, group_size=GROUP, longest=LONGEST, kl_in=kl_in, optimizer=optimizer,
-    )  # fmt: skip
+    name, options = optimizer
+    defaults = {"learning_rate": 0.01, "batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 2}
+    ppo = PPOConfig(**defaults | settings, kl_in=kl_in, optimizer=name, optimizer_options=options)
+    sampling = SamplingConfig(max_new_tokens=LONGEST)
+    config = Config(device="cpu", algorithm=algorithm, group_size=GROUP, ppo=ppo, sampling=sampling)
+    return GroupLearner(WindowPolicy(copy.deepcopy(base)), WindowPolicy(ref), tokenizer, config)
+
+
+def update(learner, queries, responses, scores, seed=0):
+    (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.default_rng(seed))
+    return stats
 
 
 def logprobs(model, query, response):
@@ -83,7 +88,7 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in):
     with torch.no_grad():
         olds = [logprobs(model, *row) for row in zip(queries, responses, strict=True)]
         refs = [logprobs(ref, *row) for row in zip(queries, responses, strict=True)]
-    eta = learner.kl_ctl.value
+    eta = learner.kl_controller.value
     taken = [eta * (old - r).sum().item() if kl_in == "reward" else 0.0 for old, r in zip(olds, refs, strict=True)]
     advantages = plain_advantages([s - t for s, t in zip(scores.tolist(), taken, strict=True)], algorithm)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
@@ -95,20 +100,20 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in):
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter -= rate * gradient
-    stats = learner.step(queries, responses, scores)
-    assert stats["ppo/loss/policy"] == pytest.approx(sum(values) / 2, rel=1e-6, abs=1e-6)
+    stats = update(learner, queries, responses, scores)
+    assert stats.policy_loss == pytest.approx(sum(values) / 2, rel=1e-6, abs=1e-6)
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
     found = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
     moved = (expected - before).abs().max()  # by two gradients; log-probabilities are float32 there, and here float64
     assert moved / rate > 1e-2 and (found - expected).abs().max() < 1e-6 * moved
-    assert stats["ppo/policy/clipfrac"] > 0 or (kl_in, algorithm) == ("loss", "dr_grpo")
+    assert stats.clip_fraction > 0 or (kl_in, algorithm) == ("loss", "dr_grpo")
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce"])
 def test_baselines_are_of_a_role(algorithm):
     rewards = torch.randn(16, dtype=torch.float64)
     rewards[8:] += 100  # the other role earns more
-    found = group_advantages(rewards, algorithm, GROUP, parts=2)
+    found = group_advantages(rewards, algorithm, GROUP, roles=2)
     assert found.tolist() == pytest.approx(plain_advantages(rewards.tolist(), algorithm, roles=2), abs=1e-9)
     assert found.abs().max() < 20
 
@@ -116,7 +121,7 @@ def test_baselines_are_of_a_role(algorithm):
 def test_equal_rewards_give_no_gradient(tokenizer):
     learner = make(tokenizer, "grpo", init_kl_coef=0.0)
     before = [p.clone() for p in learner.policy.parameters()]
-    learner.step(*ragged()[:2], torch.ones(8))
+    update(learner, *ragged()[:2], torch.ones(8))
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 
 
@@ -125,10 +130,8 @@ def test_equal_rewards_give_no_gradient(tokenizer):
 def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     results = []
     for settings in ({}, split):  # one after the other, as accelerate knows one number of accumulated batches at a time
-        learner = make(tokenizer, algorithm, ppo_epochs=1, **{k: v for k, v in settings.items() if k != "micro_batch"})
-        learner.micro_batch = settings.get("micro_batch", learner.micro_batch)
-        np.random.seed(0)
-        learner.step(*ragged())
+        learner = make(tokenizer, algorithm, ppo_epochs=1, **settings)
+        update(learner, *ragged())
         results.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
     before = torch.cat([p.detach().flatten() for p in make(tokenizer, algorithm).policy.parameters()])
     distance = (results[0] - results[1]).norm() / (results[0] - before).norm()
@@ -138,7 +141,7 @@ def test_micro_batches_change_no_number(tokenizer, algorithm, split):
 
 def test_no_value_head_and_no_moments_of_one(tokenizer):
     learner = make(tokenizer, "grpo", optimizer=("Adam", {}))
-    learner.step(*ragged())
+    update(learner, *ragged())
     tensors, _ = learner.save_state()
     assert not any("v_head" in name for name in tensors)
     weights = sum(p.numel() for p in learner.policy.parameters())
@@ -151,11 +154,9 @@ def test_any_of_torchs_optimizers_is_resumed_to_the_bit(tokenizer, name):
     options = {"momentum": 0.9} if name == "SGD" else {}
     whole, first, second = (make(tokenizer, "rloo", optimizer=(name, options)) for _ in range(3))
     for k, learner in ((0, whole), (0, first), (1, whole)):
-        np.random.seed(k)
-        learner.step(*ragged(seed=k))
+        update(learner, *ragged(seed=k), seed=k)
     second.load_state(*first.save_state())
-    np.random.seed(1)
-    second.step(*ragged(seed=1))
+    update(second, *ragged(seed=1), seed=1)
     assert all(torch.equal(a, b) for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True))
 
 

@@ -1,6 +1,7 @@
-"""Our PPOTrainer against stock TRL, and what it changes on purpose."""
+"""Our PPO learner against stock TRL, and what it changes on purpose."""
 
 import copy
+import math
 import warnings
 
 import numpy as np
@@ -9,20 +10,25 @@ import torch
 import trl
 from conftest import make_gpt2
 
-from cory.config import PPOConfig, SamplingConfig
-from cory.learners.losses import TokenLogprobs, entropy
-from cory.learners.ppo import PPOTrainer
+from cory.config import Config, PPOConfig, SamplingConfig
+from cory.learners.losses import LossTerms, TokenLogprobs, entropy
+from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.policies import window
+from cory.policies.rollout import Rollout
 from cory.policies.sampling import seed_everything
 from cory.run.guards import NotFinite
 
-LOSSES = [
-    "ppo/loss/policy", "ppo/loss/value", "ppo/loss/total", "objective/kl", "objective/kl_coef", "ppo/policy/entropy",
-    "ppo/policy/approxkl", "ppo/policy/policykl", "ppo/policy/clipfrac", "ppo/returns/mean", "ppo/returns/var",
-    "ppo/val/vpred", "ppo/val/error", "ppo/val/clipfrac", "ppo/val/mean", "ppo/mean_non_score_reward",
-    "tokens/responses_len_mean",
-]  # fmt: skip
+# Our statistics, and TRL's names for them.
+STATS = {
+    "kl": "objective/kl",
+    "kl_coef": "objective/kl_coef",
+    "entropy": "ppo/policy/entropy",
+    "policy_loss": "ppo/loss/policy",
+    "value_loss": "ppo/loss/value",
+    "clip_fraction": "ppo/policy/clipfrac",
+    "response_tokens": "tokens/responses_len_mean",
+}
 
 
 def ragged(rows: int = 8, seed: int = 0):
@@ -44,23 +50,35 @@ class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
         return logits, loss, values.float()
 
 
-def make_trainer(kind, tokenizer, seed=0, options=None, **settings):
-    """A stock or a cory trainer on the same double-precision policy and reference, which differ from each other.
+def rollout_of(queries, responses):
+    """A rollout of these token ids, in which no text is read."""
+    return Rollout([""] * len(queries), [""] * len(queries), queries, responses)
+
+
+def policies(tokenizer, wrapper):
+    """A policy and a reference, which differ from each other, in double precision.
 
     In double precision, as Adam turns the rounding errors of gradients that are zero (the keys' biases) into steps.
     """
     base = make_gpt2(tokenizer).double()
     ref = make_gpt2(tokenizer, seed=1).double()
-    wrapper = StockPolicy if kind == "stock" else PolicyWithValueHead
     torch.manual_seed(5)
     model, ref_model = wrapper(copy.deepcopy(base)).double(), wrapper(ref).double().requires_grad_(False)
     model.is_peft_model = ref_model.is_peft_model = False  # TRL's from_pretrained sets it
-    config = trl_config(PPOConfig(**{"learning_rate": 1e-3, "batch_size": 8, "mini_batch_size": 8} | settings), seed)
+    return model, ref_model
+
+
+def ppo_config(**settings):
+    return PPOConfig(**{"learning_rate": 1e-3, "batch_size": 8, "mini_batch_size": 8} | settings)
+
+
+def make_stock(tokenizer, **settings):
+    """TRL's trainer, and what it computes of each batch: values, advantages and returns of response tokens."""
+    model, ref_model = policies(tokenizer, StockPolicy)
+    config = trl_config(ppo_config(**settings), 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = (trl.PPOTrainer if kind == "stock" else PPOTrainer)(
-            config=config, model=model, ref_model=ref_model, tokenizer=tokenizer, **(options or {})
-        )
+        trainer = trl.PPOTrainer(config=config, model=model, ref_model=ref_model, tokenizer=tokenizer)
     seen = []
     original = trainer.compute_advantages
 
@@ -73,13 +91,33 @@ def make_trainer(kind, tokenizer, seed=0, options=None, **settings):
     return trainer, seen
 
 
+def make_learner(tokenizer, precision="fp32", **settings):
+    """Our learner of the same policy, and the same of each batch."""
+    config = Config(device="cpu", precision=precision, ppo=ppo_config(**settings))
+    learner = PPOLearner(*policies(tokenizer, PolicyWithValueHead), tokenizer, config)
+    seen = []
+    original = learner.targets
+
+    def targets(old, rewards, mask, rollouts):
+        result = original(old, rewards, mask, rollouts)
+        seen.append([x[mask.bool()] for x in (old.values, result.advantages, result.returns)])
+        return result
+
+    learner.targets = targets
+    return learner, seen
+
+
 def steps(trainer, n=2):
+    """The statistics of `n` updates: TRL's, or ours as a dict."""
     stats = []
     for k in range(n):
-        np.random.seed(k)
         queries, responses, scores = ragged(seed=k)
-        stock = type(trainer) is trl.PPOTrainer
-        stats.append(trainer.step(queries, responses, list(scores) if stock else scores))
+        np.random.seed(k)  # from which TRL draws the order of the rows
+        if isinstance(trainer, trl.PPOTrainer):
+            stats.append(trainer.step(queries, responses, list(scores)))
+        else:
+            (of_rollout,) = trainer.update([rollout_of(queries, responses)], [scores], np.random.RandomState(k))
+            stats.append(of_rollout.metrics())
     return stats
 
 
@@ -91,13 +129,12 @@ def weights(trainer):
 @pytest.mark.parametrize("split", [{}, {"mini_batch_size": 2, "gradient_accumulation_steps": 2}])
 def test_equals_stock_trl(tokenizer, kl_penalty, split):
     tokenizer.padding_side = "right"
-    (stock, stock_seen), (ours, ours_seen) = (
-        make_trainer(kind, tokenizer, kl_penalty=kl_penalty, **split) for kind in ("stock", "ours")
-    )
+    stock, stock_seen = make_stock(tokenizer, kl_penalty=kl_penalty, **split)
+    ours, ours_seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
     before = weights(ours)
     for theirs, mine in zip(steps(stock), steps(ours), strict=True):
-        for name in LOSSES:
-            assert mine[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-7), name
+        for name, trl_name in STATS.items():
+            assert mine[name] == pytest.approx(theirs[trl_name], rel=1e-5, abs=1e-7), name
     for theirs, mine in zip(stock_seen, ours_seen, strict=True):
         for name, a, b in zip(("values", "advantages", "returns"), theirs, mine, strict=True):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
@@ -111,8 +148,8 @@ def test_padding_side_changes_no_number(tokenizer, kl_penalty):
     results = []
     for side in ("left", "right"):
         tokenizer.padding_side = side
-        trainer, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty)
-        results.append(({name: steps(trainer)[-1][name] for name in LOSSES}, weights(trainer)))
+        trainer, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
+        results.append((steps(trainer), weights(trainer)))
     tokenizer.padding_side = "right"
     assert results[0][0] == results[1][0]
     assert torch.equal(results[0][1], results[1][1])
@@ -120,8 +157,8 @@ def test_padding_side_changes_no_number(tokenizer, kl_penalty):
 
 @pytest.mark.parametrize("kl_penalty", ["full", "kl"])
 def test_passes_over_rows_of_similar_length_change_no_number(tokenizer, kl_penalty):
-    one, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty)
-    several, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty)
+    one, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
+    several, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
     one.pass_cost, several.pass_cost = 10**9, 0
     batch = window.pack(*ragged()[:2], 0)
     counts = [len(trainer._micro_batches(batch, range(8))) for trainer in (one, several)]
@@ -145,16 +182,16 @@ def assert_same_update(a, b, tokenizer):
 @pytest.mark.parametrize("kl_penalty", ["full", "kl"])
 @pytest.mark.parametrize("split", MINIS)
 def test_micro_batches_change_no_number(tokenizer, kl_penalty, split):
-    whole, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty, **split)
-    pieces, _ = make_trainer("ours", tokenizer, kl_penalty=kl_penalty, options={"micro_batch": 3}, **split)
+    whole, _ = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
+    pieces, _ = make_learner(tokenizer, kl_penalty=kl_penalty, micro_batch=3, **split)
     assert_same_update(whole, pieces, tokenizer)
 
 
 @pytest.mark.parametrize("split", MINIS)
 @pytest.mark.parametrize("fits", [1, 3])
 def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, fits):
-    whole, _ = make_trainer("ours", tokenizer, **split)
-    small, _ = make_trainer("ours", tokenizer, **split)
+    whole, _ = make_learner(tokenizer, **split)
+    small, _ = make_learner(tokenizer, **split)
     forward = small._forward
 
     def limited(rows):
@@ -170,8 +207,8 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, 
 
 
 def test_memory_that_runs_out_for_good_is_an_error(tokenizer):
-    for options in ({"micro_batch": 8}, {}):
-        trainer, _ = make_trainer("ours", tokenizer, options=options)
+    for settings in ({"micro_batch": 8}, {}):
+        trainer, _ = make_learner(tokenizer, **settings)
 
         def full(rows):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
@@ -183,7 +220,7 @@ def test_memory_that_runs_out_for_good_is_an_error(tokenizer):
 
 
 def test_other_errors_are_not_taken_for_missing_memory(tokenizer):
-    trainer, _ = make_trainer("ours", tokenizer)
+    trainer, _ = make_learner(tokenizer)
 
     def broken(rows):
         raise RuntimeError("shapes do not fit")
@@ -207,30 +244,82 @@ def test_entropy_is_that_of_the_distribution():
 
 
 def test_a_ratio_above_the_threshold_drops_the_gradient(tokenizer):
-    trainer, _ = make_trainer("ours", tokenizer, ratio_threshold=1e-3)
+    trainer, _ = make_learner(tokenizer, ratio_threshold=1e-3)
     before = weights(trainer)
     assert [stats["dropped_steps"] for stats in steps(trainer)] == [4, 4]
     assert torch.equal(weights(trainer), before)
 
 
 def test_bf16_is_near_fp32(tokenizer):
-    (full, _), (half, _) = (
-        make_trainer("ours", tokenizer, options={"precision": precision}) for precision in ("fp32", "bf16")
-    )
+    (full, _), (half, _) = (make_learner(tokenizer, precision=precision) for precision in ("fp32", "bf16"))
     for trainer in (full, half):
         trainer.model.float()
-        trainer.ref_model.float()
+        trainer.reference.float()
     for mine, theirs in zip(steps(half), steps(full), strict=True):
-        assert mine["objective/kl"] == pytest.approx(theirs["objective/kl"], rel=0.1)
-        assert mine["objective/kl"] != theirs["objective/kl"]
+        assert mine["kl"] == pytest.approx(theirs["kl"], rel=0.1)
+        assert mine["kl"] != theirs["kl"]
     assert weights(half).dtype == torch.float32
 
 
+def test_the_learner_wraps_a_trl_trainer(tokenizer):
+    """The policy is trained through TRL's model, optimizer and accelerator, and its KL controller moves."""
+    learner, _ = make_learner(tokenizer)
+    trainer = learner.trainer
+    assert type(trainer) is trl.PPOTrainer
+    before, coef = weights(trainer), trainer.kl_ctl.value
+    steps(learner, 1)
+    assert not torch.equal(weights(trainer), before) and trainer.kl_ctl.value != coef
+    assert trainer.optimizer.state and trainer.optimizer is learner.optimizer
+    assert trainer.accelerator is learner.accelerator
+
+
+def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
+    """An agent in two roles: one update on both rollouts, whose statistics differ by role where they can."""
+    learner, _ = make_learner(tokenizer)
+    rows = [ragged(seed=k) for k in range(2)]
+    expected = []
+    for queries, responses, _ in rows:
+        kls, _ = learner.log_ratios(rollout_of(queries, responses))
+        expected.append((sum(kls) / 8, sum(map(len, responses)) / 8))
+    stats = learner.update([rollout_of(*row[:2]) for row in rows], [row[2] for row in rows], np.random.default_rng(0))
+    assert [(one.kl, one.response_tokens) for one in stats] == [pytest.approx(pair) for pair in expected]
+    assert stats[0].policy_loss == stats[1].policy_loss and stats[0].kl != stats[1].kl
+
+
+def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
+    learner, _ = make_learner(tokenizer)
+    before = weights(learner)
+    rollouts, rewards = [], []
+    for k, role in enumerate(("pioneer", "observer")):
+        queries, responses, scores = ragged(seed=k)
+        prompts = [f"{role} {row}" for row in range(8)]
+        completions = [f"answer {row}" for row in range(8)]
+        rollouts.append(Rollout(prompts, completions, queries, responses, agent="agent_1", role=role))
+        rewards.append(scores)
+    evaluate = learner._evaluate
+
+    def spoiled(batch, train):
+        old = evaluate(batch, train)
+        old.kl[[8 + 5, 8 + 3], 0] = math.nan  # of the second rollout
+        return old
+
+    learner._evaluate = spoiled
+    text = r"rows \[3, 5\], the first of them 'observer 3' -> 'answer 3'"
+    with pytest.raises(NotFinite, match=rf"^agent_1 as observer: the loss is not finite in {text}$"):
+        learner.update(rollouts, rewards, np.random.default_rng(0))
+
+    learner._evaluate = evaluate
+    rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
+    with pytest.raises(NotFinite, match=r"^agent_1 as pioneer and observer: the loss is not finite$"):
+        learner.update(rollouts, rewards, np.random.default_rng(0))
+    assert torch.equal(weights(learner), before)
+
+
 def test_a_batch_of_another_size_is_refused(tokenizer):
-    trainer, _ = make_trainer("ours", tokenizer)
+    trainer, _ = make_learner(tokenizer)
     queries, responses, scores = ragged()
     with pytest.raises(ValueError, match="batch_size = 8"):
-        trainer.step(queries[:7], responses[:7], scores[:7])
+        trainer.update([rollout_of(queries[:7], responses[:7])], [scores[:7]], np.random.default_rng(0))
 
 
 def test_batch_equals_row_by_row(tokenizer):
@@ -249,17 +338,19 @@ def test_batch_equals_row_by_row(tokenizer):
 
 @pytest.mark.parametrize("settings", [{"reward_scaling": True}, {"reward_scaling": True, "reward_normalization": True}])
 def test_reward_scaling_uses_the_running_moments(tokenizer, settings):
-    trainer, _ = make_trainer("ours", tokenizer, **settings)
+    trainer, _ = make_learner(tokenizer, **settings)
+    got = []
+    targets = trainer.targets
+    trainer.targets = lambda old, rewards, *args: got.append(rewards) or targets(old, rewards, *args)
     scores = [ragged(seed=k)[2] for k in range(2)]
-    stats = steps(trainer)
+    steps(trainer)
     seen = torch.cat(scores)
     centre = seen.mean() if "reward_normalization" in settings else 0
-    expected = (scores[1] - centre) / seen.std()
-    assert stats[1]["ppo/mean_scores"] == pytest.approx(expected.mean().item(), rel=1e-4)
+    assert torch.allclose(got[1], (scores[1] - centre) / seen.std(), rtol=1e-4)
 
 
 def test_gradients_are_clipped_at_every_step(tokenizer):
-    trainer, _ = make_trainer("ours", tokenizer, max_grad_norm=1e-3)
+    trainer, _ = make_learner(tokenizer, max_grad_norm=1e-3)
     norms = []
     step = trainer.optimizer.step
 
@@ -274,17 +365,17 @@ def test_gradients_are_clipped_at_every_step(tokenizer):
 
 
 def test_constructor_leaves_the_random_streams_alone(tokenizer):
-    make_trainer("ours", tokenizer)  # imports and caches aside
+    make_learner(tokenizer)  # imports and caches aside
     base = PolicyWithValueHead(make_gpt2(tokenizer))
     seed_everything(1)
     expected = (torch.rand(1), np.random.rand())
     seed_everything(1)
-    PPOTrainer(trl_config(PPOConfig(), 0), base, copy.deepcopy(base), tokenizer)
+    PPOLearner(base, copy.deepcopy(base), tokenizer, Config(device="cpu"))
     assert (torch.rand(1), np.random.rand()) == expected
 
 
 def test_sampling_has_no_dropout_after_a_step(tokenizer):
-    trainer, _ = make_trainer("ours", tokenizer)
+    trainer, _ = make_learner(tokenizer)
     steps(trainer, 1)
     trainer.model.train()  # what TRL leaves behind
     drawn = []
@@ -296,7 +387,7 @@ def test_sampling_has_no_dropout_after_a_step(tokenizer):
 
 
 def test_responses_stop_at_their_first_end_token(tokenizer):
-    trainer, _ = make_trainer("ours", tokenizer)
+    trainer, _ = make_learner(tokenizer)
     ends = [0, 7]
     bias = torch.zeros(len(tokenizer))
     bias[ends] = 3.0
@@ -314,18 +405,17 @@ def test_responses_stop_at_their_first_end_token(tokenizer):
 
 def test_mini_batches_of_one_token(tokenizer):
     """Its values have no variance, which is no reason to end the run."""
-    trainer, _ = make_trainer("ours", tokenizer, mini_batch_size=1)
+    trainer, _ = make_learner(tokenizer, mini_batch_size=1)
     before, (queries, responses, scores) = weights(trainer), ragged()
-    stats = trainer.step(queries, [response[:1] for response in responses], scores)
-    assert stats["ppo/returns/var"] == 0 and stats["ppo/loss/value"] > 0
+    rollout = rollout_of(queries, [response[:1] for response in responses])
+    (stats,) = trainer.update([rollout], [scores], np.random.default_rng(0))
+    assert stats.value_loss > 0 and math.isfinite(stats.policy_loss)
     assert not torch.equal(weights(trainer), before)
 
 
 def test_state_of_other_mini_batches_is_taken_over(tokenizer):
     """As where a run continues in twice as many processes: each has half of every mini-batch."""
-    (first, _), (second, _), (expected, _) = (
-        make_trainer("ours", tokenizer, mini_batch_size=size) for size in (8, 4, 4)
-    )
+    (first, _), (second, _), (expected, _) = (make_learner(tokenizer, mini_batch_size=size) for size in (8, 4, 4))
     second.load_state(*first.save_state())
     assert_same_update(expected, second, tokenizer)
     first.load_state(*second.save_state())
@@ -333,11 +423,12 @@ def test_state_of_other_mini_batches_is_taken_over(tokenizer):
 
 
 def test_an_update_that_fails_leaves_the_reward_moments(tokenizer):
-    trainer, _ = make_trainer("ours", tokenizer, reward_scaling=True)
+    trainer, _ = make_learner(tokenizer, reward_scaling=True)
     steps(trainer, 1)
     before = trainer.save_state()[1]
     assert before["moments"]["count"] == pytest.approx(8)
-    trainer._loss = lambda terms: terms[0] * torch.nan
+    loss_terms = trainer.loss_terms
+    trainer.loss_terms = lambda *args: LossTerms(*(term * torch.nan for term in loss_terms(*args)))
     with pytest.raises(NotFinite):
         steps(trainer, 1)
     assert trainer.save_state()[1] == before

@@ -1,5 +1,6 @@
 """Model families: what is sampled and trained has the log-probabilities of the plain text, or the model is refused."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -262,10 +263,10 @@ def test_agents_of_mamba_train(config, tokenizer, tmp_path, rank):
         return agent.respond(["the film was", "a", "some very fine acting"] * 2 + ["bad", "good story"], 6)
 
     rollout = answers()
-    assert [row.tolist() for row in answers().responses] == [row.tolist() for row in rollout.responses]
+    assert [row.tolist() for row in answers().response_ids] == [row.tolist() for row in rollout.response_ids]
     before = [p.detach().clone() for p in agent.policy.parameters() if p.requires_grad]
-    (stats,) = agent.learn([rollout], torch.arange(8.0)[None])
-    assert stats["kl"] == pytest.approx(0, abs=1e-5)  # sampled and read by the same weights
+    (stats,) = agent.learn([rollout], [torch.arange(8.0)], np.random.default_rng(0))
+    assert stats.kl == pytest.approx(0, abs=1e-5)  # sampled and read by the same weights
     after = [p for p in agent.policy.parameters() if p.requires_grad]
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 

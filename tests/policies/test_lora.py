@@ -52,7 +52,7 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
     config.cory.exchange_period = 3
     trainer = make_trainer(config)
     first, second = trainer.agents
-    assert first.learner.policy is second.learner.policy and first.learner.ref_model is None
+    assert first.learner.policy is second.learner.policy and first.learner.reference is None
     frozen = base(first)
     for k in range(20):
         before = {agent.name: adapters(agent) for agent in trainer.agents}
@@ -60,9 +60,9 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
             other = second if agent is first else first
             learn = agent.learn
 
-            def spy(rollouts, rewards, rate, agent=agent, other=other, learn=learn):
+            def spy(*args, agent=agent, other=other, learn=learn):
                 mine, theirs = adapters(agent), adapters(other)
-                stats = learn(rollouts, rewards, rate)
+                stats = learn(*args)
                 assert not equal(adapters(agent), mine) and equal(adapters(other), theirs)
                 return stats
 

@@ -43,7 +43,7 @@ def test_log_ratios_are_those_of_a_plain_loop(config):
     agent = trainer.agents[0]
     rollout = agent.respond(sentences(3), 5)
     base = AutoModelForCausalLM.from_pretrained(config.model.name).eval()
-    for query, response, said in zip(rollout.queries, rollout.responses, agent.explain(rollout), strict=True):
+    for query, response, said in zip(rollout.prompt_ids, rollout.response_ids, agent.explain(rollout), strict=True):
         with torch.no_grad():
             ids = torch.cat([query, response])[None]
             new, old = (model(ids).logits[0].log_softmax(-1) for model in (agent.policy.eval(), base))

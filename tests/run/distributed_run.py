@@ -15,6 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "learners")]
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
@@ -98,11 +99,12 @@ def update(kl: str, tokenizer: str, output: str) -> None:
     """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
     import test_ppo
 
-    trainer, _ = test_ppo.make_trainer("ours", torch.load(tokenizer, weights_only=False), kl_penalty=kl)
+    learner, _ = test_ppo.make_learner(torch.load(tokenizer, weights_only=False), kl_penalty=kl)
     queries, responses, scores = test_ppo.ragged()
     part = processes.shard(8)
-    stats = trainer.step(queries[part], responses[part], scores[part])
-    torch.save((stats, test_ppo.weights(trainer)), f"{output}{PartialState().process_index}")
+    rollout = test_ppo.rollout_of(queries[part], responses[part])
+    (stats,) = learner.update([rollout], [scores[part]], np.random.default_rng(0))
+    torch.save((stats.metrics(), test_ppo.weights(learner)), f"{output}{PartialState().process_index}")
 
 
 def work() -> None:

@@ -4,11 +4,11 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_config
-from test_ppo import make_trainer as make_ppo
-from test_ppo import ragged, weights
+from test_ppo import make_learner, ragged, rollout_of, weights
 from test_resume import make_trainer as make_run
 from torchrun import launch
 
@@ -112,13 +112,14 @@ def test_batches_that_cannot_be_shared_are_refused(config, monkeypatch):
 @pytest.mark.parametrize("kl", KLS)
 def test_an_update_of_two_processes_is_that_of_one(done, tokenizer, kl):
     """Whitening, token weights, KL and statistics are those of the whole batch, however the rows are shared."""
-    whole, _ = make_ppo("ours", tokenizer, kl_penalty=kl)
+    whole, _ = make_learner(tokenizer, kl_penalty=kl)
     before = weights(whole)
-    stats = whole.step(*ragged())
+    queries, responses, scores = ragged()
+    (stats,) = whole.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
     folder = Path(done[0]["killed"].output).parent
     for rank in range(2):
         shared, trained = torch.load(folder / f"update_{kl}{rank}", weights_only=False)
-        assert shared == pytest.approx(stats, rel=1e-5, abs=1e-7)
+        assert shared == pytest.approx(stats.metrics(), rel=1e-5, abs=1e-7)
         assert (trained - weights(whole)).norm() <= 1e-5 * (weights(whole) - before).norm()
 
 

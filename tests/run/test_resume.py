@@ -425,12 +425,12 @@ def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
 def spoil(agent, iteration: int, what: str = "loss"):
     """In this iteration, the agent's update has a logit, or a gradient, that is not a number in row 3."""
     learner = agent.learner
-    forward, step, seen, bad = learner._forward, learner.step, [0], []
+    forward, update, seen, bad = learner._forward, learner.update, [0], []
 
-    def counted(queries, responses, *args):
+    def counted(rollouts, *args):
         seen[0] += 1
-        bad[:] = queries[3].tolist(), responses[3].tolist()
-        return step(queries, responses, *args)
+        bad[:] = rollouts[0].prompt_ids[3].tolist(), rollouts[0].response_ids[3].tolist()
+        return update(rollouts, *args)
 
     def is_bad(rows, i):
         width = rows.prompt_lengths[i]
@@ -449,7 +449,7 @@ def spoil(agent, iteration: int, what: str = "loss"):
             result.logprobs.register_hook(lambda gradient: gradient * gradient.new_tensor(factors)[:, None])
         return result
 
-    learner.step, learner._forward = counted, spoiled
+    learner.update, learner._forward = counted, spoiled
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -97,11 +97,11 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
         tokens = iter(row)
         monkeypatch.setattr(sampling, "draw", lambda *args, tokens=tokens: torch.tensor([[next(tokens)]]))
         rollouts.append(agent.respond(["the film"], 20))
-    texts = [tokenizer.decode(rollout.responses[0]) for rollout in rollouts]
+    texts = [tokenizer.decode(rollout.response_ids[0]) for rollout in rollouts]
     assert texts == ["some good bad", tokenizer.decode(forced[1]), " Question:"]
     assert [rollout.completions[0] for rollout in rollouts] == ["some ", texts[1], " "]
-    packed = window.pack([r.queries[0] for r in rollouts], [r.responses[0] for r in rollouts], 0)
-    assert packed.response_mask.sum(1).tolist() == [len(r.responses[0]) for r in rollouts]
+    packed = window.pack([r.prompt_ids[0] for r in rollouts], [r.response_ids[0] for r in rollouts], 0)
+    assert packed.response_mask.sum(1).tolist() == [len(r.response_ids[0]) for r in rollouts]
 
 
 def _zero(prompts, completions):
@@ -117,7 +117,7 @@ def test_generation_stops_early_at_a_stop_text(config, tokenizer):
     agent.policy.lm_head.register_forward_hook(lambda module, args, output: calls.append(1) or output + bias)
     agent.sampling = SamplingConfig(20, 20, stop=["ggg"])
     rollout = agent.respond(["the film", "a"], 20)
-    assert [len(row) for row in rollout.responses] == [3, 3] and len(calls) == 3
+    assert [len(row) for row in rollout.response_ids] == [3, 3] and len(calls) == 3
     assert rollout.completions == ["", ""]
 
 
@@ -224,7 +224,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
 
 def test_k_larger_than_n(monkeypatch):
     with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"):
-        evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4])
+        evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
 
 
 def test_generated_problems_are_in_gsm8ks_form():

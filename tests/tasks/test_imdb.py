@@ -96,18 +96,6 @@ def test_scripts_show_mistakes_without_a_traceback(tmp_path):
     )
 
 
-def test_scripts_are_short_and_differ_only_in_their_agents():
-    cory, ppo = ((ROOT / f"imdb_train/{name}.py").read_text().splitlines() for name in ("cory", "ppo"))
-    assert max(len(cory), len(ppo)) < 80
-    apart = ("tiny.yaml", "expect")  # their default, and that PPO's has one agent
-    code = [
-        [line for line in lines[lines.index("import sys") :] if not any(word in line for word in apart)]
-        for lines in (cory, ppo)
-    ]
-    different = [(a, b) for a, b in zip(*code, strict=True) if a != b]
-    assert len(different) == 1 and all("make_agents" in line for line in different[0])
-
-
 @pytest.fixture(scope="module")
 def runs(policy_folder, classifier_folder, reviews, tmp_path_factory):
     """A folder with a CORY run and a PPO run of four iterations."""

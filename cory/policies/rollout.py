@@ -1,0 +1,39 @@
+"""A batch of responses of one agent: what it reads, and what it answers."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass
+class Rollout:
+    """A batch of responses of one agent: lists of equal length, one entry per row.
+
+    Args:
+        prompts: what the agent read, text or chat messages.
+        completions: the text of its responses.
+        prompt_ids, response_ids: token ids as 1-d tensors on the policy's device.
+        logprobs: 1-d tensors, of the response tokens, by the engine that sampled them; empty without an engine.
+        agent: name of the agent, for messages.
+        role: name of its role in the chain, for messages.
+    """
+
+    prompts: list[Any]
+    completions: list[str]
+    prompt_ids: list[Tensor]
+    response_ids: list[Tensor]
+    logprobs: list[Tensor] = field(default_factory=list)
+    agent: str = ""
+    role: str = ""
+
+    def rows(self, index: slice) -> "Rollout":
+        """Some of its rows."""
+        return replace(
+            self,
+            prompts=self.prompts[index],
+            completions=self.completions[index],
+            prompt_ids=self.prompt_ids[index],
+            response_ids=self.response_ids[index],
+            logprobs=self.logprobs[index],
+        )
