@@ -211,7 +211,7 @@ class CoryTrainer:
         return assign_credit(task_rewards, self.config.cory.credit, self.config.cory.weight, unread)
 
     def _unread_rewards(self, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
-        """Each role's (batch,) task rewards of observers that read an empty response; the pioneer's are 0."""
+        """Each role's (batch,) task rewards when it reads an empty response; the pioneer's are 0."""
         empty = [""] * len(batch.columns["prompt"])
         observers = chain[1:]
         prompts = [self._prompts(agent, 1, batch, empty) for agent in observers]
@@ -236,6 +236,7 @@ class CoryTrainer:
         """
         stats: dict[int, UpdateStats | None] = {}
         for agent in dict.fromkeys(chain):
+            # An agent that holds several roles learns from all of them in one update.
             roles = [role for role, other in enumerate(chain) if other is agent]
             shuffle = generator(
                 seed=self.config.seed,
@@ -272,8 +273,8 @@ class CoryTrainer:
             columns[name] = [value for value in values for _ in range(config.group_size)][own_rows]
 
         # From (seed, k) alone, so that it is the same in all processes.
-        generator = np.random.default_rng([config.seed, k])
-        length = generator.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
+        length_stream = np.random.default_rng([config.seed, k])
+        length = length_stream.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
         return Batch(columns, int(length))
 
     def _prompts(self, agent: Agent, role: int, batch: Batch, responses: list[str] | None) -> list[Any]:
