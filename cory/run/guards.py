@@ -84,6 +84,8 @@ class Signals:
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
             if terminal.heeds_hangup():
                 numbers.append(signal.SIGHUP)
+                # A terminal is gone before its signal comes, and a progress bar keeps the stream it began with.
+                terminal.outlive(only_terminals=True)
             self.before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 

@@ -33,9 +33,13 @@ def heeds_hangup() -> bool:
     return HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN
 
 
-def outlive() -> None:
-    """From now on prints do not raise, as they would once the terminal is gone."""
-    if not isinstance(sys.stdout, _Lenient):
-        sys.stdout = _Lenient(sys.stdout)
-    if not isinstance(sys.stderr, _Lenient):
-        sys.stderr = _Lenient(sys.stderr)
+def outlive(only_terminals: bool = False) -> None:
+    """From now on prints do not raise, as they would once the terminal is gone.
+
+    `only_terminals`: a file or a pipe stays as it is, so that its errors are heard.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, _Lenient) or (only_terminals and not stream.isatty()):
+            continue
+        setattr(sys, name, _Lenient(stream))
