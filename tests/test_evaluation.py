@@ -320,7 +320,7 @@ def test_killed_while_it_writes_it_ends_with_the_same_responses(held_out, policy
 
 
 def test_copies_of_what_was_read_are_counted(held_out):
-    common = {"rewards": [0.0, 0.0], "kl": [0.0, 0.0], "tokens": [1, 1]}
+    common = {"rewards": [0.0, 0.0], "kl": [0.0, 0.0], "tokens": [1, 1], "base_nll": [1.0, 1.0]}
     solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
     chain = [{**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])]
     records = {"one": solo, "two": chain}

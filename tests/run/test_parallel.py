@@ -270,6 +270,6 @@ def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, mon
         with pytest.raises(UserError, match=message):
             make_agents(settings)
     with pytest.raises(UserError, match=r"parallel.offload: expected false with parallel.shard: none"):
-        ParallelConfig(offload=True)
+        ParallelConfig(offload=True).check()
     with pytest.raises(UserError, match=r"parallel.agents: expected together with parallel.shard: full"):
-        ParallelConfig(shard="full", agents="apart")
+        ParallelConfig(shard="full", agents="apart").check()
