@@ -27,9 +27,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
-from cory.errors import RewardError, UserError, expect, one_of
-
-__all__ = ["RewardError", "UserError", "expect", "one_of"]  # which other files still import from here
+from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
 

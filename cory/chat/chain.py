@@ -16,7 +16,8 @@ from datasets import Dataset
 
 from cory.agent import make_agents
 from cory.chat.config import ChatConfig
-from cory.config import Config, ModelConfig, UserError, changed, expect
+from cory.config import Config, ModelConfig, changed
+from cory.errors import UserError, expect
 from cory.evaluation import reply
 from cory.evaluation.evaluator import reward_differs
 from cory.policies.load import ModelPool, choose_device

@@ -6,7 +6,7 @@ import textwrap
 from contextlib import suppress
 
 from cory.chat.chain import Answer, Chain
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run.report import printable
 
 HELP = """A line is a query, or a JSON object with `prompt` and the other columns of the run's data.

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from cory.chat.chain import Chain
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 from cory.run.report import printable
 
 EXTRA = "pip install -c constraints.txt -e '.[web]'"

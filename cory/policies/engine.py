@@ -22,7 +22,8 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from cory.config import Config, SamplingConfig, UserError, expect
+from cory.config import Config, SamplingConfig
+from cory.errors import UserError, expect
 from cory.policies.lora import save_base, save_policy
 from cory.policies.sampling import end_tokens
 from cory.policies.sharding import is_sharded

@@ -12,7 +12,8 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import SamplingConfig, UserError
+from cory.config import SamplingConfig
+from cory.errors import UserError
 from cory.policies import window
 from cory.policies.sampling import pad_token, sample
 from cory.policies.sharding import device_of

@@ -26,7 +26,8 @@ from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.utils import logging
 from transformers.utils.quantization_config import BitsAndBytesConfig
 
-from cory.config import ModelConfig, ParallelConfig, UserError, expect
+from cory.config import ModelConfig, ParallelConfig
+from cory.errors import UserError, expect
 from cory.policies import AVAILABLE
 from cory.policies.families import check_model
 from cory.run import processes

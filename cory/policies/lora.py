@@ -11,7 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cory.config import LoraConfig, UserError, expect
+from cory.config import LoraConfig
+from cory.errors import UserError, expect
 from cory.policies.load import quiet
 from cory.policies.sharding import is_sharded, whole_weights
 

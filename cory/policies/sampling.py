@@ -23,7 +23,8 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process
 
-from cory.config import SamplingConfig, UserError, expect
+from cory.config import SamplingConfig
+from cory.errors import UserError, expect
 from cory.policies.sharding import device_of
 from cory.policies.window import accepts, pad, read_stems
 

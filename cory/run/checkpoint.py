@@ -20,7 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from cory.config import UserError
+from cory.errors import UserError
 from cory.run import processes, shards
 from cory.run.folder import FILES, SavedAgent
 from cory.run.output import partial_name, remove

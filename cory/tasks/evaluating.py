@@ -4,7 +4,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cory.config import Config, UserError, changed, expect
+from cory.config import Config, changed
+from cory.errors import UserError, expect
 from cory.run.arguments import Arguments
 from cory.run.evaluation_settings import EvaluationConfig, run_agents
 from cory.run.identity import is_local

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.rewards_file import load_rewards
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cory.config import UserError, expect
+from cory.errors import UserError, expect
 
 KEY = "task.reward"
 
