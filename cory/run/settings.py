@@ -5,6 +5,7 @@ Nothing here imports torch, so `--help` and mistakes are answered at once.
 
 import argparse
 import difflib
+import gc
 import os
 import shlex
 import sys
@@ -227,6 +228,8 @@ def main(work: Callable[[], None]) -> None:
     try:
         work()
         if (torch := sys.modules.get("torch")) and torch.distributed.is_initialized():
+            # Models that have been trained hold the process group. Freed while Python ends, its threads may abort it.
+            gc.collect()
             torch.distributed.barrier()  # one that leaves early takes connections with it, which aborts the others
             torch.distributed.destroy_process_group()
     except UserError as error:
