@@ -5,7 +5,6 @@ Nothing here imports torch, so `--help` and mistakes are answered at once.
 
 import argparse
 import difflib
-import gc
 import os
 import shlex
 import sys
@@ -228,10 +227,13 @@ def main(work: Callable[[], None]) -> None:
     try:
         work()
         if (torch := sys.modules.get("torch")) and torch.distributed.is_initialized():
-            # Models that have been trained hold the process group. Freed while Python ends, its threads may abort it.
-            gc.collect()
             torch.distributed.barrier()  # one that leaves early takes connections with it, which aborts the others
             torch.distributed.destroy_process_group()
+            # All is written and closed. While Python ends, threads of libtorch that still want its lock may abort the
+            # process ("terminate called without an active exception"), and torchrun then takes the run for failed.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
