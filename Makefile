@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 # For test-pythons: the interpreters, and what runs under each.
 PYTHONS ?= python3.12 python3.13
-SHORT = tests/learners tests/policies tests/test_config.py tests/test_credit.py tests/test_method.py
+SHORT = tests/learners tests/models tests/test_config.py tests/test_credit.py tests/test_method.py
 
 .PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs lint clean
 

@@ -217,7 +217,7 @@ def make_model(shape: str, folder: Path) -> str:
 def make_queries(shape: str, model: str, count: int) -> tuple[list[str], str]:
     """`count` queries of the shape, and the template of the observer's prompt."""
     if shape == "imdb_tiny":
-        from cory.policies.load import load_tokenizer
+        from cory.models.load import load_tokenizer
         from imdb_train.config import ImdbTaskConfig
         from imdb_train.task import queries
 

@@ -60,7 +60,7 @@ class Model:
         from torch.nn import Linear
         from transformers.pytorch_utils import Conv1D
 
-        from cory.policies.lora import add_adapter
+        from cory.models.lora import add_adapter
 
         config = model.config.get_text_config()
         layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]

@@ -124,7 +124,7 @@ def unavoidable_memory(bench: Bench) -> dict[str, float]:
     import torch
 
     from cory.learners.trl_parts import PolicyWithValueHead
-    from cory.policies import window
+    from cory.models import window
 
     shape = bench.shape
     model = PolicyWithValueHead(bench.load()[0])

@@ -112,8 +112,8 @@ COMMANDS = [
     Command("train, a new run (GSM8K)", training(GSM8K), 1, "empty", ("a/",), begun(GSM8K), RUN),
     Command("train, --resume", ["cory.train", "--resume=a"], 15, "unfinished", ("a/",), None, RUN),
     Command("train, extend a finished run", LONGER, 23, "short", ("a/",), None, RUN),
-    Command("evaluate", ["cory.evaluate", "a", *EVALUATION], 10, "finished", ("e/",)),
-    Command("evaluate, one more run", ["cory.evaluate", "a", "b", *EVALUATION], 5, "evaluated", ("e/",)),
+    Command("evaluate", ["cory.evaluation", "a", *EVALUATION], 10, "finished", ("e/",)),
+    Command("evaluate, one more run", ["cory.evaluation", "a", "b", *EVALUATION], 5, "evaluated", ("e/",)),
     Command("report on a run", ["study.report", "a"], 5, "finished", ("a/report.html",)),
     Command(
         "report on an evaluation", ["study.report", "e"], 4, "evaluated", ("e/report.html", "e/evaluation."),
@@ -290,7 +290,7 @@ def prepare(folder: Path) -> None:
     os.kill(child, signal.SIGTERM)
     finish(child)
     shutil.copytree(folder / "finished", folder / "evaluated")
-    done(["cory.evaluate", "a", *EVALUATION], "evaluated")
+    done(["cory.evaluation", "a", *EVALUATION], "evaluated")
     shutil.copytree(folder / "finished", folder / "compared")
     done(["study.compare", "a", "b", "--out=c"], "compared")
 

@@ -40,7 +40,7 @@ def main() -> None:
 
     from cory.agent import make_agents
     from cory.callbacks import Callback
-    from cory.run.settings import load
+    from cory.cli.settings import load
     from cory.trainer import CoryTrainer
     from imdb_train.config import ImdbConfig
     from imdb_train.task import make_task

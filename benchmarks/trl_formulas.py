@@ -174,8 +174,8 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from cory.config import Config, PPOConfig, SamplingConfig
     from cory.learners.group import WindowPolicy
     from cory.learners.learner import Update
-    from cory.policies import window
-    from cory.policies.sampling import pad_token
+    from cory.models import window
+    from cory.models.sampling import pad_token
 
     size = len(LENGTHS)
     ppo = PPOConfig(batch_size=size, mini_batch_size=size, init_kl_coef=case.beta, adaptive_kl=False)

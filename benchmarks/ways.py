@@ -46,7 +46,7 @@ def memory_as(name: str) -> None:
     """
     import torch
 
-    from cory.run import processes
+    from cory.parallel import distributed
 
     if sys.platform != "linux" or torch.cuda.is_available():
         return
@@ -56,7 +56,7 @@ def memory_as(name: str) -> None:
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
         mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD
     else:
-        processes.configure_cpu()
+        distributed.configure_cpu()
 
 
 class Bench:
@@ -66,7 +66,7 @@ class Bench:
     """
 
     def __init__(self, shape: Shape, folder: Path, device: str, precision: str) -> None:
-        from cory.policies.load import choose_device
+        from cory.models.load import choose_device
 
         self.shape, self.precision = shape, precision
         self.device = choose_device(device)
@@ -75,7 +75,7 @@ class Bench:
         self.task = make_task(shape, self.reward_model, self.device)
 
     def load(self) -> tuple[Any, Any]:
-        from cory.policies.load import load_policy
+        from cory.models.load import load_policy
 
         policy, tokenizer = load_policy(self.config.model)
         return policy.to(self.device), tokenizer
@@ -167,7 +167,7 @@ class Bench:
         import torch.nn.functional as F
         from transformers import AutoModelForSequenceClassification, GenerationConfig
 
-        from cory.policies import window
+        from cory.models import window
 
         shape = self.shape
         reference = self.load()[0].eval().requires_grad_(False)
@@ -241,7 +241,7 @@ class Bench:
         import numpy as np
         import torch
 
-        from cory.policies.rollout import Rollout
+        from cory.models.rollout import Rollout
 
         shape, rng = self.shape, np.random.default_rng(0)
         context = shape.observer + shape.response

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from cory.config import Config  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
     from cory.errors import UserError  # noqa: F401
-    from cory.evaluation import evaluate  # noqa: F401
+    from cory.evaluation.evaluator import evaluate  # noqa: F401
     from cory.iteration import Iteration  # noqa: F401
-    from cory.policies.rollout import Rollout  # noqa: F401
+    from cory.models.rollout import Rollout  # noqa: F401
     from cory.prompts import RolePrompts  # noqa: F401
     from cory.roles import RoleSchedule  # noqa: F401
     from cory.task import Task  # noqa: F401
@@ -25,11 +25,11 @@ HOME = {
     "Iteration": "iteration",
     "RolePrompts": "prompts",
     "RoleSchedule": "roles",
-    "Rollout": "policies.rollout",
+    "Rollout": "models.rollout",
     "Task": "task",
     "UserError": "errors",
     "assign_credit": "credit",
-    "evaluate": "evaluation",
+    "evaluate": "evaluation.evaluator",
     "make_agents": "agent",
 }
 __all__ = [*HOME]

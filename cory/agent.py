@@ -19,15 +19,15 @@ from cory.learners.optimizer import check_optimizer
 from cory.learners.ppo import PPOLearner
 from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import PolicyWithValueHead
-from cory.policies.apart import Apart, is_here
-from cory.policies.engine import Engine
-from cory.policies.load import choose_device, load_policy
-from cory.policies.lora import activate, add_adapter, save_policy
-from cory.policies.rollout import Rollout
-from cory.policies.sampling import are_turns, check_lengths, context_length, encode, plain_text, seed_everything
-from cory.policies.sharding import split
-from cory.policies.tokens import token_record
-from cory.run import processes
+from cory.models.apart import Apart, is_here
+from cory.models.engine import Engine
+from cory.models.load import choose_device, load_policy
+from cory.models.lora import activate, add_adapter, save_policy
+from cory.models.rollout import Rollout
+from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text, seed_everything
+from cory.models.tokens import token_record
+from cory.parallel import distributed
+from cory.parallel.sharding import split
 
 
 class Agent:
@@ -185,7 +185,7 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     config.check()
     choose_device(config.device, config.parallel)
     check_optimizer(config.ppo.optimizer)
-    processes.check(config)
+    distributed.check(config)
     engine = Engine(config) if config.sampling.engine == "vllm" else None
     num_agents = config.cory.num_agents if num_agents is None else num_agents
     settings, wrap = [copy.copy(config.of_agent(index)) for index in range(num_agents)], wrapper(config.algorithm)
@@ -227,5 +227,5 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
             agent = Agent(name, policy, references.get(key), bases[key][1], own, engine)
         agents.append(Apart(index, agent, config) if config.parallel.agents == "apart" else agent)
     different = {keys[index]: agents[index] for index in policies}  # one of each base
-    processes.agreed(lambda: [agent.check_model() for agent in different.values()])
+    distributed.agreed(lambda: [agent.check_model() for agent in different.values()])
     return agents

@@ -1,13 +1,14 @@
 """The settings of a run: pydantic dataclasses whose keys are all documented, checked and read.
 
 Every default is written here and nowhere else; it is the paper's (Table 1) where it states one. A task adds its own
-block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/run/settings.py`.
+block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/cli/settings.py`.
 
 An unknown name, a value of another type or out of its range is refused where it is assigned. Combinations of keys are
 checked by `check()`, which whoever uses the settings calls first.
 """
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -30,6 +31,12 @@ from pydantic_core import ErrorDetails
 from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
+# The packages of which each tracker needs one, and how to install it.
+TRACKER_PACKAGES = {
+    "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
+    "tensorboard": (["tensorboard", "tensorboardX"], "pip install -c constraints.txt -e '.[tensorboard]'"),
+    "trackio": (["trackio"], "pip install -c constraints.txt -e '.[trackio]'"),
+}
 
 
 def _positive_or_auto(value: int | Literal["auto"]) -> int | Literal["auto"]:
@@ -538,6 +545,14 @@ class Config(Settings):
             )
         for index in range(len(self.agents)):
             self.of_agent(index)
+
+    def check_tracker(self) -> None:
+        """Raises a UserError if the tracker's package is not installed. Imports nothing, so it answers at once."""
+        if self.tracker == "none":
+            return
+        packages, command = TRACKER_PACKAGES[self.tracker]
+        if not any(importlib.util.find_spec(package) for package in packages):
+            raise UserError(f"tracker: expected the package {packages[0]}, which is not installed: {command}")
 
     def method(self) -> str:
         """The method in words: `PPO`, `CORY with 2 agents`, `CORY with GRPO and 3 agents`, ..."""

@@ -1,7 +1,10 @@
-"""Errors that the user can fix."""
+"""Errors: those that the user can fix, and an update that is not finite."""
 
+import errno
 from collections.abc import Sequence
 from typing import Any
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or none for this user
 
 
 class UserError(Exception):
@@ -24,3 +27,30 @@ def one_of(where: str, known: Sequence[str], came: Any) -> None:
     For functions that take a name: without it, an unknown one would be taken for the last of the known ones.
     """
     expect(came in known, where, f"one of {', '.join(known)}", came)
+
+
+class NotFinite(Exception):
+    """A loss or gradient of an update is not finite; the weights are as before that optimizer step.
+
+    Args:
+        what: `the loss` or `the gradient`.
+        learner: whose, e.g. `agent_1 as pioneer`.
+        rows: the rows of the rollout that cause it; empty if each is finite and only their sum is not.
+        text: of the first of these rows.
+    """
+
+    def __init__(self, what: str, learner: str, rows: Sequence[int] = (), text: str = "") -> None:
+        self.rows = list(rows)
+        where = f" in rows {self.rows}, the first of them {text}" if self.rows else ""
+        super().__init__(f"{learner}: {what} is not finite{where}")
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error says that the disk is full; safetensors and tokenizers say it in the text alone."""
+    in_text = any(f"(os error {number})" in str(error) for number in FULL)
+    return in_text or (isinstance(error, OSError) and error.errno in FULL)
+
+
+def is_not_written(error: BaseException) -> bool:
+    """Whether an error is one of writing files, for whatever reason."""
+    return isinstance(error, OSError) or "(os error " in str(error)

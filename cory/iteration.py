@@ -8,7 +8,7 @@ import torch
 
 from cory.agent import Agent
 from cory.learners.stats import UpdateStats
-from cory.policies.rollout import Rollout
+from cory.models.rollout import Rollout
 
 
 class Batch(NamedTuple):

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from cory import coroutines
 from cory.errors import RewardError, UserError, expect
-from cory.run import coroutines
 
 # reward(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of
 # TRL's GRPO reward functions, `async def` ones included. `columns` are the other columns of the dataset and `role`; a

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 
 from cory.errors import UserError, expect
-from cory.policies.load import find, quiet
+from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.rewards import Reward, RewardFunction
 from cory.run import provenance

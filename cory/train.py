@@ -6,7 +6,7 @@ python -m cory.train --resume runs/my                       # continues a run
 python -m cory.train --help                                 # every key
 """
 
-from cory.run.settings import announce, load, main
+from cory.cli.settings import announce, load, main
 from cory.tasks.config import OwnConfig
 from cory.tasks.own import held_out, load_prompts, make_task
 

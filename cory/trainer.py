@@ -18,28 +18,29 @@ from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.callbacks.metrics import MEASURED
+from cory.cli.settings import resume_command
 from cory.config import Config
 from cory.credit import assign_credit
-from cory.errors import RewardError, UserError
+from cory.errors import NotFinite, RewardError, UserError
 from cory.iteration import Batch, Iteration
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
-from cory.policies.rollout import Rollout
-from cory.policies.sampling import check_lengths, seed_everything
+from cory.models.rollout import Rollout
+from cory.models.sampling import check_lengths, seed_everything
+from cory.parallel import distributed
 from cory.prompts import fit_responses
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
-from cory.run import checkpoint, processes
+from cory.run import checkpoint
 from cory.run.checkpoint import RunState
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
-from cory.run.guards import Interrupted, NotFinite, Signals
+from cory.run.guards import Interrupted, Signals
 from cory.run.identity import policy_models
 from cory.run.resume import Resumed, find_resumed, how_to_continue
-from cory.run.settings import resume_command
-from cory.run.streams import Purpose, generator
+from cory.streams import Purpose, generator
 from cory.task import Task
 
 
@@ -169,8 +170,8 @@ class CoryTrainer:
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = processes.updated(lambda: self.update(k, chain, rollouts, rewards, rate))
-            iteration.stats = processes.merged(stats)
+            stats = distributed.updated(lambda: self.update(k, chain, rollouts, rewards, rate))
+            iteration.stats = distributed.merged(stats)
         return iteration
 
     def roll_out(self, chain: Sequence[Agent], batch: Batch) -> list[Rollout]:
@@ -198,7 +199,7 @@ class CoryTrainer:
         for role, rollout in enumerate(rollouts, first):
             completions += rollout.completions
             columns["role"] += [role_name(role)] * len(rollout.completions)
-        rewards = processes.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
+        rewards = distributed.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
         return list(rewards.chunk(len(rollouts)))
 
     def assign_credit(
@@ -267,7 +268,7 @@ class CoryTrainer:
         """This process's part of the queries of iteration `k`, each as often as its group has chains."""
         config = self.config
         queries = self.task.batch(k, config.ppo.batch_size // config.group_size, config.seed)
-        own_rows = processes.shard(config.ppo.batch_size)
+        own_rows = distributed.shard(config.ppo.batch_size)
         columns = {}
         for name, values in queries.items():
             columns[name] = [value for value in values for _ in range(config.group_size)][own_rows]
@@ -294,15 +295,15 @@ class CoryTrainer:
     def _find_resumed(self, record: dict[str, Any], locks: ExitStack) -> Resumed | None:
         """The run that `config.resume` names, in all processes; None starts a new one."""
         resumed = None
-        if processes.is_main():
+        if distributed.is_main():
             names = [agent.name for agent in self.agents]
             resumed = find_resumed(self.config, record, self.name, names, locks)
-        return processes.broadcast(resumed)
+        return distributed.broadcast(resumed)
 
     def _finished_run(self, record: dict[str, Any], resumed: Resumed) -> Run:
         """A run of which nothing is left to do."""
         run = Run(self.config, self.name, record, resumed.run, finished=True)
-        if processes.is_main() and not (run.folder / REPORT).exists():  # killed after everything else was saved
+        if distributed.is_main() and not (run.folder / REPORT).exists():  # killed after everything else was saved
             write_run_report(run.folder, self.config.method())
         return run
 
@@ -344,14 +345,14 @@ class CoryTrainer:
             if collective:
                 call(list(neighbours))
             else:
-                processes.agreed(partial(call, list(neighbours)))
+                distributed.agreed(partial(call, list(neighbours)))
 
     @contextmanager
     def _explaining_errors(self, part: str) -> Iterator[None]:
         """An error that ends the run in `part` of it says what is saved and how to continue.
 
         Errors for users say it in their message; others print it and keep their traceback. Which processes have the
-        error: `cory/run/processes.py`.
+        error: `cory/parallel/distributed.py`.
         """
         try:
             yield
@@ -409,7 +410,7 @@ class CoryTrainer:
         if dataset is None or given != columns:
             raise UserError(f"eval_every: expected an eval_dataset with the columns {columns}, got {given}")
 
-        rows = processes.even(min(self.config.eval_queries, len(dataset)))
+        rows = distributed.even(min(self.config.eval_queries, len(dataset)))
         if rows == 0:
             raise UserError(f"eval_every: expected held-out rows, at least one for each process, got {rows}")
         dataset = dataset.select(range(rows))

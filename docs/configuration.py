@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from cory.cli.help import default_text, documented  # noqa: E402
 from cory.config import Config, Settings  # noqa: E402
-from cory.run.help import default_text, documented  # noqa: E402
 from cory.tasks.config import OwnTaskConfig  # noqa: E402
 from gsm8k_train.config import Gsm8kTaskConfig  # noqa: E402
 from imdb_train.config import ImdbTaskConfig  # noqa: E402

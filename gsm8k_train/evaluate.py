@@ -20,8 +20,8 @@ if __name__ == "__main__":
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from cory.run.evaluation_settings import EvaluationConfig
-from cory.run.settings import main
+from cory.cli.settings import main
+from cory.evaluation.settings import EvaluationConfig
 from gsm8k_train.config import Gsm8kConfig
 from study import evaluate
 

@@ -14,12 +14,12 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
+from cory.cli.settings import main
 from cory.config import ModelConfig, SamplingConfig
-from cory.evaluation import respond
-from cory.policies.load import load_policy
+from cory.evaluation.responses import respond
+from cory.models.load import load_policy
 from cory.prompts import fill
 from cory.run.output import filled
-from cory.run.settings import main
 from gsm8k_train import toy
 from gsm8k_train.config import PIONEER
 from gsm8k_train.task import rule_reward

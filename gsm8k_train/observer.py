@@ -12,7 +12,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
-from cory.run.settings import main
+from cory.cli.settings import main
 from gsm8k_train.config import OBSERVERS, Gsm8kConfig
 from study import observer
 

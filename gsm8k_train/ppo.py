@@ -15,7 +15,7 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.run.settings import announce, load, main  # noqa: E402
+from cory.cli.settings import announce, load, main  # noqa: E402
 from gsm8k_train.config import Gsm8kConfig  # noqa: E402
 
 

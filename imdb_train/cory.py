@@ -16,7 +16,7 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.run.settings import announce, load, main  # noqa: E402
+from cory.cli.settings import announce, load, main  # noqa: E402
 from imdb_train.config import ImdbConfig  # noqa: E402
 
 

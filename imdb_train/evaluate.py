@@ -14,8 +14,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
-from cory.run.evaluation_settings import EvaluationConfig
-from cory.run.settings import main
+from cory.cli.settings import main
+from cory.evaluation.settings import EvaluationConfig
 from imdb_train.config import ImdbConfig
 from study import evaluate
 

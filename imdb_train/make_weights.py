@@ -18,11 +18,11 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from cory.cli.settings import main
 from cory.config import ModelConfig, SamplingConfig
-from cory.evaluation import respond
-from cory.policies.load import load_policy
+from cory.evaluation.responses import respond
+from cory.models.load import load_policy
 from cory.run.output import filled
-from cory.run.settings import main
 from imdb_train import toy
 from imdb_train.task import PositiveLogit
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer

@@ -12,7 +12,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
-from cory.run.settings import main
+from cory.cli.settings import main
 from imdb_train.config import OBSERVERS, ImdbConfig
 from study import observer
 

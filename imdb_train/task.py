@@ -6,8 +6,8 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.errors import UserError
-from cory.policies.load import LOADING, check_vocabulary, find, first_line, load_model, load_tokenizer
-from cory.policies.window import pad
+from cory.models.load import LOADING, check_vocabulary, find, first_line, load_model, load_tokenizer
+from cory.models.window import pad
 from cory.prompts import RolePrompts
 from cory.task import Task, check_held_out, load_dataset
 from imdb_train import toy

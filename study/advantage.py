@@ -28,10 +28,10 @@ from typing import Any
 
 import yaml
 
+from cory.cli.arguments import Arguments
+from cory.cli.settings import main
 from cory.errors import UserError, expect
-from cory.run.arguments import Arguments
 from cory.run.output import check_results_folder, staged
-from cory.run.settings import main
 from study.statistics import Interval, bootstrap, with_interval
 
 KEYS = {"label", "evaluation", "observer", "chain", "single"}

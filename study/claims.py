@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from cory.cli.arguments import Arguments
+from cory.cli.settings import main
 from cory.errors import UserError
-from cory.run.arguments import Arguments
 from cory.run.output import check_result_file, replace_text
-from cory.run.settings import main
 from study.estimates import (
     CORY,
     PPO,

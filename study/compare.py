@@ -10,9 +10,9 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from cory.run.arguments import Arguments
+from cory.cli.arguments import Arguments
+from cory.cli.settings import main
 from cory.run.output import check_results_folder, staged
-from cory.run.settings import main
 from study.comparison import FINAL, ROLE_WINDOW, Comparison
 from study.groups import find, group
 from study.measures import LAST

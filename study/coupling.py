@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from cory.cli.settings import as_config, read_settings
 from cory.config import Config
 from cory.errors import UserError
-from cory.evaluation import answer
-from cory.policies.load import ModelPool, choose_device
-from cory.run.evaluation_settings import agent_models, run_agents
-from cory.run.settings import as_config, read_settings
+from cory.evaluation.responses import answer
+from cory.evaluation.settings import agent_models, run_agents
+from cory.models.load import ModelPool, choose_device
 from cory.task import Task
 from study.statistics import Interval, bootstrap, with_interval
 

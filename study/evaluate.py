@@ -3,8 +3,8 @@
 from typing import TypeVar
 
 from cory.config import Config
-from cory.run.evaluation_settings import EvaluationConfig
-from cory.tasks import evaluating
+from cory.evaluation import command
+from cory.evaluation.settings import EvaluationConfig
 from study.report import write_report
 
 C = TypeVar("C", bound=Config)
@@ -12,5 +12,5 @@ E = TypeVar("E", bound=EvaluationConfig)
 
 
 def run(doc: str | None, settings_kind: type[E], kind: type[C], task_module: str, name: str) -> None:
-    """Evaluates the models on the command line, and writes the report. See `cory.tasks.evaluating`."""
-    write_report(evaluating.run(doc, settings_kind, kind, task_module, name).folder)
+    """Evaluates the models on the command line, and writes the report. See `cory.evaluation.command`."""
+    write_report(command.run(doc, settings_kind, kind, task_module, name).folder)

@@ -26,13 +26,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from cory.cli import terminal
+from cory.cli.arguments import Arguments
+from cory.cli.settings import main
 from cory.errors import UserError, expect, one_of
-from cory.run import terminal
-from cory.run.arguments import Arguments
-from cory.run.evaluation_settings import extends
+from cory.evaluation.settings import extends
 from cory.run.identity import is_local
 from cory.run.output import locked, replace_text, replacing
-from cory.run.settings import main
 from study import ray_engine
 from study.compare import check_out, write
 from study.comparison import Comparison

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from cory.cli.arguments import Arguments
+from cory.cli.settings import main
 from cory.errors import expect
-from cory.run.arguments import Arguments
 from cory.run.output import replace_text
-from cory.run.settings import main
 
 VOCABULARY = 8192
 PIECES_PER_REVIEW = 4  # of a training review, for the classifier to read
@@ -105,7 +105,7 @@ def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[s
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    from cory.policies.load import quiet
+    from cory.models.load import quiet
 
     quality = {}
     if (place := folder / "reward_model").exists():

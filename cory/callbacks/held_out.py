@@ -11,9 +11,9 @@ from accelerate import PartialState
 from cory.callbacks.callback import Callback
 from cory.iteration import Batch, Iteration
 from cory.metrics import in_training
-from cory.policies.sampling import seed_everything
+from cory.models.sampling import seed_everything
+from cory.parallel import distributed
 from cory.prompts import query_text
-from cory.run import processes
 from cory.run.clock import timed
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
     """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers."""
     config = trainer.config
     rank = PartialState().process_index
-    world_size = processes.world_size()
+    world_size = distributed.world_size()
     own_rows = list(range(len(dataset))[rank::world_size])
     batch_size = config.ppo.batch_size // world_size
 
@@ -64,7 +64,7 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
         rollouts = trainer.roll_out(iteration.chain, batch)
         for role, rewards in enumerate(trainer.score(batch, rollouts)):
             task_rewards[role] += rewards.tolist()
-    return [statistics.fmean(processes.gather(rewards)) for rewards in task_rewards]
+    return [statistics.fmean(distributed.gather(rewards)) for rewards in task_rewards]
 
 
 def overlap_with_training(held_out: datasets.Dataset, trained: datasets.Dataset) -> dict[str, float]:

@@ -11,8 +11,8 @@ import torch
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
 from cory.metrics import combined_reward, distinct
+from cory.parallel import distributed
 from cory.roles import role_name
-from cory.run import processes
 from cory.run.clock import timed
 from cory.run.guards import flags
 
@@ -46,8 +46,8 @@ def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[s
     first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
     records = []
     for role, agent in enumerate(iteration.chain):
-        completions = processes.gather(iteration.rollouts[role].completions)
-        task_rewards = torch.tensor(processes.gather(iteration.task_rewards[role].tolist()))
+        completions = distributed.gather(iteration.rollouts[role].completions)
+        task_rewards = torch.tensor(distributed.gather(iteration.task_rewards[role].tolist()))
         update_stats = iteration.stats[role].metrics()
         kl = update_stats.pop("kl")
         record: dict[str, Any] = {

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cory.callbacks.callback import Callback
-from cory.errors import UserError
-from cory.run import processes
-from cory.run.card import agent_card
+from cory.errors import UserError, is_not_written
+from cory.parallel import distributed
+from cory.push.card import agent_card
 from cory.run.clock import peak_memory_mb
 from cory.run.folder import SavedAgent
-from cory.run.output import is_not_written, staged
-from cory.run.report import sample_table, summarise, table
+from cory.run.output import staged
+from cory.run.summary import sample_table, summarise, table
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -46,7 +46,7 @@ class Results(Callback):
         try:
             self._save(trainer, run, summary)
         except Exception as error:
-            if not (is_not_written(error) or isinstance(error, processes.FailedElsewhere)):
+            if not (is_not_written(error) or isinstance(error, distributed.FailedElsewhere)):
                 raise
             raise UserError(
                 f"expected to save agents and results in {str(run.folder)!r}, which could not be written ({error})"
@@ -61,11 +61,11 @@ class Results(Callback):
     def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
         # Each step is taken by all processes, so that none waits for one that could not write.
         with ExitStack() as stage:
-            folder = processes.broadcast(processes.agreed(partial(_begin, run, stage)))
+            folder = distributed.broadcast(distributed.agreed(partial(_begin, run, stage)))
             for agent in trainer.agents:
-                processes.agreed(partial(_save_agent, run, agent, folder))
-            processes.agreed(partial(_write_results, trainer, run, summary, folder))
-            processes.agreed(partial(_complete, run, stage))
+                distributed.agreed(partial(_save_agent, run, agent, folder))
+            distributed.agreed(partial(_write_results, trainer, run, summary, folder))
+            distributed.agreed(partial(_complete, run, stage))
 
 
 def _begin(run: Run, stage: ExitStack) -> Path | None:
@@ -77,7 +77,7 @@ def _begin(run: Run, stage: ExitStack) -> Path | None:
 
 
 def _save_agent(run: Run, agent: SavedAgent, folder: Path) -> None:
-    if run.writes or processes.parallel.split:
+    if run.writes or distributed.parallel.split:
         agent.save(folder / agent.name)
 
 

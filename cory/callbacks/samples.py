@@ -10,8 +10,8 @@ import torch
 from cory.agent import Agent
 from cory.callbacks.callback import Callback
 from cory.iteration import Batch, Iteration
-from cory.policies.rollout import Rollout
-from cory.policies.sampling import seed_everything
+from cory.models.rollout import Rollout
+from cory.models.sampling import seed_everything
 from cory.prompts import text_of
 from cory.roles import role_name
 from cory.run.clock import timed

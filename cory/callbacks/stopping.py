@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
-from cory.run import processes
+from cory.parallel import distributed
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
@@ -21,7 +21,7 @@ class Stopping(Callback):
     collective = True
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
-        requests = processes.everyone((trainer.should_stop, trainer.signals.received or 0))
+        requests = distributed.everyone((trainer.should_stop, trainer.signals.received or 0))
         trainer.signal = max(received for _, received in requests) or None
         trainer.should_stop = trainer.signal is not None or any(should_stop for should_stop, _ in requests)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cory.callbacks.callback import Callback
 from cory.errors import UserError
-from cory.run.upload import push
+from cory.push.upload import push
 
 if TYPE_CHECKING:
     from cory.run.folder import Run

@@ -10,8 +10,8 @@ need. The same query with the same seed gets the same responses. See docs/share.
 """
 
 from cory.chat.config import ChatConfig
-from cory.run.arguments import Arguments
-from cory.run.settings import main
+from cory.cli.arguments import Arguments
+from cory.cli.settings import main
 
 
 def run() -> None:

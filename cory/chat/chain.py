@@ -16,19 +16,19 @@ from datasets import Dataset
 
 from cory.agent import make_agents
 from cory.chat.config import ChatConfig
+from cory.cli.settings import read_settings
 from cory.config import Config, ModelConfig, changed
 from cory.errors import UserError, expect
-from cory.evaluation import reply
 from cory.evaluation.evaluator import reward_differs
-from cory.policies.load import ModelPool, choose_device
+from cory.evaluation.responses import reply
+from cory.evaluation.settings import agent_folders, agent_models, run_config
+from cory.models.load import ModelPool, choose_device
 from cory.prompts import RolePrompts, check_prompt, placeholders, text_of
 from cory.rewards import MissingColumns, score
 from cory.roles import role_name
 from cory.run import checkpoint
 from cory.run.checkpoint import RunState
-from cory.run.evaluation_settings import agent_folders, agent_models, run_config
 from cory.run.identity import check_models, policy_models
-from cory.run.settings import read_settings
 from cory.task import Task
 from cory.tasks.kinds import kind_of
 

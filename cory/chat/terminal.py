@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from cory.chat.chain import Answer, Chain
 from cory.errors import UserError
-from cory.run.report import printable
+from cory.run.summary import printable
 
 HELP = """A line is a query, or a JSON object with `prompt` and the other columns of the run's data.
 /exchange exchanges the roles, /seed N sets the seed, /help shows this; end of input or Ctrl-C ends the chat."""

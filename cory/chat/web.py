@@ -7,7 +7,7 @@ from typing import Any
 
 from cory.chat.chain import Chain
 from cory.errors import UserError, expect
-from cory.run.report import printable
+from cory.run.summary import printable
 
 EXTRA = "pip install -c constraints.txt -e '.[web]'"
 

@@ -1,9 +1,4 @@
-"""Held-out evaluation of any `Task`: see `evaluator.py`."""
+"""Held-out evaluation of any `Task`: `cory.evaluate` in Python, `python -m cory.evaluation` as a command.
 
-from cory.evaluation.evaluator import RESPONSES, TITLES, Evaluation, Evaluator, evaluate, read_responses
-from cory.evaluation.responses import Responses, answer, reply, respond
-
-__all__ = [
-    "RESPONSES", "TITLES", "Evaluation", "Evaluator", "Responses", "answer", "evaluate", "read_responses",
-    "reply", "respond",
-]  # fmt: skip
+The settings import without torch, so nothing is imported here.
+"""

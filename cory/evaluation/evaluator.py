@@ -22,19 +22,19 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
+from cory.cli.settings import read_settings
 from cory.config import Config, ModelConfig, SamplingConfig, changed
 from cory.errors import expect
 from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
 from cory.evaluation.responses import Responses, answer
+from cory.evaluation.settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
-from cory.policies.load import ModelPool, choose_device
+from cory.models.load import ModelPool, choose_device
 from cory.prompts import RolePrompts, query_text, text_of
 from cory.report import write_evaluation_report
-from cory.run.evaluation_settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.run.identity import check_models, model_identity, policy_models
 from cory.run.output import replace_text
-from cory.run.report import text_table
-from cory.run.settings import read_settings
+from cory.run.summary import text_table
 from cory.task import Task
 
 TITLES = {

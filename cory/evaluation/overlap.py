@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 from datasets import Dataset
 
+from cory.cli.settings import read_settings
 from cory.config import Config
 from cory.errors import UserError
 from cory.metrics import in_training
 from cory.prompts import query_text
 from cory.run.provenance import data_hash
-from cory.run.settings import read_settings
 
 # The rows that were trained on, or a function that makes them from a run's settings.
 TrainedOn: TypeAlias = Dataset | Callable[[Any], Dataset]

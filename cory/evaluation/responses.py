@@ -12,8 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.metrics import full_kl
-from cory.policies import window
-from cory.policies.sampling import (
+from cory.models import window
+from cory.models.sampling import (
     are_turns,
     check_lengths,
     context_length,
@@ -23,7 +23,7 @@ from cory.policies.sampling import (
     sample,
     seed_everything,
 )
-from cory.policies.tokens import rounded, token_texts
+from cory.models.tokens import rounded, token_texts
 from cory.prompts import fit_responses
 from cory.rewards import score
 from cory.roles import role_name

@@ -1,3 +1,3 @@
 """How one agent learns from a rollout."""
 
-import cory.policies  # noqa: F401  # before TRL imports PEFT: see there
+import cory.models  # noqa: F401  # before TRL imports PEFT: see there

@@ -16,7 +16,7 @@ from cory.learners.learner import ForwardPass, Learner, OldPolicy, Targets
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import make_kl_controller
-from cory.policies import window
+from cory.models import window
 
 
 class WindowPolicy(torch.nn.Module):

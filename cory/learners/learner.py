@@ -1,6 +1,6 @@
 """The base class of all learners: one update of one agent on its rollouts, in the response window.
 
-* Logits, KL and entropy exist only at response positions (`cory/policies/window.py`): the others are masked.
+* Logits, KL and entropy exist only at response positions (`cory/models/window.py`): the others are masked.
 * The reference is read in batches of its own, statistics leave the device once, micro-batches fit the memory.
 * No dropout in sampling or any pass, so the first epoch's probability ratio is 1.
 """
@@ -26,19 +26,19 @@ from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config, SamplingConfig
+from cory.errors import NotFinite
 from cory.learners import losses
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import KLController, RunningMoments
-from cory.policies import sharding, window
-from cory.policies.engine import difference
-from cory.policies.families import check_model
-from cory.policies.rollout import Rollout
-from cory.policies.sampling import pad_token, sample
-from cory.policies.window import Window
-from cory.run import processes
-from cory.run.guards import NotFinite
+from cory.models import window
+from cory.models.engine import difference
+from cory.models.families import check_model
+from cory.models.rollout import Rollout
+from cory.models.sampling import pad_token, sample
+from cory.models.window import Window
+from cory.parallel import distributed, sharding
 
 # Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: PASS_CHUNK for a pass of the
 # reference, which many rows make efficient; READ_CHUNK for element-wise arithmetic, which is as fast with a few.
@@ -149,8 +149,8 @@ class Learner(ABC):
         self.config = config
         self.ppo = config.ppo
 
-        self.batch_size = config.ppo.batch_size // processes.world_size()
-        self.mini_batch_size = config.ppo.mini_batch_size // processes.world_size()
+        self.batch_size = config.ppo.batch_size // distributed.world_size()
+        self.mini_batch_size = config.ppo.mini_batch_size // distributed.world_size()
         self.fixed_micro_batch = config.ppo.micro_batch != "auto"
         self.micro_batch = self.mini_batch_size
         if config.ppo.micro_batch != "auto":
@@ -246,7 +246,7 @@ class Learner(ABC):
         # The coefficient follows the reported KL, on average over the rollouts.
         kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
         if math.isfinite(kl):
-            self.kl_controller.update(kl, len(mask) * processes.world_size())
+            self.kl_controller.update(kl, len(mask) * distributed.world_size())
         return stats
 
     @torch.no_grad()
@@ -287,7 +287,7 @@ class Learner(ABC):
         # Each rollout has its own, the mean over its rows. They are summed here, and divided by the rows below.
         kl_sums = [kl.sum() for kl in (update.old.kl * mask).chunk(rollouts)]
         token_sums = [tokens.sum() for tokens in mask.chunk(rollouts)]
-        sums = processes.all_reduce_sum(torch.stack([*kl_sums, *token_sums]))
+        sums = distributed.all_reduce_sum(torch.stack([*kl_sums, *token_sums]))
 
         # The others are means over the mini-batches of all epochs; NaN where every optimizer step was skipped.
         names = list(LossTerms._fields)
@@ -298,7 +298,7 @@ class Learner(ABC):
             means = torch.stack([terms.vector() for terms in update.terms]).mean(0)
 
         numbers = torch.cat([sums, means]).tolist()  # all leave the device at once
-        rows = self.batch_size * processes.world_size()
+        rows = self.batch_size * distributed.world_size()
         kls = [number / rows for number in numbers[:rollouts]]
         lengths = [number / rows for number in numbers[rollouts : 2 * rollouts]]
         mean = dict(zip(names, numbers[2 * rollouts :], strict=True))
@@ -350,7 +350,7 @@ class Learner(ABC):
         """
         # Several processes wait for the slowest of them, so a mini-batch that fits into one pass stays one there.
         # Sharded policies need equally many passes in each process, so as few as possible.
-        alone = processes.world_size() == 1 or (len(rows) > self.micro_batch and not sharding.is_sharded(self.policy))
+        alone = distributed.world_size() == 1 or (len(rows) > self.micro_batch and not sharding.is_sharded(self.policy))
         return batch.micro_batches(rows, self.micro_batch, self.pass_cost if alone else math.inf)
 
     def _evaluate(self, batch: Window, train: bool) -> OldPolicy:
@@ -450,7 +450,7 @@ class Learner(ABC):
         """
         batch = update.batch
         # Gradients are averaged over the processes, so each one's sum is divided by the mean of their tokens.
-        tokens = processes.all_reduce_sum(batch.response_mask[rows].sum()) / processes.world_size()
+        tokens = distributed.all_reduce_sum(batch.response_mask[rows].sum()) / distributed.world_size()
         # The first epoch's forward passes are those that gave the old log-probabilities: the weights have not changed
         # since, and both split the batch alike, by length and then by index. Their graphs serve once.
         first_passes = update.old.first_passes
@@ -468,7 +468,7 @@ class Learner(ABC):
                 self.accelerator.backward(terms.loss / tokens)
             del new  # before the next micro-batch needs its memory
             sums = sums + terms.vector()
-        return LossTerms(*(processes.all_reduce_sum(sums) / processes.world_size() / tokens))
+        return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size() / tokens))
 
     def _terms(
         self, update: Update, new: ForwardPass, rows: list[int], micro_batch: Window, mean_length: Tensor
@@ -530,7 +530,7 @@ class Learner(ABC):
             try:
                 return compute()
             except RuntimeError as error:
-                fixed = self.fixed_micro_batch or processes.world_size() > 1  # other processes would wait in vain
+                fixed = self.fixed_micro_batch or distributed.world_size() > 1  # other processes would wait in vain
                 if fixed or self.micro_batch == 1 or not should_reduce_batch_size(error):
                     raise
             self.micro_batch = (self.micro_batch + 1) // 2

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cory.errors import one_of
-from cory.run import processes
+from cory.parallel import distributed
 
 ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce")  # that compare the responses of a group or batch
 KL_ESTIMATES = ("full", "kl", "abs", "mse")
@@ -77,9 +77,9 @@ def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> 
 
 def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and unbiased variance (0 of one) of the (batch, R) values that the mask keeps, over all processes."""
-    total, count = processes.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
+    total, count = distributed.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
     mean = total / count
-    return mean, processes.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1).clamp(min=1)
+    return mean, distributed.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1).clamp(min=1)
 
 
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
@@ -196,7 +196,7 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, roles: in
     one_of("algorithm", ALGORITHMS, algorithm)
     if algorithm == "reinforce":
         by_role = rewards.view(roles, -1)
-        totals = processes.all_reduce_sum(by_role.sum(1, keepdim=True)) / processes.world_size()
+        totals = distributed.all_reduce_sum(by_role.sum(1, keepdim=True)) / distributed.world_size()
         return (by_role - totals / by_role.shape[1]).flatten()
     groups = rewards.view(-1, group_size)
     centred = groups - groups.mean(1, keepdim=True)

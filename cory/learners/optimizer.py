@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from transformers import get_scheduler
 
 from cory.errors import UserError, one_of
-from cory.policies.sharding import is_shard, part_like
+from cory.parallel.sharding import is_shard, part_like
 
 SCHEDULES = ("constant", "linear", "cosine")
 

@@ -13,8 +13,8 @@ from trl.trainer import AdaptiveKLController, FixedKLController
 
 from cory.config import PPOConfig
 from cory.errors import UserError
-from cory.policies import window
-from cory.run import processes
+from cory.models import window
+from cory.parallel import distributed
 
 
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
@@ -45,7 +45,7 @@ def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
     """The settings under TRL's names; batches are one process's share."""
     settings = {TRL_NAMES.get(name, name): value for name, value in asdict(ppo).items() if name not in OURS}
     for name in ("batch_size", "mini_batch_size"):
-        settings[name] //= processes.world_size()
+        settings[name] //= distributed.world_size()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`PPOConfig` is deprecated", category=FutureWarning)
         return trl.PPOConfig(seed=seed, **settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cory.run.output import replace_text
-from cory.run.report import one_line
+from cory.run.summary import one_line
 
 HERE = Path(__file__).parent
 STYLES, SCRIPTS = ("uplot.css", "page.css"), ("curves.js", "completions.js", "page.js")

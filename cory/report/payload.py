@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cory.cli.settings import read_settings
 from cory.report.completions import Texts, short
-from cory.run.report import summarise
-from cory.run.settings import read_settings
+from cory.run.summary import summarise
 
 ENDS = ("start", "end", "change")
 NUMBERS = 150_000  # of all curves; longer ones are averaged over neighbouring iterations

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from cory.errors import UserError
-from cory.run import processes, shards
+from cory.parallel import distributed, shards
 from cory.run.folder import FILES, SavedAgent
 from cory.run.output import partial_name, remove
 
@@ -57,17 +57,17 @@ def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     Raises OSError or SafetensorError in the process that could not write, FailedElsewhere in the others.
     """
     target = path_of(folder, state.iteration)
-    is_main = processes.is_main()
+    is_main = distributed.is_main()
 
     # All but the main process write into its temporary folder, and only what they alone have.
-    partial = processes.broadcast(processes.agreed(lambda: _temporary(folder) if is_main else folder))
-    written_here = agents if is_main or processes.parallel.split else ()
+    partial = distributed.broadcast(distributed.agreed(lambda: _temporary(folder) if is_main else folder))
+    written_here = agents if is_main or distributed.parallel.split else ()
     try:
-        numbers = processes.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in written_here})
-        for numbers_of_process in processes.everyone(numbers):
+        numbers = distributed.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in written_here})
+        for numbers_of_process in distributed.everyone(numbers):
             # Of agents that live in other processes, only theirs have any.
             numbers |= {name: values for name, values in numbers_of_process.items() if values}
-        processes.agreed(lambda: _complete(partial, target, replace(state, agents=numbers)) if is_main else None)
+        distributed.agreed(lambda: _complete(partial, target, replace(state, agents=numbers)) if is_main else None)
         return target
     finally:
         if is_main:

@@ -13,11 +13,10 @@ from tqdm import tqdm
 
 from cory.config import Config
 from cory.errors import UserError
-from cory.run import processes
+from cory.parallel import distributed
 from cory.run.jsonl import JsonlWriter, read_rows
 from cory.run.output import new_folder, remove, remove_partial, replace_text
 from cory.run.provenance import versions
-from cory.run.tracker import check_tracker
 
 FILES = ("metrics", "samples", "timings")
 
@@ -82,7 +81,7 @@ class Run:
     ) -> None:
         config.hub.check_token()
         if not finished:
-            check_tracker(config.tracker)
+            config.check_tracker()
         self.exits = locks or ExitStack()
         self.fingerprint = record.get("fingerprint") or {}
         self.history: list[dict[str, Any]] = []
@@ -91,10 +90,10 @@ class Run:
         self.files: dict[str, JsonlWriter] = {}
         self.finished = finished
         self.resumed = folder is not None
-        self.writes = processes.is_main() and not finished
+        self.writes = distributed.is_main() and not finished
 
         if folder is None:
-            folder = processes.broadcast(new_folder(config.output, name, self.exits) if self.writes else None)
+            folder = distributed.broadcast(new_folder(config.output, name, self.exits) if self.writes else None)
             assert folder is not None
         self.folder = folder
 
@@ -104,9 +103,9 @@ class Run:
                 self._continue(settings, lengths or {}, outdated)
             else:
                 self._begin(settings)
-        elif finished and processes.is_main():
+        elif finished and distributed.is_main():
             self._read_history({})
-        self.history, self.seconds = processes.broadcast((self.history, self.seconds))
+        self.history, self.seconds = distributed.broadcast((self.history, self.seconds))
 
     def _begin(self, settings: str) -> None:
         try:

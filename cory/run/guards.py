@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from cory.cli import terminal
 from cory.metrics import collapsed
-from cory.run import terminal
 
 # What the flags in metrics.jsonl mean; each is printed once per run.
 MEANING = {
@@ -28,22 +28,6 @@ MEANING = {
     "above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
 }
 EMPTY_SHARE = 0.1
-
-
-class NotFinite(Exception):
-    """A loss or gradient of an update is not finite; the weights are as before that optimizer step.
-
-    Args:
-        what: `the loss` or `the gradient`.
-        learner: whose, e.g. `agent_1 as pioneer`.
-        rows: the rows of the rollout that cause it; empty if each is finite and only their sum is not.
-        text: of the first of these rows.
-    """
-
-    def __init__(self, what: str, learner: str, rows: Sequence[int] = (), text: str = "") -> None:
-        self.rows = list(rows)
-        where = f" in rows {self.rows}, the first of them {text}" if self.rows else ""
-        super().__init__(f"{learner}: {what} is not finite{where}")
 
 
 def flags(

@@ -4,7 +4,6 @@ What is written goes first under a hidden name, `.partial-NUMBER-NAME`, beside i
 complete. A process that is killed leaves such a hidden file or folder behind; the next one that writes removes it.
 """
 
-import errno
 import itertools
 import os
 import re
@@ -20,20 +19,6 @@ from cory.errors import UserError
 
 LOCK = ".lock"  # locks the folder that it is in; it stays there, empty
 PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-.+")
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or none for this user
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error says that the disk is full; safetensors and tokenizers say it in the text alone."""
-    in_text = any(f"(os error {number})" in str(error) for number in FULL)
-    return in_text or (isinstance(error, OSError) and error.errno in FULL)
-
-
-def is_not_written(error: BaseException) -> bool:
-    """Whether an error is one of writing files, for whatever reason."""
-    return isinstance(error, OSError) or "(os error " in str(error)
 
 
 class Taken(UserError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cory.cli.settings import differences, read_settings, resume_command
 from cory.config import Config
 from cory.errors import UserError, expect
 from cory.run import checkpoint
@@ -19,7 +20,6 @@ from cory.run.checkpoint import Damaged, RunState
 from cory.run.identity import check_models
 from cory.run.output import lock
 from cory.run.record import finished_iterations, recorded_iterations
-from cory.run.settings import differences, read_settings, resume_command
 
 # What `accept_changes: reward` accepts: keys of config.yaml.
 OF_THE_REWARD = ("fingerprint.reward", "fingerprint.reward_sha256", "task.reward", "task.reward_weights")

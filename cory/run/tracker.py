@@ -1,6 +1,5 @@
 """wandb, TensorBoard or trackio beside the run's own files, through accelerate's trackers."""
 
-import importlib.util
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -11,24 +10,9 @@ from typing import Any
 from cory.config import Config
 from cory.errors import UserError
 from cory.run.output import replace_text
-from cory.run.report import markdown_table
+from cory.run.summary import markdown_table
 
-# The packages of which each tracker needs one, and how to install it.
-PACKAGES = {
-    "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
-    "tensorboard": (["tensorboard", "tensorboardX"], "pip install -c constraints.txt -e '.[tensorboard]'"),
-    "trackio": (["trackio"], "pip install -c constraints.txt -e '.[trackio]'"),
-}
 COLUMNS = ("iteration", "agent", "role", "query", "completion", "task_reward")  # of samples.jsonl
-
-
-def check_tracker(tracker: str) -> None:
-    """Raises a UserError if the package of a tracker is not installed. Imports nothing, so it answers at once."""
-    if tracker == "none":
-        return
-    packages, command = PACKAGES[tracker]
-    if not any(importlib.util.find_spec(package) for package in packages):
-        raise UserError(f"tracker: expected the package {packages[0]}, which is not installed: {command}")
 
 
 def start_tracker(config: Config, folder: Path, resumed_at: int | None = None) -> Any:

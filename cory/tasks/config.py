@@ -17,8 +17,8 @@ class OwnTaskConfig(Settings):
         dataset: File (parquet, jsonl, json, csv), folder with files named after their splits, or Hub id.
         subset: Configuration of a Hub dataset; null for its only one.
         split: Split of the dataset; a single file is used whole.
-        eval_dataset: Held-out prompts, for `cory.evaluate` and `eval_every`. null: another split of `dataset`.
-        eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluate` has --split.
+        eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`. null: another split of `dataset`.
+        eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluation` has --split.
         prompt_column: Column with the prompts: text, or chat messages of which the last is the user's.
         reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward.
         reward_weights: A weight for each reward function. null: 1 each.

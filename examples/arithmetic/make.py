@@ -14,8 +14,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
 
+from cory.cli.settings import main
 from cory.run.output import filled
-from cory.run.settings import main
 
 FOLDER = Path(__file__).resolve().parent
 ROWS = {"train": 4000, "test": 500}

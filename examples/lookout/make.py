@@ -20,9 +20,9 @@ if __name__ == "__main__":
 
 from rewards import ORDERS, WINDS, right_call
 
+from cory.cli.settings import main
 from cory.prompts import fill
 from cory.run.output import check_results_folder, staged
-from cory.run.settings import main
 from study.small_models import save_half, train_gpt2, train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent

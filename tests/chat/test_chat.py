@@ -21,10 +21,10 @@ from cory.chat.chain import Answer, opened
 from cory.chat.config import ChatConfig
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation import respond
-from cory.policies.load import attach, load_policy
+from cory.evaluation.responses import respond
+from cory.models.load import attach, load_policy
 from cory.prompts import RolePrompts
-from cory.run.report import printable
+from cory.run.summary import printable
 from cory.task import Task
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.own import make_task

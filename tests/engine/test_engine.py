@@ -15,7 +15,7 @@ from vllm_server import serving
 from cory.agent import make_agents
 from cory.config import Config, CoryConfig, LoraConfig, ParallelConfig
 from cory.errors import UserError
-from cory.policies.engine import LIMIT, Engine
+from cory.models.engine import LIMIT, Engine
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -90,7 +90,7 @@ def test_requests_ask_for_exact_sampling(settings, server):
 
 
 def test_large_batches_take_several_requests(settings, server, monkeypatch):
-    monkeypatch.setattr("cory.policies.engine.PROMPTS", 3)
+    monkeypatch.setattr("cory.models.engine.PROMPTS", 3)
     texts = ["the film", "a", "some very fine story", "music", "bad acting", "the scene", "in every"]
     agent = make_agents(settings)[0]
     rollout = agent.respond(texts, 4)
@@ -148,7 +148,7 @@ def test_no_server_and_other_servers(settings, server):
 
 
 def test_a_server_that_keeps_its_cache_is_refused(settings, server, monkeypatch):
-    monkeypatch.setattr("cory.policies.engine.TRIES", 2)
+    monkeypatch.setattr("cory.models.engine.TRIES", 2)
     server.kept_cache = 1
     make_agents(settings)[0].respond(["the film"], 3)
     server.kept_cache = 2

@@ -10,8 +10,8 @@ import yaml
 from conftest import ROOT
 
 from cory.agent import make_agents
+from cory.cli.settings import load
 from cory.prompts import fill
-from cory.run.settings import load
 from cory.tasks.config import OwnConfig
 from cory.tasks.own import make_task
 from cory.trainer import CoryTrainer

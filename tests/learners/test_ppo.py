@@ -11,13 +11,13 @@ import trl
 from conftest import make_gpt2
 
 from cory.config import Config, PPOConfig, SamplingConfig
+from cory.errors import NotFinite
 from cory.learners.losses import LossTerms, TokenLogprobs, entropy
 from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
-from cory.policies import window
-from cory.policies.rollout import Rollout
-from cory.policies.sampling import seed_everything
-from cory.run.guards import NotFinite
+from cory.models import window
+from cory.models.rollout import Rollout
+from cory.models.sampling import seed_everything
 
 # Our statistics, and TRL's names for them.
 STATS = {

@@ -18,14 +18,14 @@ from peft import PeftModel
 from stand_in import hub
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cory import evaluate
 from cory.agent import make_agents
+from cory.cli.settings import announce
 from cory.config import Config, HubConfig, LoraConfig
 from cory.errors import UserError
-from cory.evaluation import evaluate
+from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
-from cory.run.evaluation_settings import EvaluationConfig
-from cory.run.settings import announce
-from cory.run.upload import contents, push
+from cory.push.upload import contents, push
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

@@ -16,7 +16,7 @@ from written import write_evaluation, write_run
 from cory import report
 from cory.agent import make_agents
 from cory.errors import UserError
-from cory.policies.tokens import token_texts
+from cory.models.tokens import token_texts
 from cory.prompts import RolePrompts
 from cory.report import payload
 from cory.task import Task

@@ -9,11 +9,11 @@ from test_distributed import launch, ranks
 from test_resume import after, count_good, interrupt, make_trainer, outcome
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cory import evaluate
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig
 from cory.errors import UserError
-from cory.evaluation import evaluate
-from cory.run.evaluation_settings import EvaluationConfig
+from cory.evaluation.settings import EvaluationConfig
 from cory.run.guards import Interrupted
 
 CHAINS = {

@@ -8,10 +8,10 @@ import pytest
 from test_resume import make_trainer, same
 
 from cory.agent import Agent
+from cory.cli.settings import main
 from cory.config import CheckpointConfig
 from cory.errors import UserError
-from cory.policies.load import load_policy
-from cory.run.settings import main
+from cory.models.load import load_policy
 
 
 def no_space(*args, **kwargs):

@@ -14,14 +14,14 @@ from conftest import make_gpt2
 from safetensors.torch import load_file, save_file
 from test_resume import make_trainer
 
+from cory import evaluate
 from cory.agent import make_agents
 from cory.chat.chain import opened
 from cory.chat.config import ChatConfig
 from cory.config import LoraConfig, ModelConfig
 from cory.errors import UserError
-from cory.evaluation import evaluate
+from cory.evaluation.settings import EvaluationConfig
 from cory.run import resume
-from cory.run.evaluation_settings import EvaluationConfig
 from cory.run.identity import check_models, model_identity, policy_models
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig, ImdbTaskConfig

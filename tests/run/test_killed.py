@@ -29,7 +29,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}, {str(HERE.parent)!r}]
 from jsonargparse import ArgumentParser
 from cory.config import Config
 from test_resume import make_trainer
-from cory.run.settings import main
+from cory.cli.settings import main
 parser = ArgumentParser()
 parser.add_class_arguments(Config, "config")
 

@@ -15,10 +15,10 @@ from test_resume import after, count_good, interrupt, make_trainer, one, same
 
 from cory import evaluate
 from cory.agent import Agent
+from cory.cli.settings import main
 from cory.errors import UserError
 from cory.run import checkpoint, folder
 from cory.run.guards import Interrupted
-from cory.run.settings import main
 
 __all__ = ["finished", "held_out", "one"]  # fixtures
 

@@ -10,8 +10,8 @@ from conftest import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cory.policies.load import choose_device
-from cory.policies.sampling import draw
+from cory.models.load import choose_device
+from cory.models.sampling import draw
 
 
 def run(code: str, *arguments: str) -> str:
@@ -29,7 +29,7 @@ CHOOSE = """
 import sys, torch
 true = lambda: True
 torch.backends.mps.is_available = torch.backends.mps.is_built = torch.accelerator.is_available = true
-from cory.policies.load import choose_device
+from cory.models.load import choose_device
 print(choose_device(sys.argv[1]).type)
 """
 

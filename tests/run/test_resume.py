@@ -21,8 +21,9 @@ from conftest import sentences
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import UserError
+from cory.parallel import shards
 from cory.prompts import RolePrompts
-from cory.run import checkpoint, shards
+from cory.run import checkpoint
 from cory.run.guards import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer

@@ -13,11 +13,11 @@ from conftest import ROOT, sentences
 from markdown_it import MarkdownIt
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig
+from cory.cli.settings import announce
+from cory.config import TRACKER_PACKAGES, CheckpointConfig
 from cory.errors import UserError
 from cory.prompts import RolePrompts
-from cory.run import tracker
-from cory.run.settings import announce
+from cory.run.summary import markdown_table
 from cory.run.tracker import COLUMNS
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -56,7 +56,7 @@ def test_a_tracker_without_its_package_is_refused_before_anything_is_written(con
 
 def test_the_command_that_installs_a_tracker_names_an_extra_that_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for packages, command in tracker.PACKAGES.values():
+    for packages, command in TRACKER_PACKAGES.values():
         for extra in re.findall(r"\[(\w+)\]", command):
             assert any(requirement.startswith(packages[0]) for requirement in extras[extra])
 
@@ -85,7 +85,7 @@ def test_tensorboard_gets_metrics_and_texts(config):
 
 
 def test_a_text_in_a_markdown_table_is_shown_as_it_is():
-    page = MarkdownIt("commonmark").enable("table").render(tracker.markdown_table(["a", "b"], [[HOSTILE, "end"]]))
+    page = MarkdownIt("commonmark").enable("table").render(markdown_table(["a", "b"], [[HOSTILE, "end"]]))
     shown = HOSTILE.replace("\n", "\\n").replace("\x1b", "\\x1b").replace("<", "&lt;").replace(">", "&gt;")
     assert cells(page)[1] == [shown.strip(), "end"]
 

@@ -16,13 +16,13 @@ from test_lora import llama_folder  # noqa: F401
 
 from cory import evaluation
 from cory.agent import make_agents
+from cory.cli.settings import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.metrics import pass_at_k
-from cory.policies import sampling, window
-from cory.policies.sampling import encode, plain_text
+from cory.models import sampling, window
+from cory.models.sampling import encode, plain_text
 from cory.prompts import RolePrompts
-from cory.run.settings import load
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from gsm8k_train import evaluate, toy

@@ -13,11 +13,11 @@ from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cory.agent import make_agents
+from cory.cli.settings import load
 from cory.config import ModelConfig
 from cory.errors import UserError
-from cory.evaluation import TITLES
+from cory.evaluation.evaluator import TITLES
 from cory.prompts import fill
-from cory.run.settings import load
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
@@ -188,9 +188,7 @@ def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
 
 
 def test_the_first_line_comes_before_torch(tmp_path):
-    code = (
-        "import sys; from imdb_train.config import ImdbConfig; import imdb_train.cory, cory.run.evaluation_settings; "
-    )
+    code = "import sys; from imdb_train.config import ImdbConfig; import imdb_train.cory, cory.evaluation.settings; "
     code += "print(sorted({'torch', 'transformers', 'trl', 'datasets', 'peft', 'accelerate'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -16,12 +16,12 @@ import yaml
 from conftest import ROOT, sentences
 
 from cory.agent import make_agents
+from cory.cli.settings import as_config, load
 from cory.config import keys
 from cory.errors import UserError
-from cory.policies.sampling import encode
+from cory.models.sampling import encode
 from cory.prompts import RolePrompts
 from cory.rewards import Reward, score
-from cory.run.settings import as_config, load
 from cory.task import Task
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.own import make_task
@@ -355,7 +355,7 @@ def command(monkeypatch, capsys):
 
     def run(module, *argv):
         monkeypatch.setattr(sys, "argv", [module, *argv])
-        monkeypatch.setattr("cory.run.settings.read_command_line", False)
+        monkeypatch.setattr("cory.cli.settings.read_command_line", False)
         capsys.readouterr()
         status = 0
         try:
@@ -382,7 +382,7 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     assert done.returncode == 0, done.stderr
     status, out, _ = command(*train[2:], "--cory.num_agents", "1", "--output", "runs/one")
     assert status == 0 and out.startswith("my: PPO, model ")
-    assert command("cory.evaluate", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2")[0] == 0
+    assert command("cory.evaluation", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2")[0] == 0
     evaluation = json.loads((here / "runs/eval/evaluation.json").read_text())
     names = ["base", "my/agent_1", "my/agent_2", "one/agent_1", "base after itself", "my/agent_2 after agent_1",
              "my/agent_1 after agent_2", "one/agent_1 after itself"]  # fmt: skip
@@ -433,19 +433,19 @@ print("torch" in sys.modules)
 def test_help_names_every_key_of_the_task(command):
     _, out, _ = command("cory.train", "--help")
     assert all(f"--task.{key}" in out for key in keys(OwnTaskConfig))
-    assert "--split" in command("cory.evaluate", "--help")[1]
+    assert "--split" in command("cory.evaluation", "--help")[1]
 
 
 def test_a_run_of_another_task_is_refused(here, policy_folder, command):
     (here / "run/agent_1").mkdir(parents=True)
     (here / "run/config.yaml").write_text(yaml.safe_dump({"task": {"text_column": "text"}}))
     (here / "run/summary.json").write_text("{}")
-    status, _, error = command("cory.evaluate", "run")
+    status, _, error = command("cory.evaluation", "run")
     assert status == 2 and "text_column" in error
 
 
 def test_evaluate_of_the_package_is_the_function():
-    code = "import cory.tasks.evaluating, cory; from cory import evaluate; print(evaluate.__module__, cory.evaluate)"
+    code = "import cory.evaluation.command, cory; from cory import evaluate; print(evaluate.__module__, cory.evaluate)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.startswith("cory.evaluation.evaluator <function evaluate"), done.stderr
 
@@ -474,7 +474,7 @@ runs:
   PPO: {script: cory.train, flags: {cory.num_agents: 1}}
   CORY: {script: cory.train}
 scales:
-  small: {config: my.yaml, seeds: [0, 1], evaluate: cory.evaluate --queries 4}
+  small: {config: my.yaml, seeds: [0, 1], evaluate: cory.evaluation --queries 4}
 """
 
 
@@ -508,11 +508,11 @@ def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
     ("module", "arguments", "message"),
     [
         (
-            "cory.evaluate",
+            "cory.evaluation",
             ["runs/nope"],
             "models: expected folders of runs or models that exist, or Hub ids, got",
         ),
-        ("cory.evaluate", ["nobody/nothing"], "models: expected the folder of at least one run, for its prompts"),
+        ("cory.evaluation", ["nobody/nothing"], "models: expected the folder of at least one run, for its prompts"),
         (
             "cory.train",
             ["--resume", "runs/nope"],

@@ -8,9 +8,9 @@ import torch
 from conftest import ROOT
 
 from cory.config import ModelConfig, SamplingConfig
-from cory.evaluation import respond
+from cory.evaluation.responses import respond
 from cory.metrics import mean_interval
-from cory.policies.load import load_policy, load_tokenizer
+from cory.models.load import load_policy, load_tokenizer
 from gsm8k_train import make_weights as gsm8k_weights
 from gsm8k_train import toy as gsm8k
 from imdb_train import make_weights as imdb_weights

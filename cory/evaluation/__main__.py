@@ -1,0 +1,26 @@
+"""Evaluates runs of `cory.train`, on held-out prompts: reward, KL to the base, solo and joint, with 95 % intervals.
+
+    python -m cory.evaluation runs/my                                     # split test of the run's dataset
+    python -m cory.evaluation runs/cory runs/ppo --split validation       # two agents beside one, and their base
+    python -m cory.evaluation runs/my --task.eval_dataset held_out.jsonl  # other prompts
+
+Every model answers the prompt alone (solo). The agents of one run also answer in a chain (joint), and the agent of a
+run with one answers twice, the second time as its own observer. See `cory/evaluation/`. Run this module, do not
+import it: `cory.evaluate` is the function.
+"""
+
+from cory.cli.settings import main
+from cory.evaluation import command
+from cory.evaluation.settings import EvaluationConfig
+from cory.tasks.config import OwnConfig
+
+
+def run() -> None:
+    folder = command.run(__doc__, EvaluationConfig, OwnConfig, "cory.tasks.own", "evaluation").folder
+    print(
+        f"\nRows, responses and report.html are in {folder}; python -m study.report {folder} adds Markdown and a figure"
+    )
+
+
+if __name__ == "__main__":
+    main(run)

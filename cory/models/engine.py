@@ -1,0 +1,204 @@
+"""Sampling by an inference engine: a vLLM server, which gets the agents' weights through a folder (docs/scaling.md).
+
+One server samples for all agents of one base. LoRA agents are adapters there, under a new name after each update;
+otherwise the server takes over the whole weights of the agent that is to answer. The policy computes the old
+log-probabilities itself, so that the engine's arithmetic is not part of the update.
+"""
+
+import os
+import shlex
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from cory.config import Config, SamplingConfig
+from cory.errors import UserError, expect
+from cory.models.lora import save_base, save_policy
+from cory.models.sampling import end_tokens
+from cory.parallel import distributed
+from cory.parallel.sharding import is_sharded
+
+PROMPTS = 1000  # in one request; vLLM takes 1,024
+CONNECT = 5  # seconds to wait for a connection
+MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-rank
+TRIES = 50  # to empty the server's cache, in 5 seconds
+LIMIT = 0.5  # mean difference of log-probabilities, nats a token, above which the engine must have other weights
+
+
+class Engine:
+    """The server of a run, as one of its processes sees it.
+
+    Args:
+        config: the run's settings.
+
+    Raises a UserError if the settings do not go with an engine, or no server answers.
+    """
+
+    def __init__(self, config: Config) -> None:
+        expect(config.parallel.agents == "together", "parallel.agents", "together with sampling.engine: vllm", "apart")
+        agents = [config.of_agent(index) for index in range(config.cory.num_agents)]
+        kinds = {(own.model.name, own.model.revision, own.model.quantization, bool(own.lora.rank)) for own in agents}
+        what = "agents of one base, all with LoRA or none"
+        expect(len(kinds) == 1, "sampling.engine: vllm", what, sorted(kinds, key=str))
+        self.settings, self.quantized = config.sampling, agents[0].model.quantization != "none"
+        self.started_by = _command(agents)
+        self.http = requests.Session()
+        self.http.trust_env = False  # no proxy
+        if key := os.environ.get("VLLM_API_KEY"):
+            self.http.headers["Authorization"] = f"Bearer {key}"
+        served = [model for model in self._ask("GET", "/v1/models")["data"] if not model.get("parent")]
+        self.base, self.longest = served[0]["id"], served[0]["max_model_len"]  # its name for the base; tokens
+        self.names: dict[str, str] = {}  # by agent: the server's name for its weights
+        self.current: set[str] = set()  # agents whose weights of now the server has
+        self.run, self.versions = uuid.uuid4().hex[:8], 0
+        folder = self.settings.engine_folder
+        expect(folder is None or Path(folder).is_dir(), "sampling.engine_folder", "null or an existing folder", folder)
+        self.folder = tempfile.TemporaryDirectory(prefix="cory-engine-", dir=folder)
+
+    def outdated(self, agent: str) -> None:
+        """Notes that an agent's weights have changed, so that the server gets them before the agent answers again."""
+        self.current.discard(agent)
+
+    def sample(
+        self, agent: str, policy: PreTrainedModel | PeftModel, queries: Sequence[Tensor], longest: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's weights of now.
+
+        Queries and responses are 1-d tensors of token ids. The second list has the log-probability of each token, as
+        the engine computes it, at temperature 1. The random numbers are the server's.
+
+        Raises a UserError if the server does not answer, or refuses.
+        """
+        if agent not in self.current:
+            distributed.everyone(None)  # the server answers none of them any more
+            self.names[agent] = distributed.broadcast(distributed.agreed(lambda: self._push(agent, policy)))
+            self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
+        body = _request(self.settings, end_tokens(policy)) | {"model": self.names[agent], "max_tokens": longest}
+
+        def answers() -> list[Any]:
+            found = []
+            for start in range(0, len(queries), PROMPTS):
+                body["prompt"] = [query.tolist() for query in queries[start : start + PROMPTS]]
+                found += sorted(self._ask("POST", "/v1/completions", body)["choices"], key=lambda one: one["index"])
+            return found
+
+        rows, device = distributed.agreed(answers), queries[0].device
+        responses = [torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows]
+        return responses, [torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows]
+
+    def _push(self, agent: str, policy: PreTrainedModel | PeftModel) -> str:
+        """Hands an agent's weights to the server; returns the server's name for them."""
+        self.versions += 1
+        name = f"{agent}-{self.versions}-{self.run}"
+        target, taking_part = Path(self.folder.name) / name, is_sharded(policy) or distributed.is_main()
+        if not isinstance(policy, PeftModel):
+            if taking_part:
+                save_policy(policy, target, agent, merge=False)
+            return self._load(target)
+        if not self.names and not self.quantized:  # the server's base may be what another run has left there
+            if taking_part:
+                save_base(policy, target)
+            self._load(target)
+        if taking_part:
+            save_policy(policy, target, agent, merge=False)
+        if distributed.is_main():
+            if before := self.names.get(agent):
+                self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": before})
+                shutil.rmtree(target.with_name(before), ignore_errors=True)  # until now the server could load it again
+            self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(target.resolve())})
+        return name
+
+    def _load(self, folder: Path) -> str:
+        """Makes the server take over a model's weights, in the main process; returns the server's name for it."""
+        if distributed.is_main():
+            how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
+            self._ask("POST", "/collective_rpc", how)
+            shutil.rmtree(folder)
+            for _ in range(TRIES):  # it is refused while the server still puts an earlier answer away
+                if self._ask("POST", "/reset_prefix_cache")["success"]:
+                    return self.base
+                time.sleep(0.1)
+            raise UserError(
+                f"sampling.engine_url: {self.settings.engine_url} does not forget keys and values of earlier weights. "
+                "Does it serve another run, too?"
+            )
+        return self.base
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The server's answer. Raises a UserError if there is none, or it is an error."""
+        url = self.settings.engine_url.rstrip("/") + path
+        try:
+            answer = self.http.request(
+                method, url, json=body, timeout=(CONNECT, distributed.TIME_LIMIT.total_seconds())
+            )
+        except requests.RequestException as error:
+            raise UserError(
+                f"sampling.engine_url: expected a server at {url}, got no answer ({type(error).__name__}). "
+                f"To start one, in vLLM's environment:\n  {self.started_by}"
+            ) from None
+        if answer.status_code == 404 and path != "/v1/completions":
+            raise UserError(
+                f"sampling.engine_url: the server lacks {url}. To start one that has it:\n  {self.started_by}"
+            )
+        if not answer.ok:
+            raise UserError(f"sampling.engine_url: {url} answers {answer.status_code}: {answer.text[:500]}")
+        return answer.json() if answer.headers.get("content-type", "").startswith("application/json") else None
+
+
+def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
+    """What all requests have in common. It overrides what a model's generation_config.json asks of the server."""
+    exact = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "repetition_penalty", "stop")}
+    off = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    stops = {"include_stop_str_in_output": True, "ignore_eos": True, "stop_token_ids": ends}
+    return exact | off | stops | {"logprobs": 0, "return_token_ids": True, "skip_special_tokens": False}
+
+
+def _command(agents: Sequence[Config]) -> str:
+    """The command that starts a server for a run, from the settings of its agents."""
+    config, model = agents[0], agents[0].model
+    at, dtype = urlsplit(config.sampling.engine_url), "bfloat16" if config.precision == "bf16" else model.dtype
+    more = f" --revision {model.revision}" if model.revision else ""
+    more += " --trust-remote-code" if model.trust_remote_code else ""
+    more += " --quantization bitsandbytes" if model.quantization == "4bit" else ""
+    ranks = [own.lora.rank for own in agents]
+    most = next((rank for rank in MAX_RANKS if rank >= max(ranks)), max(ranks))
+    lora = f" --enable-lora --max-lora-rank {most} --max-loras {len(ranks)}" if max(ranks) else ""
+    return (
+        "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
+        f"--model {shlex.quote(config.resolve(model.name))} --host {at.hostname} --port {at.port or 80} "
+        f"--dtype {dtype} --generation-config vllm{more}{lora}"
+    )
+
+
+def difference(logprobs: Tensor, sampled: Sequence[Tensor], mask: Tensor) -> float:
+    """Mean absolute difference of the policy's and the engine's log-probabilities over the response tokens.
+
+    Args:
+        logprobs, mask: (rows, R), the policy's and the tokens that count. sampled: of each row the engine's.
+
+    Raises a UserError if it is so large that the engine must have sampled from other weights.
+    """
+    theirs = torch.zeros_like(logprobs)
+    for row, values in enumerate(sampled):
+        theirs[row, : len(values)] = values
+    total, tokens = distributed.all_reduce_sum(
+        torch.stack([((logprobs - theirs).abs() * mask).sum(), mask.sum()])
+    ).tolist()
+    mean = total / tokens
+    if not mean <= LIMIT:
+        raise UserError(
+            "sampling.engine: expected responses of the agent's weights, got some whose log-probabilities differ by "
+            f"{mean:.2f} nats a token (limit {LIMIT}). The server must serve the model `model.name`, to this run alone."
+        )
+    return mean

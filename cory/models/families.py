@@ -1,0 +1,98 @@
+"""Whether a model can be sampled and trained: do padding and its cache leave its log-probabilities as they are?
+
+Responses are sampled, and passes are made, in padded batches. A model that reads padding as text, or a cache that is
+handed over wrongly, gives log-probabilities of another text, and nothing would say so.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cory.config import SamplingConfig
+from cory.errors import UserError
+from cory.models import window
+from cory.models.sampling import pad_token, sample
+from cory.parallel.sharding import device_of
+
+# Families with attention alone. tests/policies/test_families.py compares them with the plain pass, so no run has to.
+TESTED = (
+    "bloom", "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "mixtral",
+    "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
+)  # fmt: skip
+PROMPTS, RESPONSES = (2, 5, 9), (5, 3, 7)  # tokens
+# What padding may change, as a share of what a text's first token changes. Measured with tiny models: rounding to
+# bfloat16 gives up to 0.07; models that read padding, or lose their cache, 0.2 to 760.
+LIMIT = 0.1
+
+
+def is_tested(model: PreTrainedModel | PeftModel) -> bool:
+    """Whether a model is of a family that the tests cover, in transformers' own code."""
+    own_code = type(model.config).__module__.startswith("transformers.models.")
+    return own_code and model.config.model_type in TESTED
+
+
+@torch.no_grad()
+def check_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, samples: bool = True) -> None:
+    """Compares a small padded batch, and a few sampled tokens, with passes over each text alone.
+
+    A family that the tests cover is not compared. The model must be in `eval()`; random numbers stay as they were.
+
+    Args:
+        samples: whether the model samples itself; False if an engine does.
+
+    Raises a UserError that names the model's type if the log-probabilities differ by more than rounding.
+    """
+    if is_tested(model):
+        return
+    device = device_of(model)
+    starts = list(accumulate((*PROMPTS, *RESPONSES), initial=0))
+    texts = torch.arange(starts[-1], device=device) * 37 % (model.config.get_text_config().vocab_size - 5) + 5
+    rows = [texts[start:end] for start, end in pairwise(starts)]
+    queries, responses = rows[: len(PROMPTS)], rows[len(PROMPTS) :]
+    try:
+        logits = window.response_logits(model, queries, responses, pad_token(tokenizer))
+        passes = [row[: len(response)] for row, response in zip(logits, responses, strict=True)]
+        _compare(model, "a padded batch gives it", passes, queries, responses)
+        if samples:
+            queries = [*queries, queries[0]]  # as where several responses to a query are sampled
+            seen: list[list[Tensor]] = [[] for _ in queries]
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                responses = sample(model, tokenizer, queries, SamplingConfig(), max(RESPONSES), seen, ends=())
+            _compare(model, "sampling in a padded batch sees", [torch.stack(row) for row in seen], queries, responses)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # models that take no padding, or cannot generate, fail in ways of their own
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UserError(f"{_expected(model)}, which fails in a padded batch ({reason})") from error
+
+
+def _compare(
+    model: PreTrainedModel, what: str, logits: Sequence[Tensor], queries: Sequence[Tensor], responses: Sequence[Tensor]
+) -> None:
+    """Raises a UserError if a response's `logits`, (tokens, vocabulary), are not those of its text read alone."""
+    differences, scales = [], []
+    for row, query, response in zip(logits, queries, responses, strict=True):
+        text = torch.cat([query, response])
+        alone, without_first = (_alone(model, text[start:], len(response)) for start in (0, 1))
+        differences.append((row.float().log_softmax(-1) - alone).abs().mean(-1))
+        scales.append((without_first - alone).abs().mean(-1))
+    difference, scale = (torch.cat(each).mean().item() for each in (differences, scales))
+    if not difference <= LIMIT * scale + 1e-6:  # not a number, too
+        raise UserError(
+            f"{_expected(model)}: {what} log-probabilities that are {difference:.2g} nats a token from those of the "
+            f"text alone (limit: a tenth of {scale:.2g}, by which leaving out a text's first token changes them)"
+        )
+
+
+def _alone(model: PreTrainedModel, text: Tensor, count: int) -> Tensor:
+    """Log-probabilities (count, vocabulary) of the last `count` tokens of a text, in one plain pass."""
+    logits = model(input_ids=text[None, :-1], use_cache=False).logits
+    return logits[0, -count:].float().log_softmax(-1)
+
+
+def _expected(model: PreTrainedModel) -> str:
+    return f"model.name: expected a model that padding does not change, got one of type {model.config.model_type}"

@@ -1,0 +1,343 @@
+"""Loads policies, the shared reference, classifiers and tokenizers, from the Hub or from local folders."""
+
+import importlib.util
+import pickle
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.activations import GELUTanh, NewGELUActivation
+from transformers.utils import logging
+from transformers.utils.quantization_config import BitsAndBytesConfig
+
+from cory.config import ModelConfig, ParallelConfig
+from cory.errors import UserError, expect
+from cory.models import AVAILABLE
+from cory.models.families import check_model
+from cory.parallel import distributed
+from cory.run.identity import is_local
+
+# What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
+LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
+HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
+NAMED = 5  # tensors that an error names; it counts the others
+
+
+def choose_device(name: str, parallel: ParallelConfig | None = None) -> torch.device:
+    """Sets the process's device, before anything else touches accelerate. Raises a UserError if it is not there.
+
+    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it lacks float64 and is not tested.
+    """
+    try:
+        wanted = None if name == "auto" else torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}") from None
+    gpus = torch.cuda.device_count()
+    if wanted and wanted.type == "cuda" and (wanted.index or 0) >= gpus:
+        raise UserError(f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}")
+    if wanted and wanted.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"device: expected a device of this machine, which has no Apple GPU, got {name!r}")
+    cpu = wanted.type == "cpu" if wanted else gpus == 0
+    state = distributed.start(cpu, parallel)
+    agreed = not wanted or wanted.type == state.device.type
+    expect(agreed, "device", f"{state.device}, which this process uses already", name)
+    if wanted and wanted.index is not None:
+        state.device = wanted
+    if state.device.type == "cpu":
+        distributed.configure_cpu()
+    torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that have them; the CPU has none
+    return state.device
+
+
+def find(
+    name: str, what: str, revision: str | None = None, kind: str = "model", cached: bool = False
+) -> dict[str, Any]:
+    """Where to load `name` from, as from_pretrained arguments; distinguishes a missing folder from an unreachable Hub.
+
+    Args:
+        what: the key that named it, for the message. kind: `model` or `dataset`. cached: whether it is known to be in
+            the local cache; for models this is looked up.
+
+    Raises a UserError: no such folder, no such repository, or no answer from the Hub within a few seconds.
+    """
+    if Path(name).exists():
+        return {"local_files_only": True}
+    expect(not is_local(name), what, "a Hub id or an existing local folder", name)
+    advice = "Give a local folder, or run without --config for the toy setting, which needs no network."
+    try:
+        HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)
+    except GatedRepoError:
+        raise UserError(f"{what}: {name!r} is gated. Accept its terms on the Hub, then run `hf auth login`.") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        either = f"a local folder or a {kind} on the Hub"
+        raise UserError(f"{what}: expected {either}, and {name!r} is neither. {advice}") from None
+    except Exception as error:  # the HTTP library underneath, and so its errors, differs between versions
+        in_cache = kind == "model" and isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+        if cached or in_cache:
+            return {"local_files_only": True, "revision": revision}
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise UserError(f"{what}: the Hub cannot be reached to load {name!r} ({reason}). {advice}") from None
+    return {"revision": revision}
+
+
+def load_tokenizer(
+    name: str, where: dict[str, Any], trust_remote_code: bool = False, what: str = "model.name"
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model. One without a pad token pads with its end token: padding is masked everywhere.
+
+    Args:
+        what: the key that named the model, for the message.
+
+    Raises a UserError: there is none, or it cannot be read.
+    """
+    expected = f"{what}: expected a model with its tokenizer, got {name!r}"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
+    except LOADING as error:
+        raise UserError(f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})") from None
+    # Where the files are missing, transformers makes up a tokenizer of special tokens alone, which encodes any text as
+    # no token at all. T5's also has the mark of a space.
+    if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "\u2581"}:
+        raise UserError(f"{expected}, which has no tokenizer files: save the tokenizer there, too")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The causal language model and its tokenizer, on the CPU if not quantized; TRL's trainer moves it.
+
+    A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any reference made of it.
+
+    Args:
+        merge: False leaves the adapter unmerged, which is exact for a quantized base, where merging rounds.
+
+    Raises:
+        UserError: the model or its tokenizer is missing; it is not a causal language model, lacks weights, or has fewer
+            embeddings than its tokenizer ids; an adapter lacks weights, or its base is missing or does not fit it;
+            quantization is not available.
+    """
+    where = find(model.name, "model.name", model.revision)
+    if (Path(model.name) / "adapter_config.json").exists():
+        base_name = base_of(Path(model.name))
+        base, tokenizer = load_policy(replace(model, name=base_name, revision=None))
+        policy = attach(base, Path(model.name))
+        return policy.merge_and_unload() if merge else policy, adapter_tokenizer(Path(model.name), tokenizer)
+    options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code, **quantization(model)}
+    policy, tokenizer = load_model(
+        AutoModelForCausalLM, "a causal language model", model.name, "model.name", options, where
+    )
+    check_vocabulary(policy, tokenizer, "model.name", model.name)
+    for module in list(policy.modules()):
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass; TRL trains in eval().
+            module.support_avx512bf16_for_cpu = False
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation):
+                # In one kernel: transformers writes GPT-2's GELU as eight, half the time of a small model's update.
+                setattr(module, name, GELUTanh())
+    return policy, tokenizer
+
+
+def load_model(
+    auto_class: type[AutoModelForCausalLM | AutoModelForSequenceClassification],
+    kind: str,
+    name: str,
+    what: str,
+    options: dict[str, Any],
+    where: dict[str, Any],
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model, all of whose weights were saved, and its tokenizer.
+
+    Args:
+        auto_class: transformers' class that loads it, one for each kind of model.
+        kind: what it loads. what: the key that named the model. Both are for messages.
+        options: of the model's from_pretrained. where: see `find`.
+
+    Raises a UserError: it is no such model, it has no tokenizer, or weights are missing or of another shape.
+    """
+    trust = options.get("trust_remote_code", False)
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=trust, **where)
+    except LOADING as error:
+        raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None
+    tokenizer = load_tokenizer(name, where, trust, what)
+    try:
+        with quiet():
+            # Tensors of another shape are refused below, with their names.
+            model, report = auto_class.from_pretrained(
+                name, output_loading_info=True, ignore_mismatched_sizes=True, **options, **where
+            )
+    except LOADING as error:
+        raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None
+    check_complete(model, report, what, name)
+    return model, tokenizer
+
+
+def check_complete(model: PreTrainedModel, report: dict[str, Any], what: str, name: str) -> None:
+    """Raises a UserError that names the weights which transformers made up, as they were not saved or did not fit.
+
+    Args:
+        report: from_pretrained's loading info. A tensor that is tied to one which was saved is not missing there, nor
+            is a buffer that is never saved.
+    """
+    expected = f"{what}: expected all weights of a {type(model).__name__} in {name!r}"
+    if report["missing_keys"]:
+        raise UserError(f"{expected}, got none for {listed(report['missing_keys'])}")
+    shapes = [f"{key} {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in report["mismatched_keys"]]
+    if shapes:
+        raise UserError(f"{expected}, got other shapes than config.json has: {listed(shapes)}")
+
+
+def listed(names: Collection[str]) -> str:
+    """The first few names in alphabetical order, and how many more there are."""
+    first = ", ".join(sorted(names)[:NAMED])
+    return first if len(names) <= NAMED else f"{first} and {len(names) - NAMED} more"
+
+
+@contextmanager
+def quiet(library: Any = logging) -> Iterator[None]:
+    """Disables a library's progress bars, by its logging module; by default transformers'."""
+    shown = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            library.enable_progress_bar()
+
+
+def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
+    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete or does not fit."""
+    expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
+    try:
+        model = PeftModel.from_pretrained(base, str(folder))
+        # PEFT warns of missing weights and passes over superfluous ones. Setting them once more reports both.
+        mapping = getattr(base, "_checkpoint_conversion_mapping", None)
+        report = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu", key_mapping=mapping))
+    except KeyError as error:  # a module that is trained and saved whole, beside LoRA's
+        raise UserError(f"{expected}, which lacks {error}") from None
+    except LOADING as error:
+        raise UserError(f"{expected} ({first_line(error)})") from None
+    missing = _lora_tensors(report.missing_keys)
+    if missing:
+        raise UserError(f"{expected}, which lacks {listed(missing)}")
+    superfluous = _lora_tensors(report.unexpected_keys)
+    if superfluous:
+        raise UserError(f"{expected}, which has tensors without a place in the base: {listed(superfluous)}")
+    return model
+
+
+def _lora_tensors(names: Collection[str]) -> list[str]:
+    """LoRA's tensors among a model's, named as in the adapter's file, which is without the adapter's name."""
+    return [name.replace(".default", "") for name in names if ".lora_" in name]
+
+
+def base_of(folder: Path) -> str:
+    """The model that a saved adapter is for. Raises a UserError if its configuration is damaged, or names none."""
+    try:
+        name = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    except LOADING as error:
+        raise UserError(f"model.name: expected an adapter, got {str(folder)!r} ({first_line(error)})") from None
+    expect(bool(name), "model.name", "an adapter whose adapter_config.json names its base", str(folder))
+    return name
+
+
+def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer saved with an adapter, else its base's."""
+    return load_tokenizer(str(folder), {}) if (folder / "tokenizer_config.json").exists() else default
+
+
+class ModelPool:
+    """The models of an evaluation: adapters share their base, and of full models only one is in memory at a time.
+
+    The base to which KL is measured stays in memory until a model with another base is requested.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.base_config: ModelConfig | None = None
+        self.base: Any = None
+        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None  # besides the base
+
+    def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+        policy, tokenizer = load_policy(model, merge=False)
+        policy = policy.to(self.device).eval()
+        check_model(policy, tokenizer)
+        return policy, tokenizer
+
+    @contextmanager
+    def loaded(
+        self, model: ModelConfig, adapter: Path | None, base: ModelConfig
+    ) -> Iterator[tuple[Any, PreTrainedModel | None, PreTrainedTokenizerBase]]:
+        """The model to answer with, `base` for its KL (None: itself with its adapter off), and its tokenizer."""
+        if base != self.base_config:
+            self.base = self.kept = None  # frees them before the next one is loaded
+            self.base_config, (self.base, self.base_tokenizer) = base, self._load(base)
+        # A chat template changes prompts, not weights.
+        on_base = replace(model, chat_template=base.chat_template) == base
+        if not on_base and (self.kept is None or self.kept[0] != model):
+            self.kept = None  # frees it before the next one is loaded
+            self.kept = (model, *self._load(model))
+        policy, tokenizer = self.kept[1:] if self.kept and not on_base else (self.base, self.base_tokenizer)
+        if adapter is None:
+            yield policy, self.base, tokenizer
+            return
+        with_adapter = attach(policy, adapter)
+        try:
+            yield with_adapter.eval(), None if on_base else self.base, adapter_tokenizer(adapter, tokenizer)
+        finally:
+            with_adapter.unload()  # in place: the model is as it was
+
+
+def quantization(model: ModelConfig) -> dict[str, Any]:
+    """from_pretrained's arguments for 4 or 8 bit weights. Raises a UserError if bitsandbytes cannot run."""
+    bits = model.quantization
+    if bits == "none":
+        return {}
+    device = PartialState().device
+    if importlib.util.find_spec("bitsandbytes") is None:
+        installed = f"bitsandbytes to be installed for {bits}"
+        raise UserError(f"model.quantization: expected {installed}, and it is not: pip install -e '.[quantization]'")
+    if device.type not in ("cuda", "cpu", "xpu"):
+        raise UserError(f"model.quantization: expected a GPU or the CPU for {bits}, got {device}")
+    for available in AVAILABLE:
+        available.cache_clear()
+    compute = torch.float32 if model.dtype == "float32" else torch.bfloat16
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
+    settings = BitsAndBytesConfig(**(four if bits == "4bit" else {"load_in_8bit": True}))
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str) -> None:
+    """Raises a UserError if the tokenizer has ids that the model has no embedding for."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= rows:
+        expected = f"a tokenizer of at most {rows} ids, the rows of the model's embedding"
+        raise UserError(f"{what}: expected {expected}, got ids up to {largest} in {name!r}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first; of one that has a list below a heading, as load_state_dict's, also the first item."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

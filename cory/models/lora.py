@@ -1,0 +1,99 @@
+"""LoRA agents: adapters `agent_1`, `agent_2`, ... on one base; the base with adapters off is the reference."""
+
+import copy
+from pathlib import Path
+
+import peft
+from peft import PeftModel
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from cory.config import LoraConfig
+from cory.errors import UserError, expect
+from cory.models.load import quiet
+from cory.parallel.sharding import is_sharded, whole_weights
+
+
+def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
+    """`base` with a new trainable adapter, made the active one; everything else is frozen.
+
+    Raises a UserError if no module has a name in `lora.target_modules`, or PEFT does not take those modules; it lists
+    those that exist.
+    """
+    model = base.get_base_model() if isinstance(base, PeftModel) else base
+    exist = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))})
+    targets = lora.target_modules
+    if targets is None:
+        known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        targets = known.get(model.config.model_type, "all-linear")
+    else:
+        missing = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in model.named_modules())]
+        expect(not missing, "lora.target_modules", f"modules of the model, among {exist}", missing)
+    conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
+    # Without dropout, PEFT's default, as in TRL's passes.
+    config = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, fan_in_fan_out=conv, task_type="CAUSAL_LM"
+    )
+    try:
+        if isinstance(base, PeftModel):
+            base.add_adapter(name, config)
+        else:
+            base = peft.get_peft_model(base, config, adapter_name=name)
+    except ValueError as error:  # as for Mamba's output projection, which its kernel reads past the adapter
+        raise UserError(
+            f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})"
+        ) from None
+    base.set_adapter(name)
+    return base
+
+
+def activate(policy: PreTrainedModel | PeftModel, name: str) -> None:
+    """Activates an adapter, if the policy has adapters."""
+    if isinstance(policy, PeftModel):
+        policy.set_adapter(name)
+
+
+def save_base(policy: PeftModel, folder: Path) -> None:
+    """Saves the base of LoRA agents, without their adapters, as a Hugging Face folder.
+
+    If it is sharded, all processes must call this, and the main one writes.
+    """
+    base = policy.get_base_model()
+    weights = whole_weights(base) if is_sharded(policy) else base.state_dict()
+    if weights:
+        plain = {key.replace(".base_layer.", "."): value for key, value in weights.items() if ".lora_" not in key}
+        with quiet():
+            base.save_pretrained(folder, state_dict=plain)
+
+
+def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> bool:
+    """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
+
+    The policy in memory is unchanged. If it is sharded, all processes must call this, and the main one writes.
+    Returns whether this process wrote.
+    """
+    sharded = is_sharded(policy)
+    weights = whole_weights(policy, "lora_" if isinstance(policy, PeftModel) else "") if sharded else None
+    if sharded and not weights:
+        return False
+    if merge and isinstance(policy, PeftModel):
+        # A copy: merging and unmerging in place would leave rounding errors in the base.
+        policy = copy.deepcopy(policy).merge_and_unload(adapter_names=[name])
+    if not isinstance(policy, PeftModel):
+        # transformers would let the first process alone write, but agents apart are in others, too.
+        policy.should_save_on_this_rank = lambda is_main_process: is_main_process
+        with quiet():
+            policy.save_pretrained(folder, state_dict=weights)
+        return True
+    folder.mkdir(parents=True, exist_ok=True)
+    # PEFT's own save_pretrained would write a named adapter one folder further down, and a model card above it.
+    weights = get_peft_model_state_dict(policy, state_dict=weights, adapter_name=name)
+    weights = {key: value.contiguous() for key, value in weights.items()}
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = copy.copy(policy.peft_config[name])
+    config.inference_mode = True
+    config.save_pretrained(folder)
+    return True

@@ -1,0 +1,321 @@
+"""Sampling responses: from token ids to token ids, in one batch, and their text."""
+
+import inspect
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jinja2 import TemplateError
+from peft import PeftModel
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import logits_process
+
+from cory.config import SamplingConfig
+from cory.errors import UserError, expect
+from cory.models.window import accepts, pad, read_stems
+from cory.parallel.sharding import device_of
+
+
+def seed_everything(*key: int) -> None:
+    """Seeds Python, NumPy and torch from `key`, e.g. (seed, iteration, process)."""
+    state = int(np.random.SeedSequence(key).generate_state(1)[0])
+    random.seed(state)
+    np.random.seed(state)
+    torch.manual_seed(state)
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False
+) -> list[list[int]]:
+    """Token ids of prompts: text unchanged, or with `chat_template` as a user turn; chat messages always as turns.
+
+    A mapping sets options of the template. The generation prompt follows the turns. Raises a UserError if the tokenizer
+    has no chat template, or the template rejects a prompt's messages.
+    """
+    if not are_turns(prompts, chat_template):
+        return tokenizer(list(prompts))["input_ids"]
+    has_one, name = bool(tokenizer.chat_template), tokenizer.name_or_path
+    needed = "a tokenizer with a chat template" + ("" if chat_template else ", as the prompts are chat messages")
+    expect(has_one, "model.chat_template" if chat_template else "model.name", needed, name)
+    options = chat_template if isinstance(chat_template, Mapping) else {}
+    for key in options:  # a template ignores what it does not know
+        known = key in tokenizer.chat_template and key not in ("messages", "add_generation_prompt")
+        expect(known, "model.chat_template", f"options that {name}'s template reads", key)
+    texts = []
+    for row, prompt in enumerate(prompts):
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        try:
+            texts.append(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options))
+        except TemplateError as error:  # as of a template without a system message
+            taken = "messages that the chat template takes"
+            raise UserError(f"prompt in row {row}: expected {taken}, got {prompt!r} ({error})") from None
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
+
+
+def are_turns(prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False) -> bool:
+    """Whether prompts, and so their responses, are turns of a chat; else a response continues its prompt's text."""
+    return chat_template not in (False, None) or not all(isinstance(prompt, str) for prompt in prompts)
+
+
+def plain_text(
+    tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequence[str] = (), turn: bool = False
+) -> str:
+    """The text of a response before its first stop text, without special tokens, even those that ordinary tokens spell.
+
+    The text goes into another agent's prompt and to the reward function, where a special token would act as one. A
+    `turn` is a text of its own; other responses continue one, so a space before the first word belongs to them, which
+    SentencePiece's tokenizers drop at the start of a text.
+    """
+    lead = [] if turn else tokenizer("a", add_special_tokens=False)["input_ids"]
+    known, text = (
+        tokenizer.decode(each, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for each in (lead, [*lead, *ids.tolist()])
+    )
+    text = before = text[len(known) :]
+    while True:
+        for token in tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        if text == before:
+            return min((text.split(end)[0] for end in stop), key=len, default=text)
+        before = text
+
+
+def warpers(settings: SamplingConfig) -> LogitsProcessorList:
+    """The processors applied to logits before a token is drawn, in transformers' order; none by default.
+
+    A model's own generation_config.json is ignored: Llama-2-chat's temperature of 0.6 would make samples off-policy.
+    """
+    chosen = LogitsProcessorList()
+    if settings.repetition_penalty != 1.0:
+        chosen.append(logits_process.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+    if settings.temperature != 1.0:
+        chosen.append(logits_process.TemperatureLogitsWarper(settings.temperature))
+    if settings.top_k:
+        chosen.append(logits_process.TopKLogitsWarper(settings.top_k))
+    if settings.top_p < 1.0:
+        chosen.append(logits_process.TopPLogitsWarper(settings.top_p))
+    return chosen
+
+
+def drawing_device(device: torch.device) -> torch.device:
+    """Where tokens are drawn for probabilities on `device`: there, but for Apple's GPUs, which have no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def draw(probabilities: torch.Tensor) -> torch.Tensor:
+    """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
+
+    Inverts the distribution function with one random number a row; `torch.multinomial` draws one for every token of the
+    vocabulary. In float64, so that 50,000 sums lose nothing.
+    """
+    device = drawing_device(probabilities.device)
+    cumulative = probabilities.to(device).cumsum(-1, dtype=torch.float64)
+    chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=device) * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
+    return tokens.to(probabilities.device)
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    queries: Sequence[torch.Tensor],
+    settings: SamplingConfig,
+    max_new_tokens: int,
+    seen: Sequence[list[torch.Tensor]] = (),
+    stems: bool = False,
+    ends: Sequence[int] | None = None,
+) -> list[torch.Tensor]:
+    """Samples one response per query, all in one batch. The model must be in `eval()`.
+
+    Draws what `model.generate` would, with less work: a prompt that several queries share is read once, and rows that
+    have ended leave the batch. A model that remembers more than keys and values, such as Mamba, is run by `generate`,
+    which knows its cache; the tokens are drawn here all the same.
+
+    Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
+    token, with the token that completes its first stop text, or after `max_new_tokens` tokens. `seen`, where given, has
+    a list for each query, which gets the logits (vocabulary) of each of its tokens, as they are before warping. With
+    `stems` common beginnings of prompts are read once, too (`read_stems`); that changes logits in their last bits.
+    `ends`: the end tokens; by default the model's.
+    """
+    device, asked = device_of(model), [tuple(query.tolist()) for query in queries]
+    distinct = {query: row for row, query in enumerate(dict.fromkeys(asked))}
+    copies = torch.tensor([distinct[query] for query in asked], device=device)
+    ids, mask = pad([torch.tensor(query, device=device) for query in distinct], pad_token(tokenizer), "left")
+    width = ids.shape[1]
+    # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
+    ids = torch.where(mask.bool(), ids, ids[:, -1:])
+    stopping = Stopping(tokenizer, width, end_tokens(model) if ends is None else ends, settings.stop)
+    if not keeps_keys_and_values(model):
+        return _sample_by_generate(model, ids[copies], mask[copies], settings, max_new_tokens, seen, stopping)
+    warp, cache = warpers(settings), DynamicCache(config=model.config)
+    options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
+    takes_positions = accepts(model, "position_ids")
+    new, position = ids, (mask.cumsum(1) - 1).clamp(min=0)
+    if stems and (read := read_stems(model, list(distinct), pad_token(tokenizer))):
+        cache, (new, rest) = read.cache, pad([torch.tensor(rest, device=device) for rest in read.rests], 0, "left")
+        mask = torch.cat([read.mask, rest], 1)
+        position = (mask.cumsum(1) - 1)[:, -rest.shape[1] :]
+    responses: dict[int, torch.Tensor] = {}
+    rows = list(range(len(queries)))  # those still in the batch
+    while True:
+        if takes_positions:
+            options["position_ids"] = position
+        logits = model(new, attention_mask=mask, past_key_values=cache, use_cache=True, **options).logits[:, -1]
+        if len(ids) < len(rows) and ids.shape[1] == width:  # prompts have been read: from here on a row for each query
+            ids, mask, position, logits = (x[copies] for x in (ids, mask, position, logits))
+            cache.batch_select_indices(copies)
+        for row, its_logits in zip(rows, logits, strict=True) if seen else ():
+            if row not in responses:
+                seen[row].append(its_logits)
+        new = draw(warp(ids, logits.float()).softmax(-1))
+        ids, mask, position = torch.cat([ids, new], 1), torch.cat([mask, mask[:, -1:]], 1), position[:, -1:] + 1
+        ended = stopping.ended(ids)
+        last = ids.shape[1] == width + max_new_tokens
+        for index, row in enumerate(rows):
+            if (ended[index] or last) and row not in responses:
+                responses[row] = ids[index, width:].clone()
+        stay = [index for index, row in enumerate(rows) if row not in responses]
+        if not stay:
+            return [responses[row] for row in range(len(queries))]
+        if len(stay) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
+            kept = torch.tensor(stay, device=device)
+            rows = [rows[index] for index in stay]
+            ids, mask, position, new = (x[kept] for x in (ids, mask, position, new))
+            cache.batch_select_indices(kept)
+
+
+class Stopping(StoppingCriteria):
+    """Where responses end: with an end token, or with the token that completes a stop text.
+
+    Args:
+        width: of the prompts, which stand before the responses. ends: token ids. stop: texts.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, width: int, ends: Sequence[int], stop: Sequence[str]
+    ) -> None:
+        self.tokenizer, self.width, self.stop = tokenizer, width, stop
+        self.ends = torch.tensor(list(ends), dtype=torch.long)
+        self.tail = 8 + max((len(text.encode()) for text in stop), default=0)  # tokens that surely hold a stop text
+        self.lengths: dict[int, int] = {}  # of the responses that have ended, by row; filled by `generate` alone
+
+    def ended(self, ids: torch.Tensor) -> list[bool]:
+        """Whether the last token of each row, (rows, tokens), ends its response."""
+        self.ends = self.ends.to(ids.device)
+        ended = torch.isin(ids[:, -1], self.ends).tolist()
+        if self.stop:
+            texts = self.tokenizer.batch_decode(ids[:, max(self.width, ids.shape[1] - self.tail) :])
+            ended = [end or any(stop in text for stop in self.stop) for end, text in zip(ended, texts, strict=True)]
+        return ended
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Tells `generate` which rows are done."""
+        for row, ended in enumerate(self.ended(input_ids)):
+            if ended:
+                self.lengths.setdefault(row, input_ids.shape[1] - self.width)
+        done = [row in self.lengths for row in range(len(input_ids))]
+        return torch.tensor(done, device=input_ids.device)
+
+
+class Drawing(LogitsProcessor):
+    """Draws each row's next token and leaves no other to `generate`, whose greedy search then takes it."""
+
+    def __init__(self, warp: LogitsProcessorList, seen: Sequence[list[torch.Tensor]], stopping: Stopping) -> None:
+        self.warp, self.seen, self.stopping = warp, seen, stopping
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for row, logits in enumerate(scores.clone()) if self.seen else ():
+            if row not in self.stopping.lengths:
+                self.seen[row].append(logits)
+        new = draw(self.warp(input_ids, scores).softmax(-1))
+        return torch.full_like(scores, -torch.inf).scatter(-1, new, 0.0)
+
+
+def _sample_by_generate(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    settings: SamplingConfig,
+    max_new_tokens: int,
+    seen: Sequence[list[torch.Tensor]],
+    stopping: Stopping,
+) -> list[torch.Tensor]:
+    """`sample` for a model whose cache only transformers knows. ids, mask: (rows, width), padded on the left."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers hold the adapters
+    drawing = Drawing(warpers(settings), seen, stopping)
+    with _without_generation_config(base):
+        whole = base.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=GenerationConfig(
+                do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0, use_cache=True, disable_compile=True
+            ),
+            logits_processor=LogitsProcessorList([drawing]),
+            stopping_criteria=StoppingCriteriaList([stopping]),
+            synced_gpus=False,  # `sharding.gathered` sees to it
+        )
+    width = ids.shape[1]
+    lengths = [stopping.lengths.get(row, max_new_tokens) for row in range(len(ids))]
+    return [row[width : width + length].clone() for row, length in zip(whole, lengths, strict=True)]
+
+
+@contextmanager
+def _without_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    """Hides the model's own settings: `generate` reads there whatever its caller leaves open."""
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
+
+def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
+    """Whether all that a model remembers of a text are keys and values, handed over as `past_key_values`.
+
+    Recurrent models keep states as well. Some take them under another name, and drop `past_key_values` silently.
+    """
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    if "past_key_values" not in inspect.signature(base.forward).parameters:
+        return False
+    layers = DynamicCache(config=base.config).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id to pad with. Padding is masked everywhere, so any id with an embedding will do."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+
+
+def end_tokens(policy: PreTrainedModel) -> list[int]:
+    """The ids that end a response; empty for a model that has none."""
+    ends = policy.generation_config.eos_token_id
+    ends = policy.config.eos_token_id if ends is None else ends
+    return [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
+
+
+def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, prompts: list[str]) -> None:
+    """Raises a UserError that names the first row with no tokens, or too many for the model's context."""
+    for row, length in enumerate(lengths):
+        expect(length > 0, f"prompt in row {row}", "at least one token", prompts[row])
+        if context is not None and length + max_new_tokens > context:
+            came = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
+            raise UserError(f"prompt in row {row}: expected at most {context} tokens, the model's context, got {came}")
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Tokens that the model can attend to; None if its configuration does not say."""
+    return getattr(model.config, "max_position_embeddings", None)

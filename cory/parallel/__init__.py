@@ -1,0 +1,1 @@
+"""What several processes do together: messages and errors, sharded policies, files of their parts."""

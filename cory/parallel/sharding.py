@@ -1,0 +1,139 @@
+"""Policies split over processes, layer by layer, by PyTorch's FSDP2; without effect on those that are not.
+
+Each process computes with whole layers, which are put together before they are used and dropped after. So all processes
+must run equally many passes, whatever their prompts and responses are.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from cory.parallel import distributed
+
+
+def split(wrapped: Any, precision: str = "fp32") -> Any:
+    """Shards a policy in its wrapper, in place, if `parallel.shard` asks for it and it is not sharded yet.
+
+    `precision`: with `bf16`, layers are put together and computed in bfloat16, gradients are summed in float32.
+    """
+    if distributed.parallel.shard == "none":
+        return wrapped
+    policy = wrapped.pretrained_model
+    offload = CPUOffloadPolicy() if distributed.parallel.offload else OffloadPolicy()
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if precision == "bf16" else MixedPrecisionPolicy()
+    shard = partial(fully_shard, mesh=_mesh(), reshard_after_forward=True, offload_policy=offload)
+    if not is_sharded(policy):  # LoRA agents may share it
+        names = getattr(policy, "_no_split_modules", None) or ()
+        for layer in [module for module in policy.modules() if type(module).__name__ in names]:
+            shard(layer, mp_policy=half)
+        shard(policy, mp_policy=half)
+    for child in wrapped.children():  # the value head; its own root, as sampling starts at the policy
+        if child is not policy and not is_sharded(child):
+            shard(child)
+    wrapped._is_accelerate_prepared = True  # accelerate would wrap it for plain data parallelism
+    return wrapped
+
+
+@cache
+def _mesh() -> DeviceMesh:
+    return init_device_mesh(PartialState().device.type, (distributed.world_size(),))
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a policy is split over processes."""
+    return isinstance(model, FSDPModule)
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Whether a tensor is split over processes."""
+    return isinstance(tensor, DTensor)
+
+
+def placed(wrapped: nn.Module, device: torch.device) -> nn.Module:
+    """A policy in its wrapper on the device; shards are where they have to be."""
+    return wrapped if any(map(is_sharded, wrapped.children())) else wrapped.to(device)
+
+
+def device_of(model: Any) -> torch.device:
+    """Where a policy computes; offloaded shards are elsewhere."""
+    return PartialState().device if is_sharded(model) else model.device
+
+
+@contextmanager
+def gathered(policy: Any) -> Iterator[None]:
+    """In this context, processes may run the policy, without gradient, on batches and lengths of their own.
+
+    With `parallel.gather: rollout` it is put together in the first pass and kept until the end. With `layer`, processes
+    that are done run along with those that are not.
+    """
+    if not is_sharded(policy):
+        yield
+        return
+    if distributed.parallel.gather == "rollout":
+        policy.set_reshard_after_forward(False)
+        yield
+        policy.set_reshard_after_forward(True)
+        for module in policy.modules():
+            if is_sharded(module):
+                module.reshard()
+        return
+    with _asking_before_each_pass(policy):
+        yield
+    token = torch.zeros(1, 1, dtype=torch.long, device=device_of(policy))
+    with torch.no_grad():
+        while any_goes_on(False):
+            policy(input_ids=token, use_cache=False)
+
+
+@contextmanager
+def _asking_before_each_pass(policy: nn.Module) -> Iterator[None]:
+    def ask(*_: Any) -> None:
+        any_goes_on(True)
+
+    hook = policy.register_forward_pre_hook(ask, prepend=True)  # before layers are put together
+    yield
+    hook.remove()
+
+
+def any_goes_on(this: bool) -> bool:
+    """Whether a process still samples; they all ask before each pass."""
+    return bool(distributed.all_reduce_max(this))
+
+
+def least(value: int) -> int:
+    """A number of rows on which processes agree where their passes must be equally many: the smallest."""
+    return -int(distributed.all_reduce_max(-value)) if distributed.parallel.shard == "full" else value
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor put together from all processes; all of them must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor, on the device of `other`, and where that is sharded the part of it that belongs here."""
+    tensor = tensor.to(other.device)
+    if not isinstance(other, DTensor) or tensor.shape != other.shape:
+        return tensor
+    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
+
+
+def whole_weights(policy: nn.Module, name: str = "") -> dict[str, Tensor]:
+    """A policy's weights with `name` in their names, put together in the main process's memory; none in the others."""
+    weights: dict[str, Tensor] = {}
+    seen: dict[int, Tensor] = {}  # tied weights stay tied
+    for key, tensor in policy.state_dict(keep_vars=True).items():
+        if name in key:
+            if id(tensor) not in seen:
+                together = whole(tensor.detach())
+                seen[id(tensor)] = together.cpu() if distributed.is_main() else together.new_empty(0)
+            weights[key] = seen[id(tensor)]
+    return weights if distributed.is_main() else {}

@@ -1,0 +1,378 @@
+"""One evaluator for any task: solo, joint and compute-matched rows, each model as its run had it."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import sentences
+from test_lora import llama_folder  # noqa: F401
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cory import evaluate, evaluation
+from cory.agent import make_agents
+from cory.config import LoraConfig, ModelConfig, SamplingConfig
+from cory.errors import UserError
+from cory.evaluation.evaluator import summarise
+from cory.evaluation.settings import EvaluationConfig
+from cory.models import load
+from cory.prompts import RolePrompts
+from cory.task import Task
+from cory.trainer import CoryTrainer
+from study.report import write_report
+
+PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) for completion in completions]
+
+
+def make_run(config, agents=2, **changes):
+    config = replace(config, cory=replace(config.cory, num_agents=agents), **changes)
+    task = Task.from_prompts(sentences(16), count_good, PROMPTS)
+    return CoryTrainer(config, make_agents(config), task).train().folder
+
+
+@pytest.fixture
+def held_out():
+    return Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(30)[20:]], count_good, PROMPTS)
+
+
+def settings(tmp_path, **changes) -> EvaluationConfig:
+    return EvaluationConfig(device="cpu", output=str(tmp_path / "evaluation"), **changes)
+
+
+def test_a_task_of_ones_own(config, held_out, tmp_path):
+    cory, ppo = make_run(config), make_run(config, 1, output=str(tmp_path / "ppo"))
+    done = evaluate([cory, ppo], held_out, settings(tmp_path, samples=2))
+    names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "base after itself", "run/agent_2 after agent_1",
+             "run/agent_1 after agent_2", "ppo/agent_1 after itself"]  # fmt: skip
+    assert [row["name"] for row in done.rows] == names
+    records = [json.loads(line) for line in (done.folder / "responses.jsonl").read_text().splitlines() if line]
+    assert len(records) == len(names) * 10 and {len(record["completions"]) for record in records} == {2}
+    best = [max(record["rewards"]) for record in records if record["model"] == "ppo/agent_1"]
+    assert done.rows[3]["best_of_2"] == pytest.approx(sum(best) / 10)
+    write_report(done.folder)
+    assert "agent_1 after itself" in (done.folder / "evaluation.md").read_text()
+    assert (done.folder / "evaluation.png").stat().st_size > 1000
+
+
+def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
+    base, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
+    model = load.load_policy(ModelConfig(str(policy_folder)))[0]
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3)
+    prompts = held_out.dataset["prompt"]
+    answers = evaluation.respond(model, base, tokenizer, prompts, SamplingConfig(5, 5))
+    for prompt, text, nll, tokens in zip(prompts, answers.completions, answers.base_nll, answers.tokens, strict=True):
+        ids = [tokenizer(part)["input_ids"] for part in (prompt, text)]
+        if len(ids[1]) != tokens:
+            continue  # an end token, or a text that is cut into other tokens
+        with torch.no_grad():
+            logprobs = base(torch.tensor([[*ids[0], *ids[1]]])).logits[0].log_softmax(-1)
+        each = [logprobs[len(ids[0]) + i - 1, token].item() for i, token in enumerate(ids[1])]
+        assert nll == pytest.approx(-sum(each), abs=1e-3)
+        break
+    else:
+        raise AssertionError("no response to compare")
+
+
+def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path, monkeypatch):
+    """Joint: the other agent's; compute-matched: the same agent's own first answer."""
+    ppo = make_run(config, 1)
+    seen = []
+    original = evaluation.respond
+
+    def spy(model, base, tokenizer, prompts, *rest, **options):
+        answers = original(model, base, tokenizer, prompts, *rest, **options)
+        seen.append((list(prompts), answers.completions))
+        return answers
+
+    monkeypatch.setattr(evaluation.responses, "respond", spy)
+    evaluate([ppo], held_out, settings(tmp_path))
+    (_, _), (alone, first), (_, _), (chain, _) = seen
+    queries = held_out.dataset["prompt"]
+    assert alone == list(queries)
+    assert chain == [f'Improve "{query}{text}": {query}' for query, text in zip(queries, first, strict=True)]
+
+
+def test_a_run_with_a_chat_template_is_evaluated_with_it(config, held_out, policy_folder, tmp_path, monkeypatch):
+    chat = tmp_path / "chat"
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    tokenizer.chat_template = CHAT
+    AutoModelForCausalLM.from_pretrained(policy_folder).save_pretrained(chat)
+    tokenizer.save_pretrained(chat)
+    with_chat = make_run(config, 1, model=ModelConfig(str(chat), chat_template=True))
+    plain = make_run(config, 1, output=str(tmp_path / "plain"))
+    seen = {}
+    original = evaluation.responses.sample
+
+    def spy(model, tokenizer, queries, *rest, **options):
+        seen.setdefault(len(seen), tokenizer.decode(queries[0]))
+        return original(model, tokenizer, queries, *rest, **options)
+
+    monkeypatch.setattr(evaluation.responses, "sample", spy)
+    evaluate([with_chat, plain], held_out, settings(tmp_path))
+    base, first, second = (seen[i] for i in range(3))
+    assert base.startswith("<user>") and first.startswith("<user>") and first.endswith("<bot>")
+    assert not second.startswith("<user>")  # each as its own run
+
+
+def test_a_4_bit_lora_run_is_evaluated_in_4_bit(config, held_out, llama_folder, tmp_path, monkeypatch):  # noqa: F811
+    pytest.importorskip("bitsandbytes")
+    config = replace(config, lora=LoraConfig(rank=4), sampling=replace(config.sampling, max_new_tokens=3))
+    folder = make_run(config, model=ModelConfig(str(llama_folder), quantization="4bit"))
+    kinds = []
+    original = evaluation.respond
+
+    def spy(model, base, *rest, **options):
+        kinds.append(({type(module).__name__ for module in model.modules()}, base))
+        return original(model, base, *rest, **options)
+
+    monkeypatch.setattr(evaluation.responses, "respond", spy)
+    done = evaluate([folder], held_out, settings(tmp_path))
+    assert len(kinds) == 6 and all("Linear4bit" in names for names, _ in kinds)
+    assert done.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and done.rows[1]["kl"] > 0
+    assert [base is None for _, base in kinds] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]  # KL to itself with the adapter off
+
+
+def test_adapters_share_one_base(config, held_out, tmp_path, monkeypatch):
+    folder = make_run(replace(config, lora=LoraConfig(rank=4)))
+    loaded = []
+    original = load.AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        load.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: loaded.append(a[0]) or original(*a, **k)
+    )
+    rows = evaluate([folder], held_out, settings(tmp_path)).rows
+    assert loaded == [config.model.name]
+    one, two = (row["kl"] for row in rows[1:3])
+    assert one > 0 and two > 0 and one != two and rows[0]["kl"] == pytest.approx(0, abs=1e-6)
+    # The same numbers as with a base of its own for each.
+    policy, tokenizer = load.load_policy(ModelConfig(str(folder / "agent_2")), merge=False)
+    base, _ = load.load_policy(config.model)
+    sampling = replace(config.sampling, min_new_tokens=1)
+    prompts = list(held_out.dataset["prompt"])
+    alone = evaluation.respond(policy.eval(), base, tokenizer, prompts, sampling, 100, 0)
+    assert sum(alone.kl) / len(alone.kl) == pytest.approx(two, rel=1e-5)
+
+
+def test_full_models_are_in_memory_one_at_a_time(config, held_out, tmp_path, monkeypatch):
+    import gc
+    import weakref
+
+    folder = make_run(config)
+    alive, most = [], []
+    original = load.load_policy
+
+    def spy(*args, **kwargs):
+        policy, tokenizer = original(*args, **kwargs)
+        alive.append(weakref.ref(policy))
+        gc.collect()
+        most.append(sum(ref() is not None for ref in alive))
+        return policy, tokenizer
+
+    monkeypatch.setattr(load, "load_policy", spy)
+    evaluate([folder], held_out, settings(tmp_path))
+    assert max(most) == 2 and len(most) > 3  # the base, and the one that answers
+
+
+def test_a_run_of_another_reward_is_named(config, held_out, tmp_path, capsys):
+    folder = make_run(config)
+    other = Task(held_out.dataset, lambda prompts, completions: [0.0] * len(prompts), PROMPTS)
+    evaluate([folder], other, settings(tmp_path))
+    assert "was trained on the reward test_evaluation.count_good, not" in capsys.readouterr().err
+
+
+def test_the_model_that_answers_is_the_one_that_was_saved(config, held_out, tmp_path):
+    """The base's numbers are its own again after an adapter has answered on it."""
+    folder = make_run(replace(config, lora=LoraConfig(rank=4)))
+    pool = load.ModelPool(torch.device("cpu"))
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad(), pool.loaded(config.model, None, config.model):
+        before = pool.base(ids).logits
+        for agent in ("agent_1", "agent_2"):
+            with pool.loaded(config.model, folder / agent, config.model) as (model, base, _):
+                assert base is None and not torch.allclose(model(ids).logits, before)
+        assert torch.equal(pool.base(ids).logits, before)
+
+
+def test_a_run_that_was_trained_on_is_not_taken_for_evaluated(config, held_out, tmp_path):
+    run = make_run(config, 1, iterations=2)
+    evaluate([run], held_out, settings(tmp_path))
+    evaluate([run], held_out, settings(tmp_path))  # as it was: continued
+    summary = json.loads((run / "summary.json").read_text()) | {"iterations": 4}
+    (run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match=r"expected the settings with which .* was begun, got others: \['trained'\]"):
+        evaluate([run], held_out, settings(tmp_path))
+
+
+def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
+    first, second = (make_run(config, 1, output=str(tmp_path / name), iterations=1) for name in ("a", "b"))
+    whole = evaluate([first, second], held_out, settings(tmp_path / "other")).rows
+    folder, rows = evaluate([first], held_out, settings(tmp_path))
+    lines = (folder / "responses.jsonl").read_text().splitlines()
+    with pytest.raises(UserError, match="'mistyped'"):
+        evaluate([first, "mistyped"], held_out, settings(tmp_path))
+    folder, more = evaluate([first, second], held_out, settings(tmp_path))
+    now = (folder / "responses.jsonl").read_text().splitlines()
+    assert now[: len(lines)] == lines and len(now) > len(lines)
+    assert more == whole and [row for row in more if row["name"] in {r["name"] for r in rows}] == rows
+    assert evaluate([first], held_out, settings(tmp_path)).rows == rows  # fewer again
+    for others in ([second, first], [second]):  # another first run, whose base and prompts count
+        with pytest.raises(UserError, match=r"got others: \['models'"):
+            evaluate(others, held_out, settings(tmp_path))
+    elsewhere = make_run(config, 1, output=str(tmp_path / "elsewhere/b"), iterations=1)
+    with pytest.raises(UserError, match=r"got others: \['models'"):  # its rows would have the same names
+        evaluate([first, elsewhere], held_out, settings(tmp_path))
+    (second / "summary.json").write_text("{}")  # trained on, also while it was left out
+    with pytest.raises(UserError, match="'trained'"):
+        evaluate([first, second], held_out, settings(tmp_path))
+
+
+def test_an_evaluation_does_not_go_on_with_other_queries(held_out, policy_folder, tmp_path):
+    """Their responses are stored by number, so they would be shown and counted beside queries that nobody answered."""
+    folder = evaluate([policy_folder], held_out, settings(tmp_path)).folder
+    evaluate([policy_folder], held_out, settings(tmp_path))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    other = replace(held_out, dataset=held_out.dataset.select(range(9, -1, -1)))
+    with pytest.raises(UserError, match=r"got others: \['queries_sha256'\]"):
+        evaluate([policy_folder], other, settings(tmp_path))
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_evaluation_does_not_go_on_with_another_base(config, held_out, policy_folder, tmp_path):
+    run = make_run(config, 1, output=str(tmp_path / "a"), iterations=1)
+    evaluate([policy_folder], held_out, settings(tmp_path))
+    with pytest.raises(UserError, match=r"got others: \['models'"):  # the run's base, prompts and sampling would count
+        evaluate([policy_folder, run], held_out, settings(tmp_path))
+
+
+def test_agents_of_a_run_without_summary_are_not_evaluated(config, held_out, tmp_path):
+    """It has gone back to an older checkpoint, or was killed while it saved: its agents are of another iteration."""
+    run = make_run(config, 1, iterations=1)
+    (run / "summary.json").unlink()
+    with pytest.raises(UserError, match="expected a run with saved agents, got one that has not ended"):
+        evaluate([run], held_out, settings(tmp_path))
+
+
+def test_runs_whose_rows_would_have_the_same_names_are_refused(config, held_out, tmp_path):
+    runs = [make_run(config, 1, output=str(tmp_path / name / "run"), iterations=1) for name in "ab"]
+    with pytest.raises(UserError, match="runs with folders of different names, which name the rows, got"):
+        evaluate(runs, held_out, settings(tmp_path))
+
+
+def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp_path, capsys):
+    run = make_run(config, 1, iterations=1)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text))
+    evaluate([run], held_out, settings(tmp_path))
+    assert "the source of the reward test_evaluation.count_good has changed since" in capsys.readouterr().err
+
+
+def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, policy_folder, tmp_path):
+    """With a model that finds all tokens equally likely, responses are the random numbers themselves."""
+    model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    evaluator = evaluation.evaluator.Evaluator(held_out, settings(tmp_path, models=[str(policy_folder)]))
+    drawn = []
+    for pioneer, role in ((None, 0), ("base", 1), ("base after itself", 2)):
+        answered = evaluator._respond(evaluator.candidates["base"], (model, model, tokenizer), [0], pioneer, role, 1,
+                                      evaluator.sampling)[0]  # fmt: skip
+        drawn.append(answered.token_texts[0])
+        evaluator.done["base" if role == 0 else "base after itself", 0] = {"completions": answered.completions}
+    assert len({" ".join(tokens[:3]) for tokens in drawn}) == 3
+
+
+def test_rewards_are_computed_as_in_training_whatever_the_precision(held_out, policy_folder, tmp_path):
+    kinds = []
+
+    def by_a_model(prompts, completions):
+        values = torch.nn.Linear(4, 1)(torch.ones(len(prompts), 4))
+        kinds.append(values.dtype)
+        return values[:, 0].tolist()
+
+    task = Task(held_out.dataset, by_a_model, PROMPTS)
+    evaluate([policy_folder], task, settings(tmp_path, precision="bf16"))
+    assert set(kinds) == {torch.float32}
+
+
+@pytest.mark.parametrize("lines", [0, 4])
+def test_killed_while_it_writes_it_ends_with_the_same_responses(held_out, policy_folder, tmp_path, lines):
+    changes = {"batch_size": 3, "samples": 1}
+    whole = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
+    file = whole.folder / "responses.jsonl"
+    before, written = evaluation.evaluator.read_responses(whole.folder), file.read_text().splitlines(True)
+    file.write_text("".join(written[:lines]) + written[lines][:30])
+    again = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
+    assert evaluation.evaluator.read_responses(whole.folder) == before and again.rows == whole.rows
+    assert sum(bool(line) for line in file.read_text().splitlines()) == len(before) + 1  # and what was cut short
+
+
+def test_copies_of_what_was_read_are_counted(held_out):
+    common = {"rewards": [0.0, 0.0], "kl": [0.0, 0.0], "tokens": [1, 1], "base_nll": [1.0, 1.0]}
+    solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
+    chain = [{**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])]
+    records = {"one": solo, "two": chain}
+    one, two = summarise(records, ["first", "second"], held_out, EvaluationConfig(samples=2), 0.1)
+    assert "copied" not in one and two["copied"] == 0.5
+
+
+def test_intervals_are_over_the_queries_that_differ(held_out):
+    """Of three queries two have the same text. By hand: mean 2, sums of deviations -1 - 1 and 2, in two clusters."""
+    texts = [["a b", "c d"], ["a b", "e f"], ["g h", "g h"]]
+    records = [
+        {"rewards": rewards, "kl": [0.0, 0.0], "tokens": [1, 1], "base_nll": [1.0, 1.0], "completions": completions}
+        for rewards, completions in zip(([0.0, 2.0], [1.0, 1.0], [3.0, 5.0]), texts, strict=True)
+    ]
+    (row,) = summarise({"one": records}, ["q", "q", "other"], held_out, EvaluationConfig(samples=2), 0.1)
+    assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(1.96 / 3 * (2 * (4 + 4)) ** 0.5)
+    (row,) = summarise({"one": records}, ["q", "r", "other"], held_out, EvaluationConfig(samples=2), 0.1)
+    assert row["task_reward_ci"] == pytest.approx(1.96 * 3**0.5 / 3**0.5)  # of the means 1, 1 and 4
+
+
+def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
+    """Half of the held-out queries stand in the training of one run, a quarter in that of the other."""
+    queries = sentences(16)
+    asked = Task.from_prompts([queries[0], queries[0], "my own", "the new film"], count_good, PROMPTS)
+    trained, folders = {}, []
+    for seed, name, prompts in ((1, "half", queries), (2, "quarter", [*queries[1:], "my own"])):
+        task = Task.from_prompts(prompts, count_good, PROMPTS)
+        one = replace(config, seed=seed, iterations=1, output=str(tmp_path / name))
+        one = replace(one, cory=replace(config.cory, num_agents=1))
+        folders.append(CoryTrainer(one, make_agents(one), task).train().folder)
+        trained[seed] = task.dataset
+    done = evaluate(folders, asked, settings(tmp_path), trained_on=lambda run: trained[run.seed])
+    said = "4 queries (3 distinct), 25 to 50 % of them also in training, 1 response each"
+    assert said in capsys.readouterr().out
+    saved = json.loads((done.folder / "evaluation.json").read_text())
+    assert saved["said"].startswith(said) and saved["distinct_queries"] == 3
+    assert saved["in_training"] == {"half": 0.5, "quarter": 0.25}
+    write_report(done.folder)
+    assert said in (done.folder / "evaluation.md").read_text() and said in (done.folder / "report.html").read_text()
+    # Given the rows of one of them: those of the other are not known, and that is said.
+    done = evaluate(folders, asked, settings(tmp_path), trained_on=trained[1])
+    printed = capsys.readouterr()
+    assert "50 % of them also in training (not known of quarter)" in printed.out
+    assert "quarter was trained on: expected the training data that it recorded" in printed.err
+    evaluate(folders, asked, settings(tmp_path))
+    printed = capsys.readouterr()
+    assert "4 queries (3 distinct), not known how many of them also in training" in printed.out
+    assert "evaluate(..., trained_on=task.dataset)" in printed.err
+
+
+def test_shorter_responses_than_the_run_drew_can_be_asked_for():
+    sampling = SamplingConfig(min_new_tokens=16, max_new_tokens=16)
+    assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(min_new_tokens=1, max_new_tokens=8)
+    with pytest.raises(UserError, match=r"sampling.min_new_tokens: expected max_new_tokens alone"):
+        sampling.after_training({"min_new_tokens": 4, "max_new_tokens": 8})

@@ -1,0 +1,277 @@
+"""Model families: what is sampled and trained has the log-probabilities of the plain text, or the model is refused."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from cory.agent import make_agents
+from cory.config import SamplingConfig
+from cory.errors import UserError
+from cory.models import families, sampling
+from cory.models.families import TESTED, check_model
+from cory.models.load import ModelPool
+from cory.models.sampling import sample
+from cory.models.window import forward, pack
+
+IDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
+NARROW = IDS | {"hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 96}
+SIZE = NARROW | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+GPT2 = IDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
+WINDOW = {"sliding_window": 6}  # shorter than the texts
+MIXED = ["sliding_attention", "full_attention"]
+RECURRENT = ["linear_attention", "full_attention"]
+HEADS = {"num_attention_heads": 4, "ffn_hidden_size": 48}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+
+# A run takes these for granted; some in two variants.
+ATTENTION = {
+    "gpt2": GPT2,
+    "gptj": GPT2 | {"rotary_dim": 4},
+    "gpt_neo": NARROW
+    | {"window_size": 6, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "gpt_neox": SIZE,
+    "llama": SIZE,
+    "mistral": SIZE | WINDOW,
+    "mixtral": SIZE | {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "gemma2": SIZE | WINDOW | {"layer_types": MIXED},
+    "gemma3_text": SIZE | WINDOW | {"layer_types": MIXED},
+    "opt": NARROW | {"num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3},
+    "bloom": NARROW | {"n_head": 4, "n_layer": 2},
+    "falcon": NARROW | HEADS,
+    "falcon with alibi": NARROW | HEADS | {"alibi": True},
+    "olmo2": SIZE,
+    "phi": SIZE,
+    "phi3": SIZE | WINDOW,
+    "qwen2": SIZE,
+    "qwen2 with a window": SIZE | WINDOW | {"use_sliding_window": True, "max_window_layers": 0},
+    "qwen3": SIZE,
+    "qwen3_moe": SIZE | EXPERTS | {"moe_intermediate_size": 16},
+    "smollm3": SIZE,
+}
+# These keep more than keys and values.
+STATES = {
+    "mamba": IDS | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+    "mamba2": IDS | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "num_heads": 8, "head_dim": 8}
+    | {"n_groups": 2, "chunk_size": 8},
+    "lfm2": SIZE | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "jamba": SIZE | EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+    | {"mamba_d_state": 8, "mamba_dt_rank": 8},
+    "qwen3_next": SIZE | EXPERTS | LINEAR | {"layer_types": RECURRENT, "moe_intermediate_size": 16}
+    | {"shared_expert_intermediate_size": 16},
+    "qwen3_5_text": SIZE | LINEAR | {"layer_types": RECURRENT},
+}  # fmt: skip
+# These read padding as text, in every pass or as they sample.
+REFUSED = {
+    "rwkv": IDS | {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48},
+    "xlnet": IDS | {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+    "recurrent_gemma": SIZE | {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16},
+    "minimax": SIZE | {"layer_types": RECURRENT, "block_size": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+ALL = ATTENTION | STATES | REFUSED
+
+
+class Tokenizer:
+    """What sampling asks of one: ids are written as numbers."""
+
+    pad_token_id = 0
+
+    @staticmethod
+    def batch_decode(rows):
+        return [" ".join(map(str, row)) + " " for row in rows.tolist()]
+
+
+def tiny(name):
+    torch.manual_seed(0)
+    settings = AutoConfig.for_model(name.split(" ")[0], **ALL[name])
+    return AutoModelForCausalLM.from_config(settings).eval()
+
+
+def some(*lengths):
+    torch.manual_seed(1)
+    return [torch.randint(3, 99, (length,)) for length in lengths]
+
+
+@torch.no_grad()
+def alone(model, query, response):
+    """Log-probabilities at a response's tokens in one plain pass over the text."""
+    text = torch.cat([query, response])
+    return model(input_ids=text[None]).logits[0, len(query) - 1 : -1].log_softmax(-1)
+
+
+def test_the_families_that_are_taken_for_granted_are_those_compared_here():
+    assert {name.split(" ")[0] for name in ATTENTION} == set(TESTED)
+
+
+@pytest.mark.parametrize("name", [*ATTENTION, *STATES])
+def test_sampled_log_probabilities_are_those_of_the_text_alone(name):
+    model, queries = tiny(name), some(3, 9, 14, 1)
+    queries.append(queries[1].clone())
+    settings = SamplingConfig(temperature=1.3)
+    ends = range(0, 100, 9)  # so that rows end at different times
+
+    def draw():
+        torch.manual_seed(5)
+        seen = [[] for _ in queries]
+        return sample(model, Tokenizer(), queries, settings, 10, seen, ends=ends), seen
+
+    (responses, seen), (again, _) = draw(), draw()
+    assert len({len(response) for response in responses}) > 1
+    for query, response, logits, same in zip(queries, responses, seen, again, strict=True):
+        assert torch.equal(response, same)
+        found = torch.stack(logits).log_softmax(-1)
+        torch.testing.assert_close(found, alone(model, query, response), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*ATTENTION, *STATES])
+def test_the_passes_of_training_are_those_of_the_text_alone(name):
+    model, queries, responses = tiny(name), some(3, 9, 14), some(4, 1, 7)
+    batch = pack(queries, responses, 0)
+    logits = forward(model, *batch[:3], batch.response_ids.shape[1])[0].log_softmax(-1)
+    for row, query, response in zip(logits, queries, responses, strict=True):
+        torch.testing.assert_close(row[: len(response)], alone(model, query, response), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba", "qwen3_next"])
+def test_padding_changes_no_gradient(name):
+    model, queries, responses = tiny(name), some(3, 9, 14), some(4, 1, 7)
+
+    def gradients(groups):
+        model.zero_grad()
+        for group in groups:
+            batch = pack([queries[i] for i in group], [responses[i] for i in group], 0)
+            logprobs = forward(model, *batch[:3], batch.response_ids.shape[1])[0].log_softmax(-1)
+            (logprobs.gather(-1, batch.response_ids[..., None])[..., 0] * batch.response_mask).sum().backward()
+        return {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+
+    together, one_by_one = gradients([[0, 1, 2]]), gradients([[0], [1], [2]])
+    assert together
+    for key, gradient in together.items():
+        torch.testing.assert_close(gradient, one_by_one[key], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplingConfig(),
+        SamplingConfig(temperature=1.5, top_k=50, top_p=0.9, repetition_penalty=1.1),
+        SamplingConfig(stop=["7 ", "30"]),
+    ],
+)
+def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch):
+    model, queries = tiny("llama"), some(3, 9, 14, 5)
+    model.generation_config = GenerationConfig(temperature=0.1, top_k=1, max_length=3, suppress_tokens=[5, 6])
+    ends = () if settings.stop else (50,)
+
+    def draw():
+        torch.manual_seed(11)
+        seen = [[] for _ in queries]
+        return sample(model, Tokenizer(), queries, settings, 12, seen, ends=ends), seen
+
+    ours, our_logits = draw()
+    monkeypatch.setattr(sampling, "keeps_keys_and_values", lambda model: False)
+    kept = model.generation_config
+    theirs, their_logits = draw()
+    assert model.generation_config is kept
+    # Until a row leaves our batch, both draw the same random numbers.
+    same = min(map(len, ours))
+    assert same > 1
+    for mine, other, logits, others in zip(ours, theirs, our_logits, their_logits, strict=True):
+        assert torch.equal(mine[:same], other[:same])
+        assert len(others) == len(other)
+        torch.testing.assert_close(torch.stack(logits[:same]), torch.stack(others[:same]), rtol=0, atol=1e-4)
+
+
+def test_generate_ends_rows_as_our_own_loop_does(monkeypatch):
+    """With the likeliest token each time, random numbers play no part."""
+    model, queries, likeliest = tiny("llama"), some(3, 9, 14, 5, 8, 2), SamplingConfig(top_k=1)
+    free = sample(model, Tokenizer(), queries, likeliest, 20, ends=())
+    ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 9), strict=False)]
+    stop = [f" {int(free[4][4])} {int(free[4][5])} "]
+    expected = sample(model, Tokenizer(), queries, SamplingConfig(top_k=1, stop=stop), 20, ends=ends)
+    monkeypatch.setattr(sampling, "keeps_keys_and_values", lambda model: False)
+    found = sample(model, Tokenizer(), queries, SamplingConfig(top_k=1, stop=stop), 20, ends=ends)
+    assert len({len(row) for row in expected}) > 3
+    for mine, other in zip(expected, found, strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_a_cache_that_is_lost_is_noticed(name, monkeypatch):
+    model = tiny(name)
+    check_model(model, Tokenizer())
+    monkeypatch.setattr(sampling, "keeps_keys_and_values", lambda model: True)
+    with pytest.raises(UserError, match=f"padding does not change, got one of type {name}"):
+        check_model(model, Tokenizer())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_read_padding_are_refused_by_name(name):
+    model, expected = tiny(name), f"model.name: .* of type {name}: "
+    with pytest.raises(UserError, match=expected):
+        check_model(model, Tokenizer())
+    if name in ("rwkv", "xlnet"):  # an engine samples, and still the passes are wrong
+        with pytest.raises(UserError, match=expected):
+            check_model(model, Tokenizer(), samples=False)
+    else:
+        check_model(model, Tokenizer(), samples=False)
+
+
+def test_a_check_costs_tested_families_nothing_and_draws_no_random_number(monkeypatch):
+    passes = []
+
+    def count(*_):
+        passes.append(1)
+
+    model = tiny("gpt2")
+    model.register_forward_pre_hook(count)
+    check_model(model, Tokenizer())
+    assert not passes
+    monkeypatch.setattr(families, "TESTED", ())
+    before = torch.get_rng_state()
+    check_model(model, Tokenizer())
+    assert passes and torch.equal(torch.get_rng_state(), before)
+
+
+def saved(name, tokenizer, folder):
+    torch.manual_seed(0)
+    settings = ALL[name] | {"vocab_size": len(tokenizer), "eos_token_id": 0}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [("minimax", "ppo"), ("rwkv", "reinforce"), ("rwkv", "ppo")])
+def test_a_refused_model_neither_trains_nor_answers(config, tokenizer, tmp_path, name, algorithm):
+    config.model.name, config.algorithm = saved(name, tokenizer, tmp_path / "model"), algorithm
+    with pytest.raises(UserError, match=f"of type {name}"):
+        make_agents(config)
+    pool = ModelPool(torch.device("cpu"))
+    with pytest.raises(UserError, match=f"of type {name}"), pool.loaded(config.model, None, config.model):
+        pass
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_agents_of_mamba_train(config, tokenizer, tmp_path, rank):
+    config.model.name = saved("mamba", tokenizer, tmp_path / "model")
+    config.lora.rank, config.lora.target_modules = rank, ["in_proj", "x_proj"] if rank else None
+    agent = make_agents(config)[0]
+
+    def answers():
+        torch.manual_seed(3)
+        return agent.respond(["the film was", "a", "some very fine acting"] * 2 + ["bad", "good story"], 6)
+
+    rollout = answers()
+    assert [row.tolist() for row in answers().response_ids] == [row.tolist() for row in rollout.response_ids]
+    before = [p.detach().clone() for p in agent.policy.parameters() if p.requires_grad]
+    (stats,) = agent.learn([rollout], [torch.arange(8.0)], np.random.default_rng(0))
+    assert stats.kl == pytest.approx(0, abs=1e-5)  # sampled and read by the same weights
+    after = [p for p in agent.policy.parameters() if p.requires_grad]
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_modules_that_take_no_adapter_are_named(config, tokenizer, tmp_path):
+    config.model.name, config.lora.rank = saved("mamba", tokenizer, tmp_path / "model"), 4
+    with pytest.raises(UserError, match=r"lora.target_modules: .*'out_proj'.*incompatible with Mamba"):
+        make_agents(config)

@@ -1,0 +1,229 @@
+"""LoRA agents: one base, adapters that learn apart, and what starts from or is saved as an adapter."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import peft
+import pytest
+import torch
+from conftest import make_gpt2, run_iteration, sentences
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from cory.agent import make_agents
+from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
+from cory.errors import UserError
+from cory.evaluation.responses import respond
+from cory.models.load import load_policy
+from cory.prompts import RolePrompts
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
+
+
+def lora(config: Config, **changes) -> Config:
+    return replace(config, lora=LoraConfig(rank=4, **changes))
+
+
+def make_trainer(config) -> CoryTrainer:
+    def reward(prompts, completions):
+        return [len(completion) / 20 for completion in completions]
+
+    return CoryTrainer(config, make_agents(config), Task.from_prompts(sentences(16), reward, PROMPTS))
+
+
+def adapters(agent) -> dict[str, torch.Tensor]:
+    policy = agent.learner.policy
+    state = peft.get_peft_model_state_dict(policy, adapter_name=agent.name)
+    return {name: value.clone() for name, value in state.items()}
+
+
+def base(agent) -> dict[str, torch.Tensor]:
+    return {n: p.clone() for n, p in agent.learner.policy.named_parameters() if "lora" not in n}
+
+
+def equal(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_agents_share_one_base_and_train_their_adapters_alone(config):
+    config = lora(config)
+    config.cory.exchange_period = 3
+    trainer = make_trainer(config)
+    first, second = trainer.agents
+    assert first.learner.policy is second.learner.policy and first.learner.reference is None
+    frozen = base(first)
+    for k in range(20):
+        before = {agent.name: adapters(agent) for agent in trainer.agents}
+        for agent in trainer.agents:
+            other = second if agent is first else first
+            learn = agent.learn
+
+            def spy(*args, agent=agent, other=other, learn=learn):
+                mine, theirs = adapters(agent), adapters(other)
+                stats = learn(*args)
+                assert not equal(adapters(agent), mine) and equal(adapters(other), theirs)
+                return stats
+
+            agent.learn = spy
+        trainer.iteration(k)
+        for agent in trainer.agents:
+            del agent.learn
+            assert not equal(adapters(agent), before[agent.name])
+    assert equal(base(first), frozen)
+    trained = {id(p) for a in trainer.agents for g in a.learner.optimizer.param_groups for p in g["params"]}
+    sizes = [sum(len(g["params"]) for g in a.learner.optimizer.param_groups) for a in trainer.agents]
+    assert len(trained) == sum(sizes)  # no parameter in both optimizers
+    assert all(
+        size == len(adapters(a)) + 2 for size, a in zip(sizes, trainer.agents, strict=True)
+    )  # and the value head
+
+
+def test_shared_base_equals_separate_copies(config, tmp_path):
+    results = []
+    for shared in (True, False):
+        trainer = make_trainer(lora(config, shared_base=shared))
+        records = [record for k in range(4) for record in run_iteration(trainer, k)]
+        results.append((records, [adapters(agent) for agent in trainer.agents]))
+        assert (trainer.agents[0].learner.policy is trainer.agents[1].learner.policy) == shared
+    for a, b in zip(results[0][0], results[1][0], strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert a[key] == (pytest.approx(b[key], rel=1e-5) if isinstance(a[key], float) else b[key])
+    for a, b in zip(results[0][1], results[1][1], strict=True):
+        for key in a:
+            assert torch.allclose(a[key], b[key], rtol=1e-5, atol=1e-8)
+
+
+def test_reference_is_the_base_with_adapters_off(config):
+    trainer = make_trainer(lora(config))
+    first = run_iteration(trainer, 0)
+    assert [record["kl"] for record in first] == pytest.approx([0, 0], abs=1e-6)
+    later = [run_iteration(trainer, k) for k in range(1, 4)][-1]
+    assert all(record["kl"] > 1e-3 for record in later)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_saved_adapters_open_without_trl_and_answer_alike(config, merge):
+    trainer = make_trainer(lora(config, merge=merge))
+    run = trainer.train()
+    for agent in trainer.agents:
+        folder = run.folder / agent.name
+        assert (folder / "adapter_config.json").exists() != merge
+        if merge:
+            model = AutoModelForCausalLM.from_pretrained(folder)
+        else:
+            base = AutoModelForCausalLM.from_pretrained(config.model.name)
+            model = peft.PeftModel.from_pretrained(base, folder)
+        ids = torch.tensor([agent.tokenizer(sentences(1)[0])["input_ids"]])
+        agent.activate()
+        with torch.no_grad():
+            expected = agent.learner.policy.eval()(input_ids=ids).logits
+            got = model.eval()(input_ids=ids).logits
+        assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4)
+        plain = AutoModelForCausalLM.from_pretrained(config.model.name)(input_ids=ids).logits
+        assert not torch.allclose(got, plain, rtol=1e-3, atol=1e-3)
+
+
+def test_an_adapter_to_start_from_is_part_of_the_reference(config, tmp_path):
+    run = make_trainer(lora(config)).train()
+    adapter = run.folder / "agent_2"
+    merged, _ = load_policy(ModelConfig(str(adapter)))
+    assert not isinstance(merged, peft.PeftModel)
+    for start in (config, lora(config)):
+        start = replace(start, model=ModelConfig(str(adapter)), output=None)
+        trainer = make_trainer(start)
+        assert [record["kl"] for record in run_iteration(trainer, 0)] == pytest.approx([0, 0], abs=1e-5)
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", ""), ('{"peft_type": "LORA"}', " whose .* names its base")])
+def test_a_damaged_adapter(tmp_path, text, said):
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"model.name: expected an adapter{said}, got"):
+        load_policy(ModelConfig(str(tmp_path)))
+
+
+def test_adapter_whose_base_differs(config, tokenizer, tmp_path):
+    run = make_trainer(lora(config)).train()
+    other = tmp_path / "other"
+    make_gpt2(tokenizer, n_embd=16).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    adapter = tmp_path / "adapter"
+    shutil.copytree(run.folder / "agent_1", adapter)
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(other)}))
+    with pytest.raises(UserError, match=r"model.name: expected an adapter that fits its base '.*other'"):
+        load_policy(ModelConfig(str(adapter)))
+
+
+def test_adapters_are_evaluated_beside_their_base(config):
+    run = make_trainer(lora(config)).train()
+    policy, tokenizer = load_policy(ModelConfig(str(run.folder / "agent_1")), merge=False)
+    assert isinstance(policy, peft.PeftModel)
+    base, _ = load_policy(config.model)
+    answers = respond(policy.eval(), base, tokenizer, sentences(6), SamplingConfig(4, 4))
+    assert len(answers.completions) == 6 and min(answers.kl) > 0
+    merged, _ = load_policy(ModelConfig(str(run.folder / "agent_1")))
+    again = respond(merged, base, tokenizer, sentences(6), SamplingConfig(4, 4))
+    assert again.completions == answers.completions and again.kl == pytest.approx(answers.kl, rel=1e-3)
+
+
+def test_target_modules_that_match_nothing(config):
+    with pytest.raises(UserError, match=r"lora.target_modules: expected modules of .* among \['c_attn', 'c_fc'"):
+        make_agents(lora(config, target_modules=["q_proj"]))
+
+
+def test_target_modules_are_those_asked_for(config):
+    (agent,) = make_agents(lora(config, target_modules=["c_fc", "c_proj"]), num_agents=1)
+    assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapters(agent)} == {"c_fc", "c_proj"}
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tokenizer, tmp_path_factory):
+    """A random Llama of 4 layers, with a context long enough for GSM8K's prompts."""
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    torch.manual_seed(0)
+    settings = dict(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=4)
+    settings |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096)
+    LlamaForCausalLM(LlamaConfig(**settings, bos_token_id=0, eos_token_id=0, pad_token_id=1)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_quantized_base_with_lora(config, llama_folder, bits):
+    pytest.importorskip("bitsandbytes")
+    config = replace(config, model=ModelConfig(str(llama_folder), quantization=bits), lora=LoraConfig(rank=4))
+    config.ppo.mini_batch_size, config.ppo.gradient_accumulation_steps = 2, 4
+    trainer = make_trainer(config)
+    kinds = {type(module).__name__ for module in trainer.agents[0].learner.policy.modules()}
+    assert ("Linear4bit" if bits == "4bit" else "Linear8bitLt") in kinds
+    before = [adapters(agent) for agent in trainer.agents]
+    records = run_iteration(trainer, 0)
+    assert [record["kl"] for record in records] == pytest.approx([0, 0], abs=1e-4)
+    assert not any(equal(a, adapters(agent)) for a, agent in zip(before, trainer.agents, strict=True))
+
+
+def test_quantization_that_cannot_be_had(config, monkeypatch):
+    with pytest.raises(UserError, match=r"model.quantization: expected lora.rank above 0 with 4bit, got 0"):
+        replace(config, model=ModelConfig("x", quantization="4bit")).check()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"model.quantization: expected bitsandbytes to be installed for 4bit"):
+        load_policy(ModelConfig(config.model.name, quantization="4bit"))
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_gradient_checkpointing_recomputes_and_changes_no_number(config, rank):
+    results = []
+    for on in (False, True):
+        changed = replace(config, model=replace(config.model, gradient_checkpointing=on), lora=LoraConfig(rank=rank))
+        trainer = make_trainer(changed)
+        calls = []
+        block = trainer.agents[0].learner.policy.get_submodule(
+            "transformer.h.0" if not rank else "base_model.model.transformer.h.0"
+        )
+        block.ln_1.register_forward_hook(lambda *args, calls=calls: calls.append(torch.is_grad_enabled()))
+        results.append((run_iteration(trainer, 0), sum(calls)))
+    assert results[0][0] == results[1][0]
+    assert results[1][1] == 2 * results[0][1] > 0

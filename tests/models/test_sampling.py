@@ -1,0 +1,129 @@
+"""Sampling: the tokens that transformers' own `generate` draws, row by row where rows end at different times."""
+
+import pytest
+import torch
+from conftest import make_gpt2
+from test_lora import llama_folder  # noqa: F401
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from cory.config import SamplingConfig
+from cory.models.sampling import draw, sample
+from cory.models.window import pad
+
+PROMPTS = ["the film was a good", "a", "some very fine or awful acting and music", "bad story"]
+
+
+def rows(tokenizer, texts):
+    return [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
+
+
+@pytest.fixture(params=["gpt2", "llama"])
+def model(request, tokenizer, llama_folder):  # noqa: F811
+    if request.param == "gpt2":
+        return make_gpt2(tokenizer)
+    return AutoModelForCausalLM.from_pretrained(llama_folder).eval()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplingConfig(),
+        SamplingConfig(temperature=0.7),
+        SamplingConfig(top_k=5),
+        SamplingConfig(top_p=0.8, repetition_penalty=1.3),
+        SamplingConfig(temperature=1.5, top_k=50, top_p=0.9, repetition_penalty=1.1),
+    ],
+)
+def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
+    monkeypatch.setattr(torch, "multinomial", lambda probabilities, num_samples: draw(probabilities))
+    queries = rows(tokenizer, [PROMPTS[2], *PROMPTS, PROMPTS[0]])  # two of them twice
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    torch.manual_seed(3)
+    ours = sample(model, tokenizer, queries, settings, 12)
+    ids, mask = pad(queries, 0, "left")
+    ids = torch.where(mask.bool(), ids, ids[:, -1:])
+    torch.manual_seed(3)
+    theirs = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        generation_config=GenerationConfig(
+            do_sample=True, max_new_tokens=12, pad_token_id=0, temperature=settings.temperature,
+            top_k=settings.top_k, top_p=settings.top_p, repetition_penalty=settings.repetition_penalty,
+        ),
+    )  # fmt: skip
+    assert torch.equal(torch.stack(ours), theirs[:, ids.shape[1] :])
+
+
+def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
+    read = []
+    model.register_forward_pre_hook(
+        lambda _, __, given: read.append(tuple(given["attention_mask"].shape)), with_kwargs=True
+    )
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    queries = rows(tokenizer, [*PROMPTS, *PROMPTS, PROMPTS[1]])
+    responses = sample(model, tokenizer, queries, SamplingConfig(), 3)
+    width = max(map(len, queries))
+    assert read == [(4, width), (9, width + 1), (9, width + 2)]
+    assert len({tuple(response.tolist()) for response in responses}) == 9
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    torch.manual_seed(0)
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.125, 0.3, 0.0, 0.075, 0.0])
+    n = 200_000
+    drawn = draw(weights.expand(n, -1))
+    assert drawn.shape == (n, 1)
+    counts = torch.bincount(drawn[:, 0], minlength=8)
+    assert not counts[weights == 0].any()
+    spread = (weights * (1 - weights) / n).sqrt()
+    assert ((counts / n - weights).abs() <= 4 * spread).all()
+    wide = torch.randn(64, 50257).softmax(-1)
+    assert abs(wide.gather(1, draw(wide)).log().mean() - (wide * wide.log()).sum(1).mean()) < 0.5
+
+
+def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeypatch):
+    """With the likeliest token each time, a row is answered in company as it is alone; most rows leave early."""
+    queries = rows(tokenizer, PROMPTS * 3)
+    for i, query in enumerate(queries):
+        queries[i] = torch.cat([query, torch.tensor([5 + i])])  # so that no two are alike
+    likeliest = SamplingConfig(top_k=1)
+    model.generation_config.eos_token_id = None
+    free = sample(model, tokenizer, queries, likeliest, 20)
+    ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 10, 15), strict=False)]
+    model.generation_config.eos_token_id = ends
+    sizes = []
+    model.register_forward_pre_hook(lambda module, args, kwargs: sizes.append(len(args[0])), with_kwargs=True)
+    together = sample(model, tokenizer, queries, likeliest, 20)
+    assert sizes[0] == len(queries) and sizes[-1] < len(queries)
+    alone = [sample(model, tokenizer, [query], likeliest, 20)[0] for query in queries]
+    assert len({len(row) for row in alone}) > 2
+    for row, expected, whole in zip(together, alone, free, strict=True):
+        assert row.tolist() == expected.tolist()
+        first = next((i + 1 for i, token in enumerate(whole.tolist()) if token in ends), 20)
+        assert row.tolist() == whole[:first].tolist()
+
+
+def test_a_repetition_penalty_sees_no_padding(tokenizer):
+    """A row's likeliest tokens are the same beside a longer one, though the pad token could be one of them."""
+    model = make_gpt2(tokenizer)
+    model.generation_config.eos_token_id = None
+    settings = SamplingConfig(top_k=1, repetition_penalty=5.0)
+    short, long = rows(tokenizer, ["a", "some very fine or awful acting and music"])
+    bias = torch.zeros(len(tokenizer))
+    bias[tokenizer.pad_token_id] = 3.0
+    model.lm_head.register_forward_hook(lambda module, args, output: output + bias)
+    alone = sample(model, tokenizer, [short], settings, 10)[0]
+    assert tokenizer.pad_token_id in alone
+    assert torch.equal(sample(model, tokenizer, [short, long], settings, 10)[0], alone)
+
+
+def test_the_settings_of_the_model_have_no_say(tokenizer):
+    model = make_gpt2(tokenizer)
+    queries = rows(tokenizer, PROMPTS)
+    torch.manual_seed(0)
+    expected = sample(model, tokenizer, queries, SamplingConfig(), 8)
+    model.generation_config = GenerationConfig(temperature=0.1, top_k=1, max_length=3, eos_token_id=0)
+    torch.manual_seed(0)
+    assert all(
+        torch.equal(a, b) for a, b in zip(sample(model, tokenizer, queries, SamplingConfig(), 8), expected, strict=True)
+    )

@@ -1,0 +1,102 @@
+"""The forward passes over the response window."""
+
+import pytest
+import torch
+from test_lora import llama_folder  # noqa: F401
+from test_sampling import model, rows  # noqa: F401
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from cory.config import SamplingConfig
+from cory.models.sampling import sample
+from cory.models.window import BY_POSITIONS, forward, pack, read_stems, response_logits, stems_of
+
+STEM = "some very fine or awful acting and music"
+ALIKE = [f"{STEM}{more}" for more in ("", " a", " a bad story", " the film was a good", " a")]
+APART = ["the film was", "a good story", "bad film"]
+
+
+def test_stems_are_what_neighbours_share():
+    def shared(prompts):
+        stems = stems_of(prompts)
+        assert all(prompt[: len(stem)] == stem for prompt, stem in zip(prompts, stems, strict=True))
+        return list(map(len, stems))
+
+    three = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (1, 2, 3, 4, 7)]
+    assert shared(three) == [4, 4, 4]
+    assert shared([*three, (9,)]) == [4, 4, 4, 0]
+    assert shared([*three, (1, 2, 3, 8)]) == [3] * 4  # two tokens are read once more to save three
+    assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]  # six would be read once more to save one
+    assert shared([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]  # all but a token, which predicts the response
+    assert shared([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # of the shorter one, too
+    other = (1, 5, 5, 5, 5, 5)  # that all prompts begin with the same token does not make it one group
+    assert shared([other, *three]) == [5, 4, 4, 4]
+
+
+@pytest.mark.parametrize("prompts", [ALIKE, ALIKE + APART, APART, ["a", *ALIKE]])
+def test_reading_beginnings_once_changes_no_logits(model, tokenizer, prompts):  # noqa: F811
+    queries = rows(tokenizer, prompts)
+    torch.manual_seed(0)
+    responses = [torch.randint(3, 40, (length,)) for length in (5, 1, 3, 7, 2, 4, 6, 5)[: len(queries)]]
+    packed = pack(queries, responses, 0)
+    with torch.no_grad():
+        expected = forward(model, *packed[:3], packed.response_ids.shape[1])[0]
+    read = []
+    model.register_forward_pre_hook(lambda _, __, given: read.append(given["input_ids"].numel()), with_kwargs=True)
+    found = response_logits(model, queries, responses, 0)
+    for row, response in enumerate(responses):
+        torch.testing.assert_close(found[row, : len(response)], expected[row, : len(response)], rtol=0, atol=2e-5)
+    if prompts in (ALIKE, ALIKE + APART):
+        assert sum(read) < packed.input_ids.numel()
+    else:
+        assert read == [packed.input_ids.numel()]  # nothing to share: one pass
+
+
+@pytest.mark.parametrize("stems", [False, True])
+def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer, stems):  # noqa: F811
+    queries = rows(tokenizer, [*APART, *APART, *ALIKE])
+    model.generation_config.eos_token_id = model.config.eos_token_id = list(
+        range(3, 300, 3)
+    )  # they end at different times
+    seen: list[list[torch.Tensor]] = [[] for _ in queries]
+    torch.manual_seed(1)
+    responses = sample(model, tokenizer, queries, SamplingConfig(temperature=0.5), 6, seen, stems=stems)
+    torch.manual_seed(1)
+    again = sample(model, tokenizer, queries, SamplingConfig(temperature=0.5), 6)
+    assert all(torch.equal(a, b) for a, b in zip(responses, again, strict=True))
+    assert len({len(response) for response in responses}) > 1
+    expected = response_logits(model, queries, responses, 0)
+    for row, response in enumerate(responses):
+        torch.testing.assert_close(torch.stack(seen[row]), expected[row, : len(response)], rtol=0, atol=2e-5)
+
+
+SIZE = {
+    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.5,
+}  # fmt: skip
+
+
+def tiny(name, **changes):
+    torch.manual_seed(0)
+    settings = AutoConfig.for_model(name, **SIZE, **changes)
+    return AutoModelForCausalLM.from_config(settings).eval()
+
+
+@pytest.mark.parametrize("name", BY_POSITIONS)
+def test_beginnings_are_read_once_by_models_that_go_by_positions(name):
+    policy, queries = tiny(name), [torch.arange(3, 33), torch.arange(3, 24), torch.arange(3, 40)]
+    responses = [torch.tensor(ids) for ids in ([5, 6, 7], [8], [9, 10, 11, 12])]
+    assert read_stems(policy, [tuple(query.tolist()) for query in queries], 0) is not None
+    found = response_logits(policy, queries, responses, 0)
+    for place, (query, response) in enumerate(zip(queries, responses, strict=True)):
+        with torch.no_grad():
+            alone = policy(torch.cat([query, response])[None, :-1]).logits[0, -len(response) :]
+        torch.testing.assert_close(found[place, : len(response)], alone, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [("mistral", {"sliding_window": 8}), ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}), ("mpt", {})],
+)
+def test_beginnings_are_read_with_each_prompt_where_distances_count_padding(name, window):
+    prompts = [(*range(3, 33), last) for last in (40, 41, 42)]
+    assert read_stems(tiny(name, **window), prompts, 0) is None

@@ -1,0 +1,122 @@
+"""Runs and updates of several processes, started by torchrun from test_distributed.py: `distributed_run.py JOBS`.
+
+JOBS is a JSON list of jobs, done one after the other, as a start of Python takes longer than most of them: runs,
+`{"run": SETTINGS, "fault": FAULT}`, whose fault is one of the second process, and updates, `{"update": KL_PENALTY,
+"tokenizer": FILE, "output": FILE}`.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "learners")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from accelerate import PartialState  # noqa: E402
+from jsonargparse import ArgumentParser  # noqa: E402
+
+from cory.callbacks import Callback  # noqa: E402
+from cory.cli.settings import main  # noqa: E402
+from cory.config import Config  # noqa: E402
+from cory.models.load import choose_device  # noqa: E402
+from cory.parallel import distributed  # noqa: E402
+
+
+class Stop(Callback):
+    """Asks to stop after the second iteration, in the second process alone."""
+
+    def on_iteration_end(self, trainer, iteration):
+        trainer.should_stop = iteration.index == 1 and distributed.rank() == 1
+
+
+class Fail(Callback):
+    """Fails after the second iteration, in the second process alone."""
+
+    def on_iteration_end(self, trainer, iteration):
+        if iteration.index == 1 and distributed.rank() == 1:
+            raise ZeroDivisionError("the callback of rank 1 fails")
+
+
+CALLBACKS = {"callback stops": Stop, "callback fails": Fail}
+
+
+def train(config: Config, fault: str) -> None:
+    """A run; what each process saw of it is written to OUTPUT-rankRANK.json."""
+    from test_resume import count_good, make_trainer
+
+    rank = PartialState().process_index
+    calls = [0]
+
+    def reward(prompts, completions):
+        calls[0] += 1
+        if rank == 1 and calls[0] == 5:
+            if fault == "raises":
+                raise ZeroDivisionError("the reward of rank 1 fails")
+            if fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return count_good(prompts, completions)
+
+    trainer = make_trainer(config, reward, [CALLBACKS[fault]()] if fault in CALLBACKS else [])
+    queries = []
+    iteration = trainer.iteration
+
+    def spy(k):
+        result = iteration(k)
+        queries.append(result.columns["prompt"])
+        orders.append([agent.name for agent in map(trainer.agents.__getitem__, trainer.schedule.order(k))])
+        digest = hashlib.sha256()
+        for agent in trainer.agents:
+            for parameter in agent.learner.model_params:
+                digest.update(parameter.detach().numpy().tobytes())
+        digests.append(digest.hexdigest())
+        return result
+
+    digests, orders = [], []
+    trainer.iteration = spy
+    error = ""
+    try:
+        trainer.train()
+    except Exception as raised:
+        if fault != "callback fails":
+            raise
+        error = f"{type(raised).__name__}: {raised}"
+    seen = {
+        "error": error,
+        "queries": queries,
+        "digests": digests,
+        "orders": orders,
+        "processes": distributed.world_size(),
+    }
+    Path(f"{config.output}-rank{rank}.json").write_text(json.dumps(seen))
+
+
+def update(kl: str, tokenizer: str, output: str) -> None:
+    """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
+    import test_ppo
+
+    learner, _ = test_ppo.make_learner(torch.load(tokenizer, weights_only=False), kl_penalty=kl)
+    queries, responses, scores = test_ppo.ragged()
+    part = distributed.shard(8)
+    rollout = test_ppo.rollout_of(queries[part], responses[part])
+    (stats,) = learner.update([rollout], [scores[part]], np.random.default_rng(0))
+    torch.save((stats.metrics(), test_ppo.weights(learner)), f"{output}{PartialState().process_index}")
+
+
+def work() -> None:
+    choose_device("cpu")
+    parser = ArgumentParser()
+    parser.add_class_arguments(Config, "config")
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        if "update" in job:
+            update(job["update"], job["tokenizer"], job["output"])
+        else:
+            train(parser.instantiate(parser.parse_object({"config": job["run"]})).config, job["fault"])
+
+
+if __name__ == "__main__":
+    main(work)

@@ -1,0 +1,275 @@
+"""Sharded agents and agents apart, in two processes on the CPU (gloo), against one process or data parallelism."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_gpt2
+from parallel_run import save_state
+from safetensors.torch import load_file
+from test_resume import make_trainer, outcome
+from torchrun import launch
+from transformers import AutoModelForCausalLM
+
+from cory.agent import make_agents
+from cory.config import (
+    CheckpointConfig,
+    Config,
+    CoryConfig,
+    LoraConfig,
+    ModelConfig,
+    ParallelConfig,
+    PPOConfig,
+    SamplingConfig,
+)
+from cory.errors import UserError
+from cory.parallel import distributed
+
+FULL, LAYER = ParallelConfig(shard="full"), ParallelConfig(shard="full", gather="layer")
+APART = ParallelConfig(agents="apart")
+AGENTS = ["agent_1", "agent_2"]
+
+
+def start(jobs, folder: Path):
+    """Runs pairs of settings and a fault, see parallel_run.py, one after the other in two processes."""
+    return launch("parallel_run.py", [(asdict(config), fault) for config, fault in jobs], folder)
+
+
+def start_and_kill(configs, killed, folder: Path) -> None:
+    """Runs settings, the last of them until a process is killed."""
+    done = start([*((config, "") for config in configs), (killed, "1:killed:0")], folder)
+    assert done.returncode != 0 and "Signal 9" in done.stderr, done.stderr
+
+
+def alone(config):
+    """Runs settings in this process."""
+    trainer = make_trainer(config)
+    trainer.train()
+    save_state(config, trainer.agents)
+
+
+def distance(first, second) -> float:
+    """The largest difference of two runs: of trained weights, optimizer states, and metrics."""
+    largest = 0.0
+    for agent in AGENTS:
+        one, two = (torch.load(f"{config.output}-{agent}") for config in (first, second))
+        assert one.keys() == two.keys() and one
+        largest = max(largest, *((one[name].double() - two[name].double()).abs().max().item() for name in one))
+    rows = [[json.loads(line) for line in Path(c.output, "metrics.jsonl").open()] for c in (first, second)]
+    for one, two in zip(*rows, strict=True):
+        assert {k: v for k, v in one.items() if not isinstance(v, float)} == {
+            k: v for k, v in two.items() if not isinstance(v, float)
+        }
+        largest = max(largest, *(abs(value - two[key]) for key, value in one.items() if isinstance(value, float)))
+    return largest
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer):
+    """Five iterations, in double precision, as Adam turns the rounding errors of gradients of zero into steps."""
+    folder = tmp_path_factory.mktemp("parallel")
+    make_gpt2(tokenizer).double().save_pretrained(folder / "gpt2")
+    tokenizer.save_pretrained(folder / "gpt2")
+
+    def settings(name, **changes):
+        ppo = PPOConfig(**{"learning_rate": 1e-3, "batch_size": 8, "mini_batch_size": 8} | changes.pop("ppo", {}))
+        model = ModelConfig(
+            str(folder / "gpt2"), dtype="auto", gradient_checkpointing=changes.pop("checkpointing", False)
+        )
+        return Config(
+            **{
+                "iterations": 5,
+                "output": str(folder / name),
+                "device": "cpu",
+                "model": model,
+                "cory": CoryConfig(exchange_period=2),
+                "sampling": SamplingConfig(3, 6, top_k=1),  # the likeliest token, so the same in any process
+                "checkpoint": CheckpointConfig(save_every=0),
+            }
+            | changes,
+            ppo=ppo,
+        )
+
+    return settings
+
+
+@pytest.fixture(scope="module")
+def sharded(base, tmp_path_factory):
+    """Settings that are run sharded in two processes, and otherwise; one that is resumed sharded, and one killed."""
+    lora, saved = LoraConfig(rank=4), CheckpointConfig(save_every=1)
+    drawn = {"sampling": SamplingConfig(4, 8), "iterations": 2, "algorithm": "grpo", "group_size": 2}
+    steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05, "micro_batch": 1}
+    drawn |= {"ppo": steps | {"ratio_threshold": 1.02}}
+    whole = {
+        "ppo": base("ppo"),
+        "ppo_lora": base("ppo_lora", lora=lora, ppo={"reward_scaling": True}),
+        "reinforce": base("reinforce", algorithm="reinforce"),
+        "reinforce_lora": base("reinforce_lora", algorithm="reinforce", lora=lora, ppo={"max_grad_norm": 0.05}),
+        "grpo": base("grpo", **drawn, checkpointing=True, lora=lora),
+    }
+    split = {name: replace(c, output=f"{c.output}-sharded", parallel=FULL) for name, c in whole.items()}
+    split["grpo"].parallel = LAYER
+    alone(resumed := base("resumed", iterations=2, checkpoint=saved))
+    resumed = replace(resumed, iterations=4, resume=resumed.output)
+    killed = base("killed_full", iterations=1000, checkpoint=saved, parallel=FULL)
+    configs = [*split.values(), whole["grpo"], replace(resumed, parallel=FULL)]
+    start_and_kill(configs, killed, tmp_path_factory.mktemp("sharded"))
+    for name in whole.keys() - {"grpo"}:
+        alone(whole[name])
+    return whole, split, resumed, killed
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_lora", "reinforce", "reinforce_lora"])
+def test_two_sharded_processes_train_as_one(sharded, name):
+    whole, split, *_ = sharded
+    assert distance(whole[name], split[name]) < 1e-5
+
+
+def test_sharding_layer_by_layer_equals_data_parallelism(sharded):
+    """Responses are drawn, of different lengths, with micro-batches, accumulation, checkpointing and clipping."""
+    whole, split, *_ = sharded
+    assert distance(whole["grpo"], split["grpo"]) < 1e-9
+    tokens = [json.loads(line)["response_tokens"] for line in Path(split["grpo"].output, "metrics.jsonl").open()]
+    assert any(count % 1 for count in tokens)  # lengths differ
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_lora"])
+def test_agents_of_sharded_runs_are_plain_folders(sharded, name):
+    whole, split, *_ = sharded
+    for agent in AGENTS:
+        one, two = (Path(config.output, agent) for config in (whole[name], split[name]))
+        assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in two.iterdir())
+        (file,) = (path.name for path in one.glob("*.safetensors"))
+        first, second = load_file(one / file), load_file(two / file)
+        assert first.keys() == second.keys()
+        assert max((first[key] - second[key]).abs().max() for key in first) < 1e-5
+    if name == "ppo":
+        assert AutoModelForCausalLM.from_pretrained(two).config.architectures == ["GPT2LMHeadModel"]
+
+
+def test_checkpoints_fit_any_number_of_processes(sharded):
+    """Two iterations in one process, two in two that shard, one in one, and the same without interruption."""
+    whole, _, resumed, _ = sharded
+    parts = sorted(path.name for path in Path(resumed.output, "checkpoints/iter-000004").glob("*.safetensors"))
+    assert parts == [f"{agent}-{part}-of-2.safetensors" for agent in AGENTS for part in (1, 2)]
+    alone(replace(resumed, iterations=5))
+    assert distance(whole["ppo"], resumed) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def apart(base, tmp_path_factory):
+    """Settings that are run with agents together and apart, and one that is killed."""
+    method = CoryConfig(exchange_period=2, credit="counterfactual")
+    together = [
+        base("apart_ppo", cory=method, sampling=SamplingConfig(3, 6), ppo={"mini_batch_size": 4}),
+        base(
+            "apart_rloo",
+            cory=CoryConfig(chain_length=3, exchange_period=2),
+            lora=LoraConfig(rank=4),
+            sampling=SamplingConfig(3, 6),
+            algorithm="rloo",
+            group_size=2,
+        ),
+    ]
+    split = [replace(config, output=f"{config.output}-split", parallel=APART) for config in together]
+    killed = base("killed_apart", iterations=1000, checkpoint=CheckpointConfig(save_every=1), parallel=APART)
+    start_and_kill(split, killed, tmp_path_factory.mktemp("apart"))
+    return together, split, killed
+
+
+def test_agents_apart_train_as_together(apart):
+    """The same random numbers, so the same run: also with a chain longer than the agents, and held roles."""
+    for together, split in zip(*apart[:2], strict=True):
+        alone(together)
+        assert distance(together, split) < 1e-6
+        assert outcome(Path(together.output)) == outcome(Path(split.output))
+
+
+@pytest.mark.parametrize("kind", ["sharded", "apart"])
+def test_a_killed_process_ends_all_and_the_run_continues(request, kind):
+    *_, config = request.getfixturevalue(kind)
+    assert not Path(f"{config.output}-agent_1").exists()
+    newest = max(int(path.name[5:]) for path in Path(config.output, "checkpoints").glob("iter-*"))
+    alone(replace(config, iterations=newest + 2, resume=config.output, parallel=ParallelConfig()))
+    iterations = [json.loads(line)["iteration"] for line in Path(config.output, "metrics.jsonl").open()]
+    assert iterations == [k for k in range(newest + 2) for _ in AGENTS]
+
+
+# Faults in iteration 2, by which processes have them: what each says, and whether no agent was updated before. The
+# pioneer learns first, except that agents apart learn at the same time.
+NAN = "reward function count_good: expected a finite number, got nan"
+RAISES = "reward function count_good: expected rewards, got ZeroDivisionError (the reward of this process fails)"
+LOSS = "agent_{} as {}: the loss is not finite in rows ["
+GRADIENT = "agent_{} as {}: the gradient is not finite"
+ROW = " in rows [3], the first of them "
+FAULTS = {
+    "data": [
+        ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
+        ("0:raises:2", RAISES, "process 0 failed (" + RAISES, True),
+        ("1:gradient:2", GRADIENT.format(1, "pioneer") + "\n", GRADIENT.format(1, "pioneer") + ROW, True),
+        ("1:loss:2", "agent_1 as pioneer: the loss is not finite\n", LOSS.format(1, "pioneer"), True),
+        ("1:loss_2:2", "agent_2 as observer: the loss is not finite\n", LOSS.format(2, "observer"), False),
+        ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
+    ],
+    "full": [
+        ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
+        ("1:gradient:2", GRADIENT.format(1, "pioneer") + "\n", GRADIENT.format(1, "pioneer") + ROW, True),
+        ("1:loss:2", "agent_1 as pioneer: the loss is not finite", LOSS.format(1, "pioneer"), True),
+        ("1:loss_2:2", "agent_2 as observer: the loss is not finite", LOSS.format(2, "observer"), False),
+        ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
+    ],
+    "apart": [
+        ("0:nan:2", NAN, "process 0 failed (" + NAN, True),
+        ("01:gradient:2", GRADIENT.format(1, "pioneer") + ROW, GRADIENT.format(2, "observer") + ROW, True),
+        ("0:loss:2", LOSS.format(1, "pioneer"), "process 0 failed (NotFinite: " + LOSS.format(1, "pioneer"), False),
+        ("01:loss:2", LOSS.format(1, "pioneer"), LOSS.format(2, "observer"), True),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_ends_all_processes_and_the_run_continues(base, tmp_path, kind):
+    faults, parallel = FAULTS[kind], {"data": ParallelConfig(), "full": FULL, "apart": APART}[kind]
+    alone(whole := base(f"whole_{kind}"))
+    runs = [base(f"fault_{kind}_{number}", parallel=parallel) for number in range(len(faults))]
+    done = start([(config, fault[0]) for config, fault in zip(runs, faults, strict=True)], tmp_path)
+    assert done.returncode != 0
+    for config, (fault, *expected, unchanged) in zip(runs, faults, strict=True):
+        checkpoints = Path(config.output, "checkpoints")
+        assert [path.name for path in checkpoints.glob("*")] == ["iter-000001"] * unchanged
+        end = f"The last good state is {checkpoints}/iter-000001." if unchanged else "No state is saved."
+        flags = f"--resume {config.output}" + " --accept_changes reward" * fault.endswith(("nan:2", "raises:2"))
+        for rank, text in enumerate(expected):
+            if config is not runs[-1]:
+                said = Path(f"{config.output}-error-{rank}").read_text()
+                assert said.startswith(f"iteration 2: {text}")
+                assert f"\n{end}\n" in said and said.endswith(f" (as flags: {flags})")
+            assert config is not runs[-1] or f"error: iteration 2: {text}" in done.stderr
+        alone(replace(config, resume=config.output, parallel=ParallelConfig()))
+        assert distance(whole, config) < 1e-5
+    assert done.stderr.count(end) == 2
+
+
+def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, monkeypatch):
+    monkeypatch.setattr("cory.agent.load_policy", lambda *_: pytest.fail("loaded"))
+    sharded = replace(config, parallel=FULL)
+    with pytest.raises(UserError, match=r"parallel.shard: expected none in a single process"):
+        make_agents(sharded)
+    with pytest.raises(UserError, match=r"parallel.agents: expected together in a single process"):
+        make_agents(replace(config, parallel=APART))
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    quantized = replace(sharded, lora=LoraConfig(rank=4), model=replace(config.model, quantization="4bit"))
+    for settings, message in [
+        (quantized, "model.quantization: expected none with parallel.shard: full"),
+        (replace(sharded, lora=LoraConfig(rank=4, merge=True)), "lora.merge: expected false"),
+        (replace(sharded, ppo=replace(config.ppo, optimizer="Adafactor")), "ppo.optimizer: expected none of Adafactor"),
+        (replace(sharded, parallel=replace(FULL, offload=True)), "parallel.offload: expected false on a CPU"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            make_agents(settings)
+    with pytest.raises(UserError, match=r"parallel.offload: expected false with parallel.shard: none"):
+        ParallelConfig(offload=True).check()
+    with pytest.raises(UserError, match=r"parallel.agents: expected together with parallel.shard: full"):
+        ParallelConfig(shard="full", agents="apart").check()

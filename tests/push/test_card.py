@@ -1,0 +1,138 @@
+"""Model cards: their Python code is executed against what a run has saved."""
+
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import sentences
+
+from cory.agent import make_agents
+from cory.config import CoryConfig, HubConfig, LoraConfig, ModelConfig
+from cory.models.load import load_policy
+from cory.models.lora import add_adapter, save_policy
+from cory.prompts import RolePrompts
+from cory.push.card import agent_card
+from cory.push.upload import contents
+from cory.task import Task
+from cory.trainer import CoryTrainer
+from imdb_train.config import ImdbConfig
+
+PROMPTS = RolePrompts('{{As is}}: "{prompt}"', 'Better than "{response}" for "{prompt}":\n')
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) for completion in completions]
+
+
+def trained(config):
+    config = replace(config, iterations=1, ppo=replace(config.ppo, learning_rate=0.05))
+    agents = make_agents(config)
+    task = Task.from_prompts(sentences(12), count_good, PROMPTS)
+    return CoryTrainer(config, agents, task).train().folder, config, agents
+
+
+def executed(card, replaced):
+    """The names that the card's code defines, once its places are replaced by real ones."""
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    for place, real in replaced.items():
+        assert place in code
+        code = code.replace(place, str(real))
+    names = {}
+    exec(compile(code, "card", "exec"), names)
+    return names
+
+
+def same_model(loaded, agent):
+    """Whether a model has the trained agent's logits."""
+    ids = torch.tensor([[3, 7, 11, 19]])
+    agent.activate()
+    with torch.no_grad():
+        expected = agent.policy.eval()(ids).logits
+        return torch.allclose(loaded.eval()(ids).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_code_of_an_agents_card_loads_it_and_asks_it_as_the_run_does(config, rank):
+    run, config, agents = trained(replace(config, lora=LoraConfig(rank=rank)))
+    for agent in agents:
+        card = (run / agent.name / "README.md").read_text()
+        names = executed(card, {f"path/to/{agent.name}": run / agent.name})
+        assert same_model(names[agent.name], agent)
+        assert not same_model(names[agent.name], agents[agents[0] is agent])
+        row = {"prompt": sentences(12)[0]}
+        assert names["query"] == row and isinstance(names["response"], str)
+        assert names["pioneer_prompt"].format(**row) == PROMPTS.render(0, row)
+        assert names["observer_prompt"].format(**row, response="it") == PROMPTS.render(1, row, "it")
+        assert ("is a local folder of the machine" in card) == (rank > 0)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_code_of_an_uploaded_card_runs_the_chain(config, tmp_path, rank):
+    run, config, agents = trained(replace(config, lora=LoraConfig(rank=rank)))
+    files = contents(run, config, HubConfig("user/pair"))
+    for name, content in files.items():
+        (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "there" / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    card = (tmp_path / "there/README.md").read_text()
+    places = {"user/pair": tmp_path / "there"}
+    base = config.model.name
+    if rank:
+        places["path/to/gpt2"] = base
+        assert "Adapters need that model" in card
+    names = executed(card, places)
+    assert all(same_model(names[agent.name], agent) for agent in agents)
+    said = []
+    heard = lambda model, tokenizer, prompt: said.append((model, prompt)) or " a good film"  # noqa: E731
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    last = [line for line in code.splitlines() if line.startswith("response = ")]
+    exec("\n".join(last), names | {"respond": heard})
+    row = names["query"]
+    assert said == [
+        (names["agent_1"], PROMPTS.render(0, row)),
+        (names["agent_2"], PROMPTS.render(1, row, " a good film")),
+    ]
+    known = contents(run, config, HubConfig("user/pair", base="org/base"))["README.md"].decode()
+    assert ('from_pretrained("org/base", dtype="float32")' in known) == (rank > 0)
+
+
+def test_a_base_of_the_hub_is_named_with_its_commit(config):
+    own = replace(config, model=ModelConfig("org/model", revision="main"), lora=LoraConfig(rank=2))
+    made_of = {"models": {"model.name": {"name": "org/model", "identity": "commit:abc"}}}
+    base = 'base = AutoModelForCausalLM.from_pretrained("org/model", revision="{}", dtype="float32")'
+    assert base.format("abc") in agent_card("agent_1", own, {}, made_of, [])
+    assert base.format("main") in agent_card("agent_1", own, {}, {}, [])
+
+
+def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
+    config = ImdbConfig(model=ModelConfig("tiny"), lora=LoraConfig(rank=2), cory=CoryConfig(num_agents=1))
+    base, tokenizer = load_policy(ModelConfig(config.resolve("tiny")))
+    torch.manual_seed(0)
+    policy = add_adapter(base, "agent_1", config.lora)
+    save_policy(policy, tmp_path, "agent_1", merge=False)
+    tokenizer.save_pretrained(tmp_path)
+    prompts = {"pioneer": "{prompt}", "observer": "{response} {prompt}"}
+    samples = [{"query": "The film", "prompt": "The film"}]
+    card = agent_card("agent_1", config, {}, {"prompts": prompts}, samples)
+    names = executed(card, {"path/to/agent_1": tmp_path})
+    loaded = names["agent_1"].get_input_embeddings().weight
+    assert loaded.dtype == torch.float32 and torch.equal(loaded, base.get_input_embeddings().weight)
+    assert "of the toy setting" in card and isinstance(names["response"], str)
+
+
+def test_chat_turns_are_asked_as_turns(config, policy_folder, tmp_path):
+    folder = shutil.copytree(policy_folder, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    config = replace(config, iterations=1, model=ModelConfig(str(folder)))
+    prompts = [[{"role": "system", "content": "be good"}, {"role": "user", "content": t}] for t in sentences(12)]
+    rewards = lambda prompts, completions: [0.5] * len(completions)  # noqa: E731
+    run = CoryTrainer(config, make_agents(config), Task.from_prompts(prompts, rewards, PROMPTS)).train().folder
+    card = (run / "agent_1/README.md").read_text()
+    asked = []
+    names = executed(card, {"path/to/agent_1": run / "agent_1"})
+    tokenizer = names["tokenizer_1"]
+    apply = tokenizer.apply_chat_template
+    tokenizer.apply_chat_template = lambda turns, **options: asked.append(turns) or apply(turns, **options)
+    names["respond"](names["agent_1"], tokenizer, "the film")
+    assert asked == [[prompts[0][0], {"role": "user", "content": "the film"}]]
