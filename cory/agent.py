@@ -84,18 +84,24 @@ class Agent:
         self.activate()
         self.learner.check_model(samples=self.engine is None)
 
-    def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
-        """Samples a response of at most `max_new_tokens` tokens per prompt. Raises a UserError if one is too long."""
+    def respond(self, prompts: list[str], max_new_tokens: int, stop: list[str] | None = None) -> Rollout:
+        """Samples a response of at most `max_new_tokens` tokens per prompt. Raises a UserError if one is too long.
+
+        `stop`: texts that end a response; None: those of the settings.
+        """
+        sampling = self.sampling if stop is None else replace(self.sampling, stop=stop)
         prompt_ids = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
         check_lengths([len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts)
         self.activate()
         logprobs: list[torch.Tensor] = []
         if self.engine is None:
-            response_ids = self.learner.generate(prompt_ids, self.sampling, max_new_tokens)
+            response_ids = self.learner.generate(prompt_ids, sampling, max_new_tokens)
         else:
-            response_ids, logprobs = self.engine.sample(self.name, self.policy, prompt_ids, max_new_tokens)
+            response_ids, logprobs = self.engine.sample(
+                self.name, self.policy, prompt_ids, max_new_tokens, sampling.stop
+            )
         turn = are_turns(prompts, self.chat_template)
-        completions = [plain_text(self.tokenizer, ids, self.sampling.stop, turn) for ids in response_ids]
+        completions = [plain_text(self.tokenizer, ids, sampling.stop, turn) for ids in response_ids]
         return Rollout(prompts, completions, prompt_ids, response_ids, logprobs, agent=self.name)
 
     def learn(

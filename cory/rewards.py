@@ -19,6 +19,8 @@ from cory.errors import RewardError, UserError, expect
 # TRL's GRPO reward functions, `async def` ones included. `columns` are the other columns of the dataset and `role`; a
 # function gets those that it names (all, if it takes **kwargs). For chat prompts all are messages, as in TRL.
 RewardFunction = Callable[..., Any]
+# team_reward(prompts, chains, **columns) -> one number per chain; chains[i] is the list of its responses by role.
+TeamReward = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]
 
 
@@ -34,16 +36,18 @@ class MissingColumns(RewardError):
 class Reward:
     """A reward function in a weighted sum: `Task(dataset, [Reward(f), Reward(g, 0.5)], prompts)`.
 
-    `name`, for messages and records, and `sha256` of its source are by default the function's own.
+    `name`, for messages and records, and `sha256` of its source are by default the function's own. `kind` begins its
+    name in messages.
     """
 
     function: RewardFunction
     weight: float = 1.0
     name: str = ""
     sha256: str = ""
+    kind: str = "reward function"
 
     def __str__(self) -> str:
-        return f"reward function {self.name or getattr(self.function, '__name__', type(self.function).__name__)}"
+        return f"{self.kind} {self.name or getattr(self.function, '__name__', type(self.function).__name__)}"
 
     def arguments(self, columns: Columns) -> dict[str, Sequence[Any]]:
         """The columns that the function takes. Raises MissingColumns, a UserError, if one that it needs is missing."""
@@ -62,23 +66,52 @@ def score(
 ) -> torch.Tensor:
     """The weighted sum of the reward functions; (batch,) float32 on the CPU.
 
-    A function that returns None for a row does not count there; if all do, the row gets 0. Raises a RewardError, with
-    the function and the row, if one raises or does not return one finite number or None per completion.
+    A function that returns None for a row does not count there; if all do, the row gets 0. So do all rows where there
+    is no function. Raises a RewardError, with the function and the row, if one raises or does not return one finite
+    number or None per completion.
     """
     rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
+    if not rewards:
+        return torch.zeros(len(completions))
     chat = len(prompts) > 0 and not isinstance(prompts[0], str)
     answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
     rows = {**columns, "prompts": prompts, "completions": answers}
+    values = torch.tensor(_numbers(rewards, rows, "completion"))
+    if values.isnan().all(0).any():
+        warnings.warn(f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0", stacklevel=2)
+    return (values * torch.tensor([[each.weight] for each in rewards])).nansum(0)
+
+
+def team_score(
+    reward: Reward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
+) -> torch.Tensor:
+    """The team reward of each chain; (chains,) float32 on the CPU.
+
+    Args:
+        chains: of each, the responses by role.
+
+    Raises a RewardError, with the function and the row, if it raises or does not return one finite number per chain.
+    """
+    rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
+    (values,) = _numbers([reward], rows, "chain")
+    for row, value in enumerate(values):
+        if math.isnan(value):  # as a response's reward may be
+            raise RewardError(f"{reward}: expected a finite number, got None {_where(row, rows, 'chain')}")
+    return torch.tensor(values)
+
+
+def _numbers(rewards: Sequence[Reward], rows: Columns, unit: str) -> list[list[float]]:
+    """What each function returns for the rows, nan for None. Raises a RewardError if it is not one number per row.
+
+    `unit`: what a row is, a completion or a chain; the column of them is its plural.
+    """
     try:
         given = _call(rewards, rows)
-        values = torch.tensor([_checked(*pair, rows) for pair in zip(rewards, given, strict=True)])
+        return [_checked(*pair, rows, unit) for pair in zip(rewards, given, strict=True)]
     except RewardError:
         raise
     except UserError as error:
         raise RewardError(str(error)) from error.__cause__
-    if values.isnan().all(0).any():
-        warnings.warn(f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0", stacklevel=2)
-    return (values * torch.tensor([[each.weight] for each in rewards])).nansum(0)
 
 
 def _call(rewards: Sequence[Reward], rows: Columns) -> list[Any]:
@@ -93,36 +126,36 @@ def _call(rewards: Sequence[Reward], rows: Columns) -> list[Any]:
     return coroutines.wait(given)
 
 
-def _checked(reward: Reward, values: Any, rows: Columns) -> list[float]:
-    """One number per completion, nan for None. Raises a UserError if `values` is no such list, or an exception."""
+def _checked(reward: Reward, values: Any, rows: Columns, unit: str) -> list[float]:
+    """One number per row, nan for None. Raises a UserError if `values` is no such list, or an exception."""
     if isinstance(values, Exception):
-        raise values if isinstance(values, UserError) else _blamed(reward, values, rows) from values
+        raise values if isinstance(values, UserError) else _blamed(reward, values, rows, unit) from values
     try:
         values = list(values)
     except TypeError:
         raise UserError(f"{reward}: expected a list of numbers, got {type(values).__name__}") from None
-    count = len(rows["completions"])
-    expect(len(values) == count, str(reward), f"{count} rewards, one per completion", len(values))
+    count = len(rows["prompts"])
+    expect(len(values) == count, str(reward), f"{count} rewards, one per {unit}", len(values))
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = values[row] = value.item()
         if value is not None and (not isinstance(value, Real) or not math.isfinite(value)):
-            raise UserError(f"{reward}: expected a finite number, got {value!r} {_where(row, rows)}")
+            raise UserError(f"{reward}: expected a finite number, got {value!r} {_where(row, rows, unit)}")
     return [math.nan if value is None else float(value) for value in values]
 
 
-def _blamed(reward: Reward, error: Exception, rows: Columns) -> UserError:
+def _blamed(reward: Reward, error: Exception, rows: Columns, unit: str) -> UserError:
     """The error of a function that raised, with the first row for which it raises alone, if any."""
     where = "for the whole batch, but for none of its rows alone"
-    for row in range(len(rows["completions"])):
+    for row in range(len(rows["prompts"])):
         (given,) = _call([reward], {name: values[row : row + 1] for name, values in rows.items()})
         if isinstance(given, Exception):
-            error, where = given, _where(row, rows)
+            error, where = given, _where(row, rows, unit)
             break
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(last.filename).name}, line {last.lineno}"
     return UserError(f"{reward}: expected rewards, got {type(error).__name__} ({error}) at {place}, {where}")
 
 
-def _where(row: int, rows: Columns) -> str:
-    return f"in row {row}, prompt {rows['prompts'][row]!r}, completion {rows['completions'][row]!r}"
+def _where(row: int, rows: Columns, unit: str) -> str:
+    return f"in row {row}, prompt {rows['prompts'][row]!r}, {unit} {rows[unit + 's'][row]!r}"

@@ -1,17 +1,18 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 
+from cory.config import RoleConfig
 from cory.errors import UserError, expect
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
-from cory.rewards import Reward, RewardFunction
+from cory.rewards import Reward, RewardFunction, TeamReward
 from cory.run import provenance
 from cory.run.identity import Models, model_identity
 
@@ -75,52 +76,83 @@ class Task:
         dataset: a `prompt` column with the query s0, text or chat messages of which the last is the user's; other
             columns reach the reward and the templates.
         reward: `reward(prompts, completions, **columns) -> list[float | None]`, called once per iteration with the
-            responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`.
+            responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`, which
+            may be empty with a team reward.
         prompts: what each role reads.
         metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
+        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called once per iteration; `chains[i]` is
+            the list of a chain's responses by role. Every role gets its chain's on top of the rewards of responses. A
+            `Reward` names it in records and messages.
 
-    Raises a UserError: no `prompt` column, an empty prompt or one of another kind, a column that a reward function
-    would get twice, or a template that names a missing column.
+    Raises a UserError: no `prompt` column, an empty prompt or one of another kind, no reward at all, a column that a
+    reward function would get twice, or a template that names a missing column.
     """
 
     dataset: datasets.Dataset
     reward: RewardFunction | Sequence[Reward]
     prompts: RolePrompts
     metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
+    team_reward: TeamReward | Reward | None = None
 
     def __post_init__(self) -> None:
         names = self.dataset.column_names
         expect("prompt" in names, "dataset", "a column 'prompt'", names)
-        given = ("prompts", "completions", "role")  # besides the dataset's columns
-        for reward in self.rewards:
-            taken = reward.arguments(dict.fromkeys([*given, *names], ()))
-            twice = [name for name in given if name in names and name in taken]
-            expect(not twice, "dataset", f"no columns that {reward} is passed anyway", twice)
+        if not self.rewards and self.team_reward is None:
+            raise UserError("task.reward: expected a reward function, or a team_reward, got neither")
+        self._check_columns(self.rewards, ("prompts", "completions", "role"))
+        if self.team is not None:
+            self._check_columns([self.team], ("prompts", "chains"))
         for row, prompt in enumerate(self.dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row}")
         self.prompts.check_columns(names)
 
+    def _check_columns(self, rewards: Sequence[Reward], given: Sequence[str]) -> None:
+        """`given`: what the functions get besides the dataset's columns."""
+        names = self.dataset.column_names
+        for reward in rewards:
+            taken = reward.arguments(dict.fromkeys([*given, *names], ()))
+            twice = [name for name in given if name in names and name in taken]
+            expect(not twice, "dataset", f"no columns that {reward} is passed anyway", twice)
+
     def render(
-        self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[str] | None = None
+        self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[Sequence[str]] | None = None
     ) -> list[Any]:
-        """A role's prompts, one for each row of `columns`; without `responses`, the pioneer's."""
+        """A role's prompts, one for each row of `columns`.
+
+        `responses`: of each earlier role, in order, its response to each row. None: the pioneer's prompts.
+        """
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        texts = [None] * len(rows) if responses is None else responses
-        return [self.prompts.render(role, row, text) for row, text in zip(rows, texts, strict=True)]
+        if responses is None:
+            return [self.prompts.render(role, row) for row in rows]
+        chains = list(zip(*responses, strict=True)) if responses else [()] * len(rows)
+        return [self.prompts.render(role, row, chain) for row, chain in zip(rows, chains, strict=True)]
+
+    def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
+        """The task with the names and prompts that a run's settings give its roles (`Config.roles`).
+
+        Raises a UserError if one of the prompts names what there is not.
+        """
+        if tuple(roles) == self.prompts.roles:
+            return self
+        return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
 
     def fingerprint(self) -> dict[str, Any]:
         """Identifies this task in a run's config.yaml: reward, templates and data, by name and hash."""
         data = {"dataset_sha256": provenance.data_hash(self.dataset), "rows": len(self.dataset)}
-        return {**self.fingerprint_of_reward(), "prompts": asdict(self.prompts), **data}
+        prompts = {"pioneer": self.prompts.pioneer, "observer": self.prompts.observer}
+        return {**self.fingerprint_of_reward(), "prompts": prompts, **data}
 
     def fingerprint_of_reward(self) -> dict[str, str]:
-        """The reward's name and the hash of its source; of several the names with their weights, and the hashes."""
-        names = [
-            ("" if each.weight == 1 else f"{each.weight} * ") + (each.name or provenance.function_name(each.function))
-            for each in self.rewards
-        ]
-        hashes = [each.sha256 or provenance.source_hash(each.function) for each in self.rewards]
-        return {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
+        """The reward's name and the hash of its source; of several the names with their weights, and the hashes.
+
+        Likewise of the team reward, if there is one.
+        """
+        names = [("" if each.weight == 1 else f"{each.weight} * ") + _recorded_name(each) for each in self.rewards]
+        identity = {"reward": " + ".join(names), "reward_sha256": "+".join(map(_recorded_hash, self.rewards))}
+        if self.team is not None:
+            identity["team_reward"] = _recorded_name(self.team)
+            identity["team_reward_sha256"] = _recorded_hash(self.team)
+        return identity
 
     def models(self) -> Models:
         """What identifies the models that the reward functions load, and name in an attribute `models`.
@@ -129,7 +161,7 @@ class Task:
         is recorded, such as `tiny`, and its folder.
         """
         models: Models = {}
-        for reward in self.rewards:
+        for reward in [*self.rewards, *([self.team] if self.team else [])]:
             for key, model in getattr(reward.function, "models", {}).items():
                 name, source = (model, model) if isinstance(model, str) else model
                 models[key] = {"name": name, "identity": model_identity(source)}
@@ -139,6 +171,15 @@ class Task:
     def rewards(self) -> Sequence[Reward]:
         """The reward functions with their weights."""
         return self.reward if isinstance(self.reward, Sequence) else [Reward(self.reward)]
+
+    @property
+    def team(self) -> Reward | None:
+        """The team reward, if there is one."""
+        if self.team_reward is None or isinstance(self.team_reward, Reward):
+            team = self.team_reward
+        else:
+            team = Reward(self.team_reward)
+        return None if team is None else replace(team, kind="team reward function")
 
     @classmethod
     def from_prompts(cls, prompts: Sequence[Prompt], reward: RewardFunction, role_prompts: RolePrompts) -> "Task":
@@ -154,3 +195,11 @@ class Task:
         order = np.random.default_rng([seed, k // batches]).permutation(len(self.dataset))
         start = k % batches * size
         return self.dataset[order[start : start + size].tolist()]
+
+
+def _recorded_name(reward: Reward) -> str:
+    return reward.name or provenance.function_name(reward.function)
+
+
+def _recorded_hash(reward: Reward) -> str:
+    return reward.sha256 or provenance.source_hash(reward.function)

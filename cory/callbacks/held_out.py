@@ -24,7 +24,7 @@ STREAM = 2**32 - 2  # in place of an iteration, the key of the random stream of 
 
 
 class HeldOut(Callback):
-    """Every `eval_every` iterations, each role's mean task reward on held-out queries: `eval_task_rewards`.
+    """Every `eval_every` iterations, rewards on held-out queries: `eval_task_rewards` and `eval_team_reward`.
 
     The iteration's chain answers them, from the same random stream each time. Training does not notice, as every
     iteration has a random stream of its own.
@@ -46,11 +46,13 @@ class HeldOut(Callback):
         if trainer.eval_dataset is None or (iteration.index + 1) % trainer.config.eval_every:
             return
         with timed(iteration.seconds, "evaluate"):
-            iteration.eval_task_rewards = evaluate(trainer, iteration, trainer.eval_dataset)
+            means = evaluate(trainer, iteration, trainer.eval_dataset)
+            iteration.eval_task_rewards, iteration.eval_team_reward = means
 
 
-def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset) -> list[float]:
-    """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers."""
+def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset) -> tuple[list[float], float | None]:
+    """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers, and the mean team
+    reward; None without one."""
     config = trainer.config
     rank = PartialState().process_index
     world_size = distributed.world_size()
@@ -59,12 +61,19 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
 
     seed_everything(config.seed, STREAM, rank)
     task_rewards: list[list[float]] = [[] for _ in iteration.chain]
+    team_rewards: list[float] = []
     for start in range(0, len(own_rows), batch_size):
         batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
         rollouts = trainer.roll_out(iteration.chain, batch)
         for role, rewards in enumerate(trainer.score(batch, rollouts)):
             task_rewards[role] += rewards.tolist()
-    return [statistics.fmean(distributed.gather(rewards)) for rewards in task_rewards]
+        of_team = trainer.team_score(batch, rollouts)
+        if of_team is not None:
+            team_rewards += of_team.tolist()
+    means = [statistics.fmean(distributed.gather(rewards)) for rewards in task_rewards]
+    if trainer.task.team is None:
+        return means, None
+    return means, statistics.fmean(distributed.gather(team_rewards))
 
 
 def overlap_with_training(held_out: datasets.Dataset, trained: datasets.Dataset) -> dict[str, float]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cory.callbacks.callback import Callback
+from cory.credit import per_response
 from cory.iteration import Iteration
 from cory.metrics import combined_reward, distinct
 from cory.parallel import distributed
-from cory.roles import role_name
 from cory.run.clock import timed
 from cory.run.guards import flags
 
@@ -43,29 +43,38 @@ def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[s
     """
     kl_coef = trainer.config.ppo.init_kl_coef
     kl_bound = trainer.config.guards.kl_bound
+    team_rewards = None
+    if iteration.team_rewards is not None:
+        team_rewards = torch.tensor(distributed.gather(iteration.team_rewards.tolist()))
     first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
     records = []
     for role, agent in enumerate(iteration.chain):
         completions = distributed.gather(iteration.rollouts[role].completions)
         task_rewards = torch.tensor(distributed.gather(iteration.task_rewards[role].tolist()))
+        earned = task_rewards
+        if team_rewards is not None:
+            earned = task_rewards + per_response(team_rewards, like=task_rewards)
         update_stats = iteration.stats[role].metrics()
         kl = update_stats.pop("kl")
         record: dict[str, Any] = {
             "iteration": iteration.index,
             "agent": agent.name,
-            "role": role_name(role),
+            "role": iteration.rollouts[role].role,
             "task_reward": task_rewards.mean().item(),
+            **({} if team_rewards is None else {"team_reward": team_rewards.mean().item()}),
             "kl": kl,
-            "combined_reward": combined_reward(task_rewards.mean().item(), kl, kl_coef),
+            "combined_reward": combined_reward(earned.mean().item(), kl, kl_coef),
             **update_stats,
             "distinct_2": distinct(completions, 2),
         }
         for name, metric in trainer.task.metrics.items():
             record[name] = statistics.fmean(map(metric, completions))
         first_record = first_records.get(record["role"], record)
-        record["flags"] = flags(record, first_record, task_rewards, completions, kl_bound)
+        record["flags"] = flags(record, first_record, earned, completions, kl_bound)
         if iteration.eval_task_rewards:
             record["eval_task_reward"] = iteration.eval_task_rewards[role]
+        if iteration.eval_team_reward is not None:
+            record["eval_team_reward"] = iteration.eval_team_reward
         records.append(record)
 
     position = {agent.name: index for index, agent in enumerate(trainer.agents)}

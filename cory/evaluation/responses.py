@@ -125,7 +125,7 @@ def reply(
     else:
         tokens = partial(encode, tokenizer, chat_template=options.get("chat_template", False))
         render, length = partial(task.render, 1, columns), sampling.max_new_tokens
-        prompts = fit_responses(render, read, tokens, context_length(model), length)
+        prompts = fit_responses(render, [read], tokens, context_length(model), length)
     return respond(model, base, tokenizer, prompts, sampling, **options)
 
 

@@ -17,6 +17,7 @@ class Rollout:
         logprobs: 1-d tensors, of the response tokens, by the engine that sampled them; empty without an engine.
         agent: name of the agent, for messages.
         role: name of its role in the chain, for messages.
+        branches: how many rows, one after the other, answer the same response of the role before (`Config.branches`).
     """
 
     prompts: list[Any]
@@ -26,6 +27,7 @@ class Rollout:
     logprobs: list[Tensor] = field(default_factory=list)
     agent: str = ""
     role: str = ""
+    branches: int = 1
 
     def rows(self, index: slice) -> "Rollout":
         """Some of its rows."""

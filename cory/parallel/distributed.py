@@ -112,10 +112,18 @@ def check(config: Config) -> None:
             "cannot share its engine. parallel.shard: full splits agents over processes."
         )
     expect(size % world == 0, "ppo.mini_batch_size", f"a multiple of the number of processes, {world}", size)
-    share, group = config.ppo.batch_size // world, config.group_size
-    expect(
-        share % group == 0, "ppo.batch_size", f"a multiple of group_size = {group} in each of {world} processes", share
-    )
+    share, per_query = config.ppo.batch_size // world, config.group_size * config.branches
+    if share % per_query:
+        what = "group_size" if config.branches == 1 else "group_size * branches"
+        raise UserError(
+            f"ppo.batch_size: expected a multiple of {what} = {per_query} in each of {world} processes, got {share}"
+        )
+    fewest = config.ppo.gradient_accumulation_steps
+    if config.branches > 1 and share // config.branches < fewest:
+        raise UserError(
+            f"branches: expected at most {share // fewest}, so that the pioneer has {fewest} responses in each of "
+            f"{world} processes, got {config.branches}"
+        )
     if config.parallel.agents == "apart":
         several = f"from 2 to cory.num_agents = {config.cory.num_agents} processes"
         expect(run_size() <= config.cory.num_agents, "parallel.agents: apart", several, run_size())

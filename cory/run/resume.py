@@ -22,7 +22,15 @@ from cory.run.output import lock
 from cory.run.record import finished_iterations, recorded_iterations
 
 # What `accept_changes: reward` accepts: keys of config.yaml.
-OF_THE_REWARD = ("fingerprint.reward", "fingerprint.reward_sha256", "task.reward", "task.reward_weights")
+OF_THE_REWARD = (
+    "fingerprint.reward",
+    "fingerprint.reward_sha256",
+    "fingerprint.team_reward",
+    "fingerprint.team_reward_sha256",
+    "task.reward",
+    "task.reward_weights",
+    "task.team_reward",
+)
 WATCHED_VERSIONS = ("torch", "transformers", "trl")
 
 
@@ -219,7 +227,8 @@ def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, An
     check_models(before.get("models") or {}, now.get("models") or {}, str(run))
     _warn_of_versions(saved.get("versions") or {}, wanted["versions"])
     changes = list(saved.get("changes") or [])
-    keys = ("reward", "reward_sha256")
+    keys = ["reward", "reward_sha256"]
+    keys += [key for key in ("team_reward", "team_reward_sha256") if key in before or key in now]
     if before and any(before.get(key) != now.get(key) for key in keys):
         was, is_now = ({key: record.get(key) for key in keys} for record in (before, now))
         if changes and changes[-1]["iteration"] == state.iteration:  # no iteration was trained with that one

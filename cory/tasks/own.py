@@ -22,16 +22,21 @@ def make_task(config: OwnConfig, device: Any = None, split: str | None = None) -
     settings = config.task if split is None else held_out(config.task, split)
     settings.check()
     expect(bool(settings.dataset), "task.dataset", "a file, a folder or a Hub id", settings.dataset)
-    rewards = load_rewards(settings.rewards)
+    loaded = load_rewards(settings.rewards, settings.team_reward)
     from cory.prompts import RolePrompts  # here, as importing torch takes seconds
     from cory.rewards import Reward
     from cory.task import Task
 
-    weights = settings.reward_weights or [1.0] * len(rewards)
-    parts = [Reward(one.function, weight, one.name, one.sha256) for one, weight in zip(rewards, weights, strict=True)]
+    team_reward = None
+    if settings.team_reward is not None:
+        team = loaded.pop()
+        team_reward = Reward(team.function, name=team.name, sha256=team.sha256)
+    weights = settings.reward_weights or [1.0] * len(loaded)
+    parts = [Reward(one.function, weight, one.name, one.sha256) for one, weight in zip(loaded, weights, strict=True)]
     dataset = load_prompts(settings)
     try:
-        return Task(dataset, parts, RolePrompts(settings.pioneer_prompt, settings.observer_prompt))
+        prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
+        return Task(dataset, parts, prompts, team_reward=team_reward).with_roles(config.roles)
     except UserError as error:
         raise UserError(f"task: {error}") from None
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from cory.errors import UserError, expect
 
 KEY = "task.reward"
+TEAM_KEY = "task.team_reward"
 
 
 class Loaded(NamedTuple):
@@ -23,30 +24,33 @@ class Loaded(NamedTuple):
     sha256: str
 
 
-def load_rewards(names: list[str]) -> list[Loaded]:
-    """The functions that `path/to/FILE.py:FUNCTION` name; each file is run once.
+def load_rewards(names: list[str], team_reward: str | None = None) -> list[Loaded]:
+    """The functions that `path/to/FILE.py:FUNCTION` name, that of `team_reward` last; each file is run once.
 
     Raises a UserError: a file is missing or fails, or has no such function.
     """
-    expect(bool(names), KEY, "path/to/FILE.py:FUNCTION, or a list of them", names)
+    expect(bool(names) or team_reward is not None, KEY, "path/to/FILE.py:FUNCTION, or a list of them", names)
+    named = [(KEY, name) for name in names]
+    if team_reward is not None:
+        named.append((TEAM_KEY, team_reward))
     files: dict[Path, tuple[dict[str, Any], str]] = {}
     loaded = []
-    for name in names:
+    for key, name in named:
         file, _, function = name.rpartition(":")
-        expect(file.endswith(".py") and bool(function), KEY, "path/to/FILE.py:FUNCTION", name)
+        expect(file.endswith(".py") and bool(function), key, "path/to/FILE.py:FUNCTION", name)
         path = Path(file)
-        expect(path.is_file(), KEY, "an existing file", file)
+        expect(path.is_file(), key, "an existing file", file)
         if path not in files:
-            files[path] = _run(path.resolve()), _hash(path.resolve())
+            files[path] = _run(path.resolve(), key), _hash(path.resolve(), key)
         there, sha256 = files[path]
         own = sorted(k for k, v in there.items() if getattr(v, "__module__", "") == there["__name__"] and callable(v))
-        expect(function in there, KEY, f"a function of {file}, which has {', '.join(own) or 'none'}", function)
-        expect(callable(there[function]), KEY, "a function", f"{name} = {there[function]!r}")
+        expect(function in there, key, f"a function of {file}, which has {', '.join(own) or 'none'}", function)
+        expect(callable(there[function]), key, "a function", f"{name} = {there[function]!r}")
         loaded.append(Loaded(there[function], f"{path.name}:{function}", sha256))
     return loaded
 
 
-def _run(path: Path) -> dict[str, Any]:
+def _run(path: Path, key: str) -> dict[str, Any]:
     """What a file defines; files beside it can be imported while it runs. No bytecode cache is used."""
     name = f"reward_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # which nothing else is called
     spec = importlib.util.spec_from_file_location(name, path)
@@ -61,13 +65,13 @@ def _run(path: Path) -> dict[str, Any]:
         line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else (lines or [None])[-1]
         said = error.msg if isinstance(error, SyntaxError) else str(error)
         wanted = f"{path.name} to run"
-        raise UserError(f"{KEY}: expected {wanted}, got {type(error).__name__}: {said} (line {line})") from None
+        raise UserError(f"{key}: expected {wanted}, got {type(error).__name__}: {said} (line {line})") from None
     finally:
         sys.path.remove(str(path.parent))
     return module.__dict__
 
 
-def _hash(path: Path) -> str:
+def _hash(path: Path, key: str) -> str:
     """The start of the SHA-256 of a file, of the files beside it that it imports, of those that these import, ..."""
     digest, waiting, seen = hashlib.sha256(), [path], {path}
     while waiting:
@@ -80,7 +84,7 @@ def _hash(path: Path) -> str:
             beside = path.with_name(f"{name}.py")
             if beside.is_file() and beside not in seen:
                 got = getattr(sys.modules.get(name), "__file__", None) or beside
-                expect(Path(got).resolve() == beside.resolve(), KEY, f"{name!r} to be {beside}", str(got))
+                expect(Path(got).resolve() == beside.resolve(), key, f"{name!r} to be {beside}", str(got))
                 seen.add(beside)
                 waiting.append(beside)
     return digest.hexdigest()[:16]

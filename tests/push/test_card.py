@@ -64,7 +64,7 @@ def test_the_code_of_an_agents_card_loads_it_and_asks_it_as_the_run_does(config,
         row = {"prompt": sentences(12)[0]}
         assert names["query"] == row and isinstance(names["response"], str)
         assert names["pioneer_prompt"].format(**row) == PROMPTS.render(0, row)
-        assert names["observer_prompt"].format(**row, response="it") == PROMPTS.render(1, row, "it")
+        assert names["observer_prompt"].format(**row, response="it") == PROMPTS.render(1, row, ["it"])
         assert ("is a local folder of the machine" in card) == (rank > 0)
 
 
@@ -91,7 +91,7 @@ def test_the_code_of_an_uploaded_card_runs_the_chain(config, tmp_path, rank):
     row = names["query"]
     assert said == [
         (names["agent_1"], PROMPTS.render(0, row)),
-        (names["agent_2"], PROMPTS.render(1, row, " a good film")),
+        (names["agent_2"], PROMPTS.render(1, row, [" a good film"])),
     ]
     known = contents(run, config, HubConfig("user/pair", base="org/base"))["README.md"].decode()
     assert ('from_pretrained("org/base", dtype="float32")' in known) == (rank > 0)
