@@ -195,7 +195,7 @@ def test_several_processes_share_an_engine(settings, server, tmp_path):
         held_out = {"eval_every": int(shard == "none"), "eval_queries": 9}
         jobs.append(replace(changed, parallel=ParallelConfig(shard=shard), **held_out))
     (tmp_path / "jobs.json").write_text(json.dumps([(asdict(job), "") for job in jobs]))
-    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "tests/run/parallel_run.py"]
+    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "tests/parallel/parallel_run.py"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, *command, str(tmp_path / "jobs.json")], check=True, cwd=ROOT, env=env, timeout=240)
     for job in jobs:

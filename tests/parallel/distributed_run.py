@@ -13,7 +13,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "learners")]
+sys.path[:0] = [
+    str(HERE.parents[1]),
+    str(HERE.parent),
+    str(HERE),
+    str(HERE.parent / "run"),
+    str(HERE.parent / "learners"),
+]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

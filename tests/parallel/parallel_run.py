@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "run")]
 
 import torch  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
@@ -26,8 +26,7 @@ from jsonargparse import ArgumentParser  # noqa: E402
 from cory.cli.settings import main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.errors import UserError  # noqa: E402
-from cory.models import sharding  # noqa: E402
-from cory.parallel import distributed  # noqa: E402
+from cory.parallel import distributed, sharding  # noqa: E402
 
 
 def save_state(config, agents) -> None:

@@ -14,11 +14,11 @@ import torch
 from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
-from cory import evaluation
 from cory.agent import make_agents
 from cory.cli.settings import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
+from cory.evaluation import responses
 from cory.metrics import pass_at_k
 from cory.models import sampling, window
 from cory.models.sampling import encode, plain_text
@@ -210,8 +210,8 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     lines = whole.splitlines(keepends=True)
     (tmp_path / "out/responses.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
     calls = []
-    original = evaluation.respond
-    monkeypatch.setattr(evaluation.responses, "respond", lambda *args, **o: calls.append(1) or original(*args, **o))
+    original = responses.respond
+    monkeypatch.setattr(responses, "respond", lambda *args, **o: calls.append(1) or original(*args, **o))
     evaluate.run()
     assert json.loads((tmp_path / "out/evaluation.json").read_text())["rows"] == rows
     assert 0 < len(calls) < 2 * 3 * len(names)
