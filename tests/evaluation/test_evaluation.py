@@ -15,7 +15,7 @@ from cory.agent import make_agents
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation import responses
-from cory.evaluation.evaluator import summarise
+from cory.evaluation.evaluator import Evaluator, read_responses, summarise
 from cory.evaluation.settings import EvaluationConfig
 from cory.models import load
 from cory.prompts import RolePrompts
@@ -109,7 +109,7 @@ def test_a_run_with_a_chat_template_is_evaluated_with_it(config, held_out, polic
     with_chat = make_run(config, 1, model=ModelConfig(str(chat), chat_template=True))
     plain = make_run(config, 1, output=str(tmp_path / "plain"))
     seen = {}
-    original = evaluation.responses.sample
+    original = responses.sample
 
     def spy(model, tokenizer, queries, *rest, **options):
         seen.setdefault(len(seen), tokenizer.decode(queries[0]))
@@ -285,7 +285,7 @@ def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, polic
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    evaluator = evaluation.evaluator.Evaluator(held_out, settings(tmp_path, models=[str(policy_folder)]))
+    evaluator = Evaluator(held_out, settings(tmp_path, models=[str(policy_folder)]))
     drawn = []
     for pioneer, role in ((None, 0), ("base", 1), ("base after itself", 2)):
         answered = evaluator._respond(evaluator.candidates["base"], (model, model, tokenizer), [0], pioneer, role, 1,
@@ -313,10 +313,10 @@ def test_killed_while_it_writes_it_ends_with_the_same_responses(held_out, policy
     changes = {"batch_size": 3, "samples": 1}
     whole = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
     file = whole.folder / "responses.jsonl"
-    before, written = evaluation.evaluator.read_responses(whole.folder), file.read_text().splitlines(True)
+    before, written = read_responses(whole.folder), file.read_text().splitlines(True)
     file.write_text("".join(written[:lines]) + written[lines][:30])
     again = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
-    assert evaluation.evaluator.read_responses(whole.folder) == before and again.rows == whole.rows
+    assert read_responses(whole.folder) == before and again.rows == whole.rows
     assert sum(bool(line) for line in file.read_text().splitlines()) == len(before) + 1  # and what was cut short
 
 
