@@ -24,10 +24,12 @@ from cory.models.engine import Engine
 from cory.models.load import choose_device, load_policy
 from cory.models.lora import activate, add_adapter, save_policy
 from cory.models.rollout import Rollout
-from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text, seed_everything
+from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text
 from cory.models.tokens import token_record
 from cory.parallel import distributed
 from cory.parallel.sharding import split
+from cory.prompts import Prompt
+from cory.streams import Purpose, Stream
 
 
 class Agent:
@@ -71,7 +73,7 @@ class Agent:
         """Number of optimizer steps taken in this process."""
         return self.learner.optimizer_steps
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
         return encode(self.tokenizer, prompts, self.chat_template)
 
@@ -84,14 +86,21 @@ class Agent:
         self.activate()
         self.learner.check_model(samples=self.engine is None)
 
-    def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
-        """Samples a response of at most `max_new_tokens` tokens per prompt. Raises a UserError if one is too long."""
+    def respond(self, prompts: list[Prompt], max_new_tokens: int, generator: torch.Generator) -> Rollout:
+        """Samples a response of at most `max_new_tokens` tokens per prompt.
+
+        Args:
+            prompts: text or chat messages.
+            generator: draws the tokens, unless an engine does, whose random numbers are its own.
+
+        Raises a UserError if a prompt is too long.
+        """
         prompt_ids = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
         check_lengths([len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts)
         self.activate()
         logprobs: list[torch.Tensor] = []
         if self.engine is None:
-            response_ids = self.learner.generate(prompt_ids, self.sampling, max_new_tokens)
+            response_ids = self.learner.generate(prompt_ids, self.sampling, max_new_tokens, generator)
         else:
             response_ids, logprobs = self.engine.sample(self.name, self.policy, prompt_ids, max_new_tokens)
         turn = are_turns(prompts, self.chat_template)
@@ -203,14 +212,15 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
             bases[key] = load_policy(own.model)
             if own.model.gradient_checkpointing:
                 bases[key][0].gradient_checkpointing_enable({"use_reentrant": False})
-        seed_everything(config.seed, index)  # draws the value head, and the adapter where there is one
-        if own.lora.rank:
-            name = f"agent_{index + 1}"
-            policy = adapted[key] = add_adapter(adapted.get(key, bases[key][0]), name, own.lora)
-            policy.peft_config[name].base_model_name_or_path = own.model.name
-            policies[index] = wrap(policy)
-        else:
-            policies[index] = wrap(copy.deepcopy(bases[key][0]))
+        # PEFT and TRL draw adapters and value heads from torch's global generator.
+        with Stream(config.seed, Purpose.INITIALIZATION, agent=index).as_global():
+            if own.lora.rank:
+                name = f"agent_{index + 1}"
+                policy = adapted[key] = add_adapter(adapted.get(key, bases[key][0]), name, own.lora)
+                policy.peft_config[name].base_model_name_or_path = own.model.name
+                policies[index] = wrap(policy)
+            else:
+                policies[index] = wrap(copy.deepcopy(bases[key][0]))
         if isinstance(policies[index], PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
             for parameter in policies[index].v_head.parameters():
                 torch.nn.init.zeros_(parameter)

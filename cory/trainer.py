@@ -9,9 +9,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 
 from cory.agent import Agent
@@ -26,7 +24,7 @@ from cory.iteration import Batch, Iteration
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
-from cory.models.sampling import check_lengths, seed_everything
+from cory.models.sampling import check_lengths
 from cory.parallel import distributed
 from cory.prompts import fit_responses
 from cory.report import NAME as REPORT
@@ -40,7 +38,7 @@ from cory.run.folder import Run, run_record
 from cory.run.guards import Interrupted, Signals
 from cory.run.identity import policy_models
 from cory.run.resume import Resumed, find_resumed, how_to_continue
-from cory.streams import Purpose, generator
+from cory.streams import Purpose, Stream
 from cory.task import Task
 
 
@@ -140,18 +138,17 @@ class CoryTrainer:
         """Algorithm 1, lines 3 to 17, for iteration `k`, from 0."""
         started = time.perf_counter()
         seconds: dict[str, float] = {}
-        seed_everything(self.config.seed, k, PartialState().process_index)
         chain = self._chain(k)
         batch = self._batch(k)
 
         # The pioneer answers the query; every later role also reads the response before it (Eq. 3).
         with timed(seconds, "generate"):
-            rollouts = self.roll_out(chain, batch)
+            rollouts = self.roll_out(chain, batch, self.generators(Purpose.SAMPLING, chain, k))
 
         # Every role's own task reward, and what it is trained on: the sum over the chain (Eq. 4).
         with timed(seconds, "reward"):
             task_rewards = self.score(batch, rollouts)
-            rewards = self.assign_credit(chain, batch, task_rewards)
+            rewards = self.assign_credit(k, chain, batch, task_rewards)
 
         iteration = Iteration(
             index=k,
@@ -174,15 +171,27 @@ class CoryTrainer:
             iteration.stats = distributed.merged(stats)
         return iteration
 
-    def roll_out(self, chain: Sequence[Agent], batch: Batch) -> list[Rollout]:
-        """Each role's responses; from the second role on, an agent reads the response of the role before (Eq. 3)."""
+    def generators(
+        self, purpose: Purpose, chain: Sequence[Agent], k: int = 0, process: int | None = None
+    ) -> list[torch.Generator]:
+        """A generator for each role's responses; those of `process` (by default this one) in iteration `k`."""
+        if process is None:
+            process = distributed.rank()
+        streams = [Stream(self.config.seed, purpose, k, role=role, process=process) for role in range(len(chain))]
+        return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
+
+    def roll_out(self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
+        """Each role's responses; from the second role on, an agent reads the response of the role before (Eq. 3).
+
+        `generators`: one for each role, which draws the tokens of its responses.
+        """
         rollouts: list[Rollout] = []
         for role, agent in enumerate(chain):
             previous = None
             if role > 0 and self.config.cory.knowledge_transfer:
                 previous = rollouts[-1].completions
             prompts = self._prompts(agent, role, batch, previous)
-            rollout = agent.respond(prompts, batch.max_new_tokens)
+            rollout = agent.respond(prompts, batch.max_new_tokens, generators[role])
             rollout.role = role_name(role)
             rollouts.append(rollout)
         return rollouts
@@ -203,23 +212,22 @@ class CoryTrainer:
         return list(rewards.chunk(len(rollouts)))
 
     def assign_credit(
-        self, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
+        self, k: int, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
         unread = None
         if self.config.cory.credit == "counterfactual" and len(chain) > 1:
-            unread = self._unread_rewards(chain, batch)
+            unread = self._unread_rewards(k, chain, batch)
         return assign_credit(task_rewards, self.config.cory.credit, self.config.cory.weight, unread)
 
-    def _unread_rewards(self, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
+    def _unread_rewards(self, k: int, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
         """Each role's (batch,) task rewards when it reads an empty response; the pioneer's are 0."""
         empty = [""] * len(batch.columns["prompt"])
-        observers = chain[1:]
-        prompts = [self._prompts(agent, 1, batch, empty) for agent in observers]
-        rollouts = [
-            agent.respond(prompts_of_agent, batch.max_new_tokens)
-            for agent, prompts_of_agent in zip(observers, prompts, strict=True)
-        ]
+        generators = self.generators(Purpose.UNREAD, chain, k)
+        rollouts = []
+        for agent, generator in zip(chain[1:], generators[1:], strict=True):
+            prompts = self._prompts(agent, 1, batch, empty)
+            rollouts.append(agent.respond(prompts, batch.max_new_tokens, generator))
         rewards = self.score(batch, rollouts, first=1)
         return [torch.zeros_like(rewards[0]), *rewards]
 
@@ -239,14 +247,16 @@ class CoryTrainer:
         for agent in dict.fromkeys(chain):
             # An agent that holds several roles learns from all of them in one update.
             roles = [role for role, other in enumerate(chain) if other is agent]
-            shuffle = generator(
+            shuffle = Stream(
                 seed=self.config.seed,
-                iteration=k,
                 purpose=Purpose.SHUFFLE,
+                iteration=k,
                 agent=self.agents.index(agent),
-                process=PartialState().process_index,
+                process=distributed.rank(),
             )
-            learned = agent.learn([rollouts[role] for role in roles], [rewards[role] for role in roles], shuffle, rate)
+            learned = agent.learn(
+                [rollouts[role] for role in roles], [rewards[role] for role in roles], shuffle.numpy(), rate
+            )
             stats |= zip(roles, learned, strict=True)
         return [stats[role] for role in range(len(chain))]
 
@@ -273,9 +283,8 @@ class CoryTrainer:
         for name, values in queries.items():
             columns[name] = [value for value in values for _ in range(config.group_size)][own_rows]
 
-        # From (seed, k) alone, so that it is the same in all processes.
-        length_stream = np.random.default_rng([config.seed, k])
-        length = length_stream.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
+        lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()  # of no process, so the same in all of them
+        length = lengths.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
         return Batch(columns, int(length))
 
     def _prompts(self, agent: Agent, role: int, batch: Batch, responses: list[str] | None) -> list[Any]:

@@ -188,11 +188,13 @@ class Learner(ABC):
             mean_length: response tokens per response, on average over the mini-batch.
         """
 
-    def generate(self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int) -> list[Tensor]:
+    def generate(
+        self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int, generator: torch.Generator
+    ) -> list[Tensor]:
         """Samples one response per prompt, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
         with self._autocast(), sharding.gathered(self.policy):
-            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest)
+            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
 
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches. See `families.check_model`."""

@@ -48,12 +48,12 @@ class Apart:
         if self.agent:
             self.agent.check_model()
 
-    def respond(self, prompts: list[str], max_new_tokens: int) -> Any:
+    def respond(self, prompts: list[Any], max_new_tokens: int, generator: torch.Generator) -> Any:
         """The agent's rollout; in other processes without token ids, as only its texts are sent."""
         kept = []
 
         def answer() -> Any:
-            kept.append(self.agent.respond(prompts, max_new_tokens))
+            kept.append(self.agent.respond(prompts, max_new_tokens, generator))
             return replace(kept[0], prompt_ids=[], response_ids=[])
 
         texts = distributed.computed_by(self.owner, answer)

@@ -21,14 +21,12 @@ the script ends with a message and status 2, or a traceback (`cory.cli.settings.
 
 import ctypes
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
@@ -266,27 +264,10 @@ def raised_everywhere(error: Exception) -> bool:
 
 
 def computed_by(owner: int, compute: Callable[[], T]) -> T:
-    """`compute()`, where agents live apart by process `owner` alone, which hands on the state of its random streams.
-
-    So all of them go on as a single process would.
-    """
+    """`compute()`, where agents live apart by process `owner` alone, whose value all of them get."""
     if parallel.agents != "apart":
         return agreed(compute)
-    mine = rank() == owner
-    made = agreed(lambda: (compute(), _random_state()) if mine else None)
-    value, state = broadcast(made, owner)
-    if not mine:
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.set_rng_state(state[2])
-        if state[3] is not None:
-            torch.cuda.set_rng_state(state[3])
-    return value
-
-
-def _random_state() -> tuple[Any, ...]:
-    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+    return broadcast(agreed(lambda: compute() if rank() == owner else None), owner)
 
 
 def merged(values: list[T | None]) -> list[T]:

@@ -5,8 +5,8 @@
         agent_1.safetensors, ...     trained weights, value head, Adam's moments; of sharded agents a file per process
         manifest.json                size and SHA-256 of every file
 
-Random streams need no file, as each iteration's derive from (seed, iteration, process). A checkpoint is written to a
-temporary folder, flushed to the disk and renamed, so it is complete or absent; nothing in it is executed.
+Random numbers need no file, as those of an iteration derive from its number (`cory/streams.py`). A checkpoint is
+written to a temporary folder, flushed to the disk and renamed, so it is complete or absent; nothing in it is executed.
 """
 
 import hashlib
