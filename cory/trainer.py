@@ -147,8 +147,8 @@ class CoryTrainer:
 
         # Every role's own task reward, and what it is trained on: the sum over the chain (Eq. 4).
         with timed(seconds, "reward"):
-            task_rewards = self.score(batch, rollouts)
-            rewards = self.assign_credit(k, chain, batch, task_rewards)
+            task_rewards = self.score_rollouts(batch, rollouts)
+            rewards = self.training_rewards(k, chain, batch, task_rewards)
 
         iteration = Iteration(
             index=k,
@@ -196,7 +196,7 @@ class CoryTrainer:
             rollouts.append(rollout)
         return rollouts
 
-    def score(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
+    def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
         """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a reward model.
 
         The reward function sees the dataset's columns and, as `role`, the role of each response, counted from `first`.
@@ -211,7 +211,7 @@ class CoryTrainer:
         rewards = distributed.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
         return list(rewards.chunk(len(rollouts)))
 
-    def assign_credit(
+    def training_rewards(
         self, k: int, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
@@ -228,7 +228,7 @@ class CoryTrainer:
         for agent, generator in zip(chain[1:], generators[1:], strict=True):
             prompts = self._prompts(agent, 1, batch, empty)
             rollouts.append(agent.respond(prompts, batch.max_new_tokens, generator))
-        rewards = self.score(batch, rollouts, first=1)
+        rewards = self.score_rollouts(batch, rollouts, first=1)
         return [torch.zeros_like(rewards[0]), *rewards]
 
     def update(

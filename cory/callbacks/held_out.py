@@ -58,7 +58,7 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
     for start in range(0, len(own_rows), batch_size):
         batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
         rollouts = trainer.roll_out(iteration.chain, batch, generators)
-        for role, rewards in enumerate(trainer.score(batch, rollouts)):
+        for role, rewards in enumerate(trainer.score_rollouts(batch, rollouts)):
             task_rewards[role] += rewards.tolist()
     return [statistics.fmean(distributed.gather(rewards)) for rewards in task_rewards]
 
