@@ -26,6 +26,7 @@ from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
 from cory.models.sampling import check_lengths
 from cory.parallel import distributed
+from cory.parallel.devices import at_the_same_time
 from cory.prompts import fit_responses
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
@@ -167,8 +168,7 @@ class CoryTrainer:
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = distributed.updated(lambda: self.update(k, chain, rollouts, rewards, rate))
-            iteration.stats = distributed.merged(stats)
+            iteration.stats = self.update(k, chain, rollouts, rewards, rate)
         return iteration
 
     def generators(
@@ -208,7 +208,7 @@ class CoryTrainer:
         for role, rollout in enumerate(rollouts, first):
             completions += rollout.completions
             columns["role"] += [role_name(role)] * len(rollout.completions)
-        rewards = distributed.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
+        rewards = distributed.agreed(lambda: score(self.task.reward, prompts, completions, columns))
         return list(rewards.chunk(len(rollouts)))
 
     def training_rewards(
@@ -238,15 +238,17 @@ class CoryTrainer:
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
         rate: float = 1.0,
-    ) -> list[UpdateStats | None]:
-        """Each agent learns from its own rollouts, one agent after the other; returns the statistics by role.
+    ) -> list[UpdateStats]:
+        """Each agent learns from its own rollouts; returns the statistics by role.
 
-        None stands for a role whose agent lives in another process.
+        Agents with devices of their own learn at the same time, others one after the other.
         """
-        stats: dict[int, UpdateStats | None] = {}
-        for agent in dict.fromkeys(chain):
+
+        def learn(agent: Agent) -> dict[int, UpdateStats]:
             # An agent that holds several roles learns from all of them in one update.
             roles = [role for role, other in enumerate(chain) if other is agent]
+            rollouts_of_agent = [rollouts[role] for role in roles]
+            rewards_of_agent = [rewards[role] for role in roles]
             shuffle = Stream(
                 seed=self.config.seed,
                 purpose=Purpose.SHUFFLE,
@@ -254,11 +256,13 @@ class CoryTrainer:
                 agent=self.agents.index(agent),
                 process=distributed.rank(),
             )
-            learned = agent.learn(
-                [rollouts[role] for role in roles], [rewards[role] for role in roles], shuffle.numpy(), rate
-            )
-            stats |= zip(roles, learned, strict=True)
-        return [stats[role] for role in range(len(chain))]
+            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy(), rate)
+            return dict(zip(roles, stats, strict=True))
+
+        updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]
+        learned = at_the_same_time(updates) if self.config.device_per_agent else [update() for update in updates]
+        stats_by_role = {role: stats for stats_of_agent in learned for role, stats in stats_of_agent.items()}
+        return [stats_by_role[role] for role in range(len(chain))]
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
@@ -278,10 +282,10 @@ class CoryTrainer:
         """This process's part of the queries of iteration `k`, each as often as its group has chains."""
         config = self.config
         queries = self.task.batch(k, config.ppo.batch_size // config.group_size, config.seed)
-        own_rows = distributed.shard(config.ppo.batch_size)
+        rows_of_process = distributed.share_of_rows(config.ppo.batch_size)
         columns = {}
         for name, values in queries.items():
-            columns[name] = [value for value in values for _ in range(config.group_size)][own_rows]
+            columns[name] = [value for value in values for _ in range(config.group_size)][rows_of_process]
 
         lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()  # of no process, so the same in all of them
         length = lengths.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
@@ -307,7 +311,7 @@ class CoryTrainer:
         if distributed.is_main():
             names = [agent.name for agent in self.agents]
             resumed = find_resumed(self.config, record, self.name, names, locks)
-        return distributed.broadcast(resumed)
+        return distributed.broadcast_object(resumed)
 
     def _finished_run(self, record: dict[str, Any], resumed: Resumed) -> Run:
         """A run of which nothing is left to do."""
@@ -366,7 +370,8 @@ class CoryTrainer:
         try:
             yield
         except (UserError, NotFinite) as error:
-            raise UserError(f"{part}: {error}\n{self._advice(error)}") from None
+            lines = [f"{part}: {error}", *getattr(error, "__notes__", ()), self._advice(error)]
+            raise UserError("\n".join(lines)) from None
         except Exception as error:
             print(f"\n{part.capitalize()} failed. {self._advice(error)}", file=sys.stderr)
             raise

@@ -60,7 +60,7 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
         rollouts = trainer.roll_out(iteration.chain, batch, generators)
         for role, rewards in enumerate(trainer.score_rollouts(batch, rollouts)):
             task_rewards[role] += rewards.tolist()
-    return [statistics.fmean(distributed.gather(rewards)) for rewards in task_rewards]
+    return [statistics.fmean(distributed.gather_rows(rewards)) for rewards in task_rewards]
 
 
 def overlap_with_training(held_out: datasets.Dataset, trained: datasets.Dataset) -> dict[str, float]:

@@ -93,7 +93,7 @@ def make_stock(tokenizer, **settings):
 def make_learner(tokenizer, precision="fp32", **settings):
     """Our learner of the same policy, and the same of each batch."""
     config = Config(device="cpu", precision=precision, ppo=ppo_config(**settings))
-    learner = PPOLearner(*policies(tokenizer, PolicyWithValueHead), tokenizer, config)
+    learner = PPOLearner(*policies(tokenizer, PolicyWithValueHead), tokenizer, config, torch.device("cpu"))
     seen = []
     original = learner.targets
 
@@ -371,7 +371,7 @@ def test_constructor_leaves_the_random_streams_alone(tokenizer):
     expected = (torch.rand(1), np.random.rand())
     torch.manual_seed(1)
     np.random.seed(1)
-    PPOLearner(base, copy.deepcopy(base), tokenizer, Config(device="cpu"))
+    PPOLearner(base, copy.deepcopy(base), tokenizer, Config(device="cpu"), torch.device("cpu"))
     assert (torch.rand(1), np.random.rand()) == expected
 
 

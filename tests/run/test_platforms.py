@@ -10,8 +10,8 @@ from conftest import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cory.models.load import choose_device
 from cory.models.sampling import draw
+from cory.parallel.devices import choose_device
 from cory.streams import Purpose, Stream
 
 
@@ -30,7 +30,7 @@ CHOOSE = """
 import sys, torch
 true = lambda: True
 torch.backends.mps.is_available = torch.backends.mps.is_built = torch.accelerator.is_available = true
-from cory.models.load import choose_device
+from cory.parallel.devices import choose_device
 print(choose_device(sys.argv[1]).type)
 """
 
