@@ -6,8 +6,8 @@
     python benchmarks/parallel.py --what time --width 512 --layers 6 --epochs 2 --iterations 3    # on a quiet machine
 
 Each way runs in processes of its own, on CPUs, with one thread each; the batch of all of them together is the same.
-`devices` is one process with two threads, in which agents have devices of their own (both the CPU) and so are updated at
-the same time; `one2` is the same without.
+`devices` is one process with two threads, in which agents have devices of their own (both the CPU) and so are updated
+at the same time; `one2` is the same without.
 
 * Memory: what a process holds between iterations, all agents and the reference together; in an update, gradients and
   buffers to exchange them; its peak in iterations, and at the start, when models are loaded, both above what libraries
