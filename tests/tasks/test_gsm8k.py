@@ -96,7 +96,7 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
     for row in forced:
         tokens = iter(row)
         monkeypatch.setattr(sampling, "draw", lambda *args, tokens=tokens: torch.tensor([[next(tokens)]]))
-        rollouts.append(agent.respond(["the film"], 20))
+        rollouts.append(agent.respond(["the film"], 20, torch.Generator()))
     texts = [tokenizer.decode(rollout.response_ids[0]) for rollout in rollouts]
     assert texts == ["some good bad", tokenizer.decode(forced[1]), " Question:"]
     assert [rollout.completions[0] for rollout in rollouts] == ["some ", texts[1], " "]
@@ -116,7 +116,7 @@ def test_generation_stops_early_at_a_stop_text(config, tokenizer):
     calls = []
     agent.policy.lm_head.register_forward_hook(lambda module, args, output: calls.append(1) or output + bias)
     agent.sampling = SamplingConfig(20, 20, stop=["ggg"])
-    rollout = agent.respond(["the film", "a"], 20)
+    rollout = agent.respond(["the film", "a"], 20, torch.Generator())
     assert [len(row) for row in rollout.response_ids] == [3, 3] and len(calls) == 3
     assert rollout.completions == ["", ""]
 
@@ -154,7 +154,9 @@ def test_greedy_is_the_likeliest_token(config, tokenizer):
     agent = make_agents(config, num_agents=1)[0]
     query = torch.tensor(tokenizer("the film")["input_ids"])
     settings = SamplingConfig(8, 8, top_k=1)
-    drawn = [plain_text(tokenizer, agent.learner.generate([query], settings, 8)[0]) for _ in range(3)]
+    drawn = [
+        plain_text(tokenizer, agent.learner.generate([query], settings, 8, torch.Generator())[0]) for _ in range(3)
+    ]
     expected = agent.learner.policy.generate(query[None], do_sample=False, max_new_tokens=8, pad_token_id=1)[
         0, len(query) :
     ]
