@@ -33,6 +33,7 @@ from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
 RESERVED_NAMES = ("prompt", "response", "responses")  # placeholders of templates, which no role may be called
+C = TypeVar("C", bound="Config")
 # The packages of which each tracker needs one, and how to install it.
 TRACKER_PACKAGES = {
     "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
@@ -471,26 +472,16 @@ class ParallelConfig(Settings):
         gather: When the weights of a sharded policy are put together for sampling: once for a `rollout`, or each
             `layer` at each token, which needs less memory and much more time.
         offload: Keep the shards in the host's memory, not the GPU's.
-        agents: `together`: all agents in each process, which answers its part of the queries. `apart`: each agent in
-            one process, which answers all queries; agents are updated at the same time.
     """
 
     block: ClassVar[str] = "parallel"
     shard: Literal["none", "full"] = "none"
     gather: Literal["rollout", "layer"] = "rollout"
     offload: bool = False
-    agents: Literal["together", "apart"] = "together"
 
     def check(self) -> None:
         if self.offload and self.shard == "none":
             raise UserError("parallel.offload: expected false with parallel.shard: none, got true")
-        if self.agents == "apart" and self.shard != "none":
-            raise UserError("parallel.agents: expected together with parallel.shard: full, got 'apart'")
-
-    @property
-    def split(self) -> bool:
-        """Whether a process holds only part of the agents' state."""
-        return self.shard != "none" or self.agents == "apart"
 
 
 @dataclass
@@ -506,8 +497,9 @@ class Config(Settings):
         branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has
             ppo.batch_size / branches responses: docs/credit.md.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
-            trained: true}, each part optional. An agent with `trained: false` answers and does not learn. Empty: all
-            agents alike.
+            device: ..., trained: true}, each part optional. Empty: all agents alike. With a `device` in each entry,
+            agents are updated at the same time, also on one and the same device (docs/scaling.md). An agent with
+            `trained: false` answers and does not learn.
         roles: Settings of individual roles, in order: a list of {name: ..., prompt: ..., max_new_tokens: ..., stop:
             [...]}, each part optional: docs/own_task.md. Empty: pioneer, observer, observer_2, ... with the task's
             prompts.
@@ -590,8 +582,9 @@ class Config(Settings):
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
                 f"got {self.agents!r}"
             )
-        for index in range(len(self.agents)):
-            self.of_agent(index)
+        agents = [self.of_agent(index) for index in range(len(self.agents))]
+        if self.device_per_agent:
+            self._check_devices(agents)
         if self.agents and not any(self.is_trained(index) for index in range(len(self.agents))):
             raise UserError(f"agents: expected at least one that is trained, got {self.agents!r}")
 
@@ -640,6 +633,33 @@ class Config(Settings):
                     "A role's template says what it reads"
                 )
 
+    def _check_devices(self, agents: list["Config"]) -> None:
+        for index, entry in enumerate(self.agents):
+            if "device" not in entry:
+                raise UserError(f"agents[{index}].device: expected a device, as other agents have one, got none")
+        bases: list[ModelConfig] = []
+        for index, settings in enumerate(agents):
+            if not (settings.lora.rank and settings.lora.shared_base and self.is_trained(index)):
+                continue
+            if settings.model in bases:
+                raise UserError(
+                    f"agents[{index}].device: expected lora.shared_base: false beside it, as adapters of one base "
+                    "share its device, got true"
+                )
+            bases.append(settings.model)
+
+    @property
+    def device_per_agent(self) -> bool:
+        """Whether agents have devices of their own, and so are updated at the same time."""
+        return any("device" in entry for entry in self.agents)
+
+    def on(self: C, device: str) -> C:
+        """These settings, with all agents on one device."""
+        config = copy(self)
+        config.device = device
+        config.agents = [{key: value for key, value in entry.items() if key != "device"} for entry in self.agents]
+        return config
+
     def check_tracker(self) -> None:
         """Raises a UserError if the tracker's package is not installed. Imports nothing, so it answers at once."""
         if self.tracker == "none":
@@ -667,16 +687,18 @@ class Config(Settings):
         config = copy(self)
         config.agents = []
         for key, value in self.agents[index].items():
-            if key not in ("model", "lora", "learning_rate", "trained"):
-                raise UserError(f"{where}: expected model, lora, learning_rate or trained, got {key!r}")
+            if key not in ("model", "lora", "learning_rate", "device", "trained"):
+                raise UserError(f"{where}: expected model, lora, learning_rate, device or trained, got {key!r}")
             try:
                 if key == "trained":
                     if not isinstance(value, bool):
                         raise UserError(f"trained: expected true or false, got {value!r}")
-                elif not self.is_trained(index) and key != "model":
+                elif key in ("lora", "learning_rate") and not self.is_trained(index):
                     raise UserError(f"{key}: expected none of an agent with trained: false, got {value!r}")
                 elif key == "learning_rate":
                     config.ppo = changed(self.ppo, {key: value})
+                elif key == "device":
+                    config.device = value
                 elif not isinstance(value, dict):
                     raise UserError(f"{key}: expected a block of settings, got {value!r}")
                 elif key == "lora":

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 
 from cory.config import RoleConfig
 from cory.errors import UserError, expect
@@ -15,6 +14,7 @@ from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.rewards import Reward, RewardFunction, TeamReward
 from cory.run import provenance
 from cory.run.identity import Models, model_identity
+from cory.streams import Purpose, Stream
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
@@ -192,7 +192,7 @@ class Task:
         Rows that do not fill a last batch sit out that pass.
         """
         batches = len(self.dataset) // size
-        order = np.random.default_rng([seed, k // batches]).permutation(len(self.dataset))
+        order = Stream(seed, Purpose.QUERIES, iteration=k // batches).numpy().permutation(len(self.dataset))
         start = k % batches * size
         return self.dataset[order[start : start + size].tolist()]
 

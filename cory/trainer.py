@@ -9,9 +9,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 
 from cory.agent import Agent
@@ -26,8 +24,9 @@ from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
-from cory.models.sampling import check_lengths, seed_everything
+from cory.models.sampling import check_lengths
 from cory.parallel import distributed
+from cory.parallel.devices import at_the_same_time
 from cory.prompts import fit_responses
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
@@ -40,7 +39,7 @@ from cory.run.folder import Run, run_record
 from cory.run.guards import Interrupted, Signals
 from cory.run.identity import policy_models
 from cory.run.resume import Resumed, find_resumed, how_to_continue
-from cory.streams import Purpose, generator
+from cory.streams import Purpose, Stream
 from cory.task import Task
 
 
@@ -140,20 +139,19 @@ class CoryTrainer:
         """Algorithm 1, lines 3 to 17, for iteration `k`, from 0."""
         started = time.perf_counter()
         seconds: dict[str, float] = {}
-        seed_everything(self.config.seed, k, PartialState().process_index)
         chain = self._chain(k)
         batch = self._batch(k)
 
         # The pioneer answers the query; every later role also reads the response before it (Eq. 3).
         with timed(seconds, "generate"):
-            rollouts = self.roll_out(chain, batch)
+            rollouts = self.roll_out(chain, batch, self.generators(Purpose.SAMPLING, chain, k))
 
         # Every role's own task reward, the chain's if there is one, and what a role is trained on: the sum over the
         # chain (Eq. 4).
         with timed(seconds, "reward"):
-            task_rewards = self.score(batch, rollouts)
-            team_rewards = self.team_score(batch, rollouts)
-            rewards = self.assign_credit(chain, batch, task_rewards, team_rewards)
+            task_rewards = self.score_rollouts(batch, rollouts)
+            team_rewards = self.score_chains(batch, rollouts)
+            rewards = self.training_rewards(k, chain, batch, task_rewards, team_rewards)
 
         iteration = Iteration(
             index=k,
@@ -173,12 +171,23 @@ class CoryTrainer:
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = distributed.updated(lambda: self.update(k, chain, rollouts, rewards, rate))
-            iteration.stats = distributed.merged(stats)
+            iteration.stats = self.update(k, chain, rollouts, rewards, rate)
         return iteration
 
-    def roll_out(self, chain: Sequence[Agent], batch: Batch) -> list[Rollout]:
-        """Each role's responses; from the second role on, an agent reads those of the roles before (Eq. 3)."""
+    def generators(
+        self, purpose: Purpose, chain: Sequence[Agent], k: int = 0, process: int | None = None
+    ) -> list[torch.Generator]:
+        """A generator for each role's responses; those of `process` (by default this one) in iteration `k`."""
+        if process is None:
+            process = distributed.rank()
+        streams = [Stream(self.config.seed, purpose, k, role=role, process=process) for role in range(len(chain))]
+        return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
+
+    def roll_out(self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
+        """Each role's responses; from the second role on, an agent reads those of the roles before (Eq. 3).
+
+        `generators`: one for each role, which draws the tokens of its responses.
+        """
         rollouts: list[Rollout] = []
         for role, agent in enumerate(chain):
             responses = None
@@ -186,13 +195,13 @@ class CoryTrainer:
                 responses = [rollout.completions for rollout in rollouts]
                 if role == 1:
                     responses = [repeated(responses[0], batch.branches)]
-            rollout = self._respond(agent, role, batch, responses)
+            rollout = self._respond(agent, role, batch, responses, generators[role])
             rollout.role = self.task.prompts.name(role)
             rollout.branches = batch.branches if role == 1 else 1
             rollouts.append(rollout)
         return rollouts
 
-    def score(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
+    def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
         """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a reward model.
 
         The reward function sees the dataset's columns and, as `role`, the role of each response, counted from `first`.
@@ -205,10 +214,10 @@ class CoryTrainer:
             for name, values in batch.columns_of(role).items():
                 columns[name] += values
         prompts = columns.pop("prompt")
-        rewards = distributed.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
+        rewards = distributed.agreed(lambda: score(self.task.reward, prompts, completions, columns))
         return list(rewards.split([len(rollout.completions) for rollout in rollouts]))
 
-    def team_score(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor | None:
+    def score_chains(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor | None:
         """The (batch,) team rewards of whole chains, one for each response of the last role.
 
         None if the task has none, or if the rollouts are not those of all roles.
@@ -222,10 +231,11 @@ class CoryTrainer:
         if len(rollouts) == 2:
             responses[0] = repeated(responses[0], batch.branches)
         chains = list(zip(*responses, strict=True))
-        return distributed.computed_by(0, lambda: team_score(team, prompts, chains, columns))
+        return distributed.agreed(lambda: team_score(team, prompts, chains, columns))
 
-    def assign_credit(
+    def training_rewards(
         self,
+        k: int,
         chain: Sequence[Agent],
         batch: Batch,
         task_rewards: Sequence[torch.Tensor],
@@ -234,14 +244,17 @@ class CoryTrainer:
         """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
         unread = None
         if self.config.cory.credit == "counterfactual" and len(chain) > 1:
-            unread = self._unread_rewards(chain, batch)
+            unread = self._unread_rewards(k, chain, batch)
         return assign_credit(task_rewards, self.config.cory.credit, self.config.cory.weight, unread, team_rewards)
 
-    def _unread_rewards(self, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
+    def _unread_rewards(self, k: int, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
         """Each role's (batch,) task rewards when it reads empty responses; the pioneer's are 0."""
         empty = [""] * (len(batch.columns["prompt"]) * batch.branches)
-        rollouts = [self._respond(agent, role, batch, [empty] * role) for role, agent in enumerate(chain[1:], start=1)]
-        rewards = self.score(batch, rollouts, first=1)
+        generators = self.generators(Purpose.UNREAD, chain, k)
+        rollouts = []
+        for role in range(1, len(chain)):
+            rollouts.append(self._respond(chain[role], role, batch, [empty] * role, generators[role]))
+        rewards = self.score_rollouts(batch, rollouts, first=1)
         return [torch.zeros_like(rewards[0]), *rewards]
 
     def update(
@@ -251,25 +264,31 @@ class CoryTrainer:
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
         rate: float = 1.0,
-    ) -> list[UpdateStats | None]:
-        """Each agent learns from its own rollouts, one agent after the other; returns the statistics by role.
+    ) -> list[UpdateStats]:
+        """Each agent learns from its own rollouts; returns the statistics by role.
 
-        None stands for a role whose agent lives in another process.
+        Agents with devices of their own learn at the same time, others one after the other.
         """
-        stats: dict[int, UpdateStats | None] = {}
-        for agent in dict.fromkeys(chain):
+
+        def learn(agent: Agent) -> dict[int, UpdateStats]:
             # An agent that holds several roles learns from all of them in one update.
             roles = [role for role, other in enumerate(chain) if other is agent]
-            shuffle = generator(
+            rollouts_of_agent = [rollouts[role] for role in roles]
+            rewards_of_agent = [rewards[role] for role in roles]
+            shuffle = Stream(
                 seed=self.config.seed,
-                iteration=k,
                 purpose=Purpose.SHUFFLE,
+                iteration=k,
                 agent=self.agents.index(agent),
-                process=PartialState().process_index,
+                process=distributed.rank(),
             )
-            learned = agent.learn([rollouts[role] for role in roles], [rewards[role] for role in roles], shuffle, rate)
-            stats |= zip(roles, learned, strict=True)
-        return [stats[role] for role in range(len(chain))]
+            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy(), rate)
+            return dict(zip(roles, stats, strict=True))
+
+        updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]
+        learned = at_the_same_time(updates) if self.config.device_per_agent else [update() for update in updates]
+        stats_by_role = {role: stats for stats_of_agent in learned for role, stats in stats_of_agent.items()}
+        return [stats_by_role[role] for role in range(len(chain))]
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
@@ -289,19 +308,25 @@ class CoryTrainer:
         """This process's part of the queries of iteration `k`, each as often as its group has chains."""
         config = self.config
         queries = self.task.batch(k, self._queries_per_iteration(), config.seed)
-        own_rows = distributed.shard(config.ppo.batch_size // config.branches)
-        columns = {name: repeated(values, config.group_size)[own_rows] for name, values in queries.items()}
+        rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
+        columns = {name: repeated(values, config.group_size)[rows_of_process] for name, values in queries.items()}
 
-        # From (seed, k) alone, so that it is the same in all processes.
-        length_stream = np.random.default_rng([config.seed, k])
-        length = length_stream.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
+        lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()  # of no process, so the same in all of them
+        length = lengths.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
         return Batch(columns, int(length), config.branches)
 
     def _queries_per_iteration(self) -> int:
         """Over all processes."""
         return self.config.ppo.batch_size // (self.config.group_size * self.config.branches)
 
-    def _respond(self, agent: Agent, role: int, batch: Batch, responses: Sequence[Sequence[str]] | None) -> Rollout:
+    def _respond(
+        self,
+        agent: Agent,
+        role: int,
+        batch: Batch,
+        responses: Sequence[Sequence[str]] | None,
+        generator: torch.Generator,
+    ) -> Rollout:
         """The responses of `agent` as `role`. `responses`: of each earlier role; None: it answers the query alone."""
         settings = self.config.role(role)
         max_new_tokens = settings.max_new_tokens or batch.max_new_tokens
@@ -316,7 +341,7 @@ class CoryTrainer:
                 agent.context_length,
                 max_new_tokens,
             )
-        return agent.respond(prompts, max_new_tokens, settings.stop)
+        return agent.respond(prompts, max_new_tokens, generator, settings.stop)
 
     # The run and its callbacks
 
@@ -326,7 +351,7 @@ class CoryTrainer:
         if distributed.is_main():
             names = [agent.name for agent in self.agents]
             resumed = find_resumed(self.config, record, self.name, names, locks)
-        return distributed.broadcast(resumed)
+        return distributed.broadcast_object(resumed)
 
     def _finished_run(self, record: dict[str, Any], resumed: Resumed) -> Run:
         """A run of which nothing is left to do."""
@@ -385,7 +410,8 @@ class CoryTrainer:
         try:
             yield
         except (UserError, NotFinite) as error:
-            raise UserError(f"{part}: {error}\n{self._advice(error)}") from None
+            lines = [f"{part}: {error}", *getattr(error, "__notes__", ()), self._advice(error)]
+            raise UserError("\n".join(lines)) from None
         except Exception as error:
             print(f"\n{part.capitalize()} failed. {self._advice(error)}", file=sys.stderr)
             raise

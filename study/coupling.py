@@ -17,7 +17,8 @@ from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.responses import answer
 from cory.evaluation.settings import agent_models, run_agents
-from cory.models.load import ModelPool, choose_device
+from cory.models.load import ModelPool
+from cory.parallel.devices import choose_device
 from cory.task import Task
 from study.statistics import Interval, bootstrap, with_interval
 

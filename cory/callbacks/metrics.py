@@ -45,12 +45,12 @@ def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[s
     kl_bound = trainer.config.guards.kl_bound
     team_rewards = None
     if iteration.team_rewards is not None:
-        team_rewards = torch.tensor(distributed.gather(iteration.team_rewards.tolist()))
+        team_rewards = torch.tensor(distributed.gather_rows(iteration.team_rewards.tolist()))
     first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
     records = []
     for role, agent in enumerate(iteration.chain):
-        completions = distributed.gather(iteration.rollouts[role].completions)
-        task_rewards = torch.tensor(distributed.gather(iteration.task_rewards[role].tolist()))
+        completions = distributed.gather_rows(iteration.rollouts[role].completions)
+        task_rewards = torch.tensor(distributed.gather_rows(iteration.task_rewards[role].tolist()))
         earned = task_rewards
         if team_rewards is not None:
             earned = task_rewards + per_response(team_rewards, like=task_rewards)

@@ -22,7 +22,8 @@ from cory.errors import UserError, expect
 from cory.evaluation.evaluator import reward_differs
 from cory.evaluation.responses import reply
 from cory.evaluation.settings import agent_folders, agent_models, run_config
-from cory.models.load import ModelPool, choose_device
+from cory.models.load import ModelPool
+from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts, check_prompt, placeholders, text_of
 from cory.rewards import MissingColumns, score
 from cory.roles import role_name
@@ -237,7 +238,7 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
     made_of = read_settings(run)
     kind, module = kind_of(made_of)
     config = run_config(kind, run)
-    config.device = settings.device
+    config = config.on(settings.device)
     if settings.task:
         expect(module is not None, "task", "none, as the run has no task block", settings.task)
         config.task = changed(config.task, settings.task)  # type: ignore[attr-defined]

@@ -65,10 +65,18 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str
         if prefix + key in free or one_has_none:
             continue
         old, new = saved.get(key), wanted.get(key)
+        if prefix + key == "agents":  # together or apart, they learn the same
+            old, new = _without_devices(old or []), _without_devices(new or [])
         if isinstance(old, dict) and isinstance(new, dict):
             yield from differences(old, new, f"{prefix}{key}.")
         elif old != new:
             yield f"{prefix}{key}: {old!r} -> {new!r}"
+
+
+def _without_devices(agents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of `agents` without their devices; empty if nothing is left of any of them."""
+    entries = [{key: value for key, value in entry.items() if key != "device"} for entry in agents]
+    return entries if any(entries) else []
 
 
 def load(

@@ -30,7 +30,7 @@ def run(doc: str | None, settings_kind: type[E], kind: type[C], task_module: str
     settings = evaluation_settings(settings_kind, doc)
     config = task_config(kind, settings)
     from cory.evaluation.evaluator import evaluate  # after the settings are checked: importing torch takes seconds
-    from cory.models.load import choose_device
+    from cory.parallel.devices import choose_device
 
     module = importlib.import_module(task_module)
     task = module.make_task(config, choose_device(settings.device), settings.split)

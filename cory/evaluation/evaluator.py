@@ -29,7 +29,8 @@ from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
 from cory.evaluation.responses import Responses, answer
 from cory.evaluation.settings import EvaluationConfig, agent_models, output_folder, run_agents, run_config
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
-from cory.models.load import ModelPool, choose_device
+from cory.models.load import ModelPool
+from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts, query_text, text_of
 from cory.report import write_evaluation_report
 from cory.run.identity import check_models, model_identity, policy_models

@@ -21,12 +21,12 @@ from cory.models.sampling import (
     pad_token,
     plain_text,
     sample,
-    seed_everything,
 )
 from cory.models.tokens import rounded, token_texts
 from cory.prompts import fit_responses
 from cory.rewards import score
 from cory.roles import role_name
+from cory.streams import Purpose, Stream
 from cory.task import Task
 
 
@@ -63,7 +63,7 @@ def respond(
 ) -> Responses:
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
-    Batches hold prompts of similar length; the random stream depends on `seed` alone. KL is to `base`, or where that is
+    Batches hold prompts of similar length; the random numbers depend on `seed` alone. KL is to `base`, or where that is
     None to the model with its adapters off, under the same prompt; without `kl` it, `base_nll` and `log_ratios` are 0.
 
     Raises a UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
@@ -76,7 +76,7 @@ def respond(
     queries = [torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)]
     check_lengths([len(query) for query in queries], sampling.max_new_tokens, context_length(model), list(prompts))
     model.eval()
-    seed_everything(seed)
+    generator = Stream(seed, Purpose.EVALUATION).torch(model.device)
     count = len(queries)
     result = Responses(
         list(prompts), [""] * count, [0.0] * count, [0.0] * count, [0] * count, [[]] * count, [[]] * count
@@ -86,7 +86,7 @@ def respond(
         index = order[start : start + batch_size]
         chosen = [queries[i].to(model.device) for i in index]
         logits: list[list[torch.Tensor]] = [[] for _ in index] if kl else []
-        responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens, logits, stems=True)
+        responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens, generator, logits, stems=True)
         if kl and base is not model:
             with model.disable_adapter() if base is None else nullcontext():
                 base_logits = window.response_logits(base or model, chosen, responses, pad_token(tokenizer))

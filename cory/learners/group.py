@@ -21,6 +21,7 @@ from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import make_kl_controller
 from cory.models import window
 from cory.models.rollout import Rollout
+from cory.parallel import sharding
 
 
 class WindowPolicy(torch.nn.Module):
@@ -48,7 +49,7 @@ class GroupLearner(Learner):
 
     Args:
         policy: without a value head.
-        reference, tokenizer, config: see `Learner`. The settings of values and GAE are ignored.
+        reference, tokenizer, config, device: see `Learner`. The settings of values and GAE are ignored.
     """
 
     def __init__(
@@ -57,8 +58,13 @@ class GroupLearner(Learner):
         reference: WindowPolicy | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        device: torch.device,
     ) -> None:
-        accelerator = Accelerator(gradient_accumulation_steps=config.ppo.gradient_accumulation_steps)
+        accelerator = Accelerator(
+            device_placement=False,  # on the process's device; agents may have others
+            gradient_accumulation_steps=config.ppo.gradient_accumulation_steps,
+        )
+        policy = sharding.placed(policy, device)
         model, optimizer = accelerator.prepare(
             policy,
             make_optimizer(policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options),
@@ -71,6 +77,7 @@ class GroupLearner(Learner):
             reference=reference,
             tokenizer=tokenizer,
             config=config,
+            device=device,
         )
         self.kl_in: str = config.ppo.kl_in
         if self.kl_in == "auto":

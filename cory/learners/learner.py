@@ -121,14 +121,15 @@ class Learner(ABC):
     """One agent's learner: its policy, optimizer, KL controller and reward moments. A subclass defines the loss.
 
     Args:
-        model: the policy in its wrapper, as the accelerator has prepared it.
+        model: the policy in its wrapper on its device, as the accelerator has prepared it.
         optimizer: of the model's trained parameters, as the accelerator has prepared it.
-        accelerator: prepares and computes gradients.
+        accelerator: exchanges gradients between processes. It places nothing, as its device is that of the process.
         kl_controller: TRL's controller of the KL coefficient.
         reference: pi_0 in its wrapper, frozen; may be shared by several learners. None: the policy with its adapters
             off.
         tokenizer: of the policy.
         config: the run's settings. Batches are over all processes there, and one process's share here.
+        device: where the agent computes.
     """
 
     def __init__(
@@ -140,12 +141,14 @@ class Learner(ABC):
         reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        device: torch.device,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.accelerator = accelerator
         self.kl_controller = kl_controller
-        self.reference = None if reference is None else sharding.placed(reference, accelerator.device)
+        self.device = device
+        self.reference = None if reference is None else sharding.placed(reference, device)
         self.tokenizer = tokenizer
         self.config = config
         self.ppo = config.ppo
@@ -156,7 +159,7 @@ class Learner(ABC):
         self.micro_batch = self.mini_batch_size
         if config.ppo.micro_batch != "auto":
             self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
-        self.pass_cost = PASS_COST.get(accelerator.device.type, PASS_COST["cpu"])
+        self.pass_cost = PASS_COST.get(device.type, PASS_COST["cpu"])
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
         self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
@@ -189,16 +192,18 @@ class Learner(ABC):
             mean_length: response tokens per response, on average over the mini-batch.
         """
 
-    def generate(self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int) -> list[Tensor]:
+    def generate(
+        self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int, generator: torch.Generator
+    ) -> list[Tensor]:
         """Samples one response per prompt, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
-        with self._autocast(), sharding.gathered(self.policy):
-            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest)
+        with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
+            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
 
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches. See `families.check_model`."""
         self.model.eval()
-        with self._autocast(), sharding.gathered(self.policy):
+        with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
             check_model(self.policy, self.tokenizer, samples)
 
     def update(
@@ -237,6 +242,8 @@ class Learner(ABC):
         engine_difference = difference(old.logprobs, engine_logprobs, mask) if engine_logprobs else None
         with torch.no_grad():
             targets = self.targets(old, training_rewards, mask, rollouts)
+            if len({len(rollout.completions) for rollout in rollouts}) > 1:
+                targets.advantages = targets.advantages * _role_weights(rollouts).to(mask.device)[:, None]
 
         update = Update(rollouts, batch, old, targets)
         rows_per_step = self.mini_batch_size * self.ppo.gradient_accumulation_steps
@@ -267,7 +274,7 @@ class Learner(ABC):
             layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def _scale(self, rewards: Tensor) -> tuple[Tensor, RunningMoments]:
         """Training rewards after the optional scaling, normalization and clipping, and the moments with them.
@@ -366,7 +373,9 @@ class Learner(ABC):
         """
         old = OldPolicy.zeros(batch)
         batch_rows = range(len(batch.input_ids))
-        at_a_time = sharding.least(self._rows_at_a_time(batch, PASS_CHUNK))
+        at_a_time = self._rows_at_a_time(batch, PASS_CHUNK)
+        if sharding.is_sharded(self.policy):  # so that all processes run equally many passes
+            at_a_time = sharding.least(at_a_time)
         keep = train and self.micro_batch >= len(batch_rows)
         if keep:
             micro_batches = self._micro_batches(batch, batch_rows)
@@ -583,6 +592,16 @@ def _even_parts(rows: list[int], parts: int) -> list[list[int]]:
     """
     bounds = [len(rows) * part // parts for part in range(parts + 1)]
     return [rows[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
+    """A weight for each row, 1 on average, by which rollouts of different sizes count alike.
+
+    A pioneer's response stands for as many chains as branch after it.
+    """
+    sizes = torch.tensor([len(rollout.completions) for rollout in rollouts])
+    weights = sizes.sum() / (len(sizes) * sizes)
+    return weights.repeat_interleave(sizes)
 
 
 def _not_finite(what: str, rollouts: Sequence[Rollout], rows: set[int]) -> NotFinite:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from unittest.mock import patch
 
+import torch
 import trl
 import trl.trainer.ppo_trainer as trl_ppo
 from torch import Tensor
@@ -25,6 +26,7 @@ from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.models.rollout import Rollout
+from cory.parallel import sharding
 
 
 class PPOLearner(Learner):
@@ -32,7 +34,7 @@ class PPOLearner(Learner):
 
     Args:
         policy: with a value head.
-        reference, tokenizer, config: see `Learner`.
+        reference, tokenizer, config, device: see `Learner`.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class PPOLearner(Learner):
         reference: PolicyWithValueHead | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        device: torch.device,
     ) -> None:
-        trainer = make_trainer(policy, tokenizer, config)
+        trainer = make_trainer(sharding.placed(policy, device), tokenizer, config)
         super().__init__(
             model=trainer.model,
             optimizer=trainer.optimizer,
@@ -51,6 +54,7 @@ class PPOLearner(Learner):
             reference=reference,
             tokenizer=tokenizer,
             config=config,
+            device=device,
         )
         self.trainer = trainer
 
@@ -78,7 +82,7 @@ class PPOLearner(Learner):
 
 
 def make_trainer(policy: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config) -> trl.PPOTrainer:
-    """TRL's trainer of a policy, with the optimizer of the settings, and without a reference of its own."""
+    """TRL's trainer of a policy on its device, with the optimizer of the settings, and without its own reference."""
     optimizer = make_optimizer(policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options)
     with (
         warnings.catch_warnings(),

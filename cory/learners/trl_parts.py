@@ -48,7 +48,8 @@ def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
         settings[name] //= distributed.world_size()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`PPOConfig` is deprecated", category=FutureWarning)
-        return trl.PPOConfig(seed=seed, **settings)
+        # TRL would move every policy to the process's device. Agents may have others.
+        return trl.PPOConfig(seed=seed, accelerator_kwargs={"device_placement": False}, **settings)
 
 
 class RunningMoments(trl_utils.RunningMoments):

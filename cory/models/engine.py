@@ -46,7 +46,6 @@ class Engine:
     """
 
     def __init__(self, config: Config) -> None:
-        expect(config.parallel.agents == "together", "parallel.agents", "together with sampling.engine: vllm", "apart")
         agents = [config.of_agent(index) for index in range(config.cory.num_agents)]
         kinds = {(own.model.name, own.model.revision, own.model.quantization, bool(own.lora.rank)) for own in agents}
         what = "agents of one base, all with LoRA or none"
@@ -87,8 +86,8 @@ class Engine:
         Raises a UserError if the server does not answer, or refuses.
         """
         if agent not in self.current:
-            distributed.everyone(None)  # the server answers none of them any more
-            self.names[agent] = distributed.broadcast(distributed.agreed(lambda: self._push(agent, policy)))
+            distributed.barrier()  # the server answers none of them any more
+            self.names[agent] = distributed.broadcast_object(distributed.agreed(lambda: self._push(agent, policy)))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         body = _request(self.settings, end_tokens(policy)) | {"model": self.names[agent], "max_tokens": longest}
         if stop is not None:

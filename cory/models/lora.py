@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from cory.config import LoraConfig
 from cory.errors import UserError, expect
 from cory.models.load import quiet
+from cory.parallel.distributed import is_main
 from cory.parallel.sharding import is_sharded, whole_weights
 
 
@@ -72,19 +73,18 @@ def save_base(policy: PeftModel, folder: Path) -> None:
 def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> bool:
     """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 
-    The policy in memory is unchanged. If it is sharded, all processes must call this, and the main one writes.
-    Returns whether this process wrote.
+    The policy in memory is unchanged. Of several processes the main one writes, but if the policy is sharded, all must
+    call this. Returns whether this process wrote.
     """
-    sharded = is_sharded(policy)
-    weights = whole_weights(policy, "lora_" if isinstance(policy, PeftModel) else "") if sharded else None
-    if sharded and not weights:
+    weights = None
+    if is_sharded(policy):
+        weights = whole_weights(policy, "lora_" if isinstance(policy, PeftModel) else "")
+    if not is_main():
         return False
     if merge and isinstance(policy, PeftModel):
         # A copy: merging and unmerging in place would leave rounding errors in the base.
         policy = copy.deepcopy(policy).merge_and_unload(adapter_names=[name])
     if not isinstance(policy, PeftModel):
-        # transformers would let the first process alone write, but agents apart are in others, too.
-        policy.should_save_on_this_rank = lambda is_main_process: is_main_process
         with quiet():
             policy.save_pretrained(folder, state_dict=weights)
         return True
