@@ -6,9 +6,8 @@ each role of a chain of any length has its own baseline. With one agent, this is
 
 import torch
 from accelerate import Accelerator
-from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.learners import losses
@@ -17,13 +16,14 @@ from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import make_kl_controller
 from cory.models import window
+from cory.models.lora import LanguageModel
 from cory.parallel import sharding
 
 
 class WindowPolicy(torch.nn.Module):
     """A policy, evaluated in the response window; no values."""
 
-    def __init__(self, pretrained_model: PreTrainedModel | PeftModel) -> None:
+    def __init__(self, pretrained_model: LanguageModel) -> None:
         super().__init__()
         self.pretrained_model = pretrained_model
 
@@ -51,7 +51,7 @@ class GroupLearner(Learner):
     def __init__(
         self,
         policy: WindowPolicy,
-        reference: WindowPolicy | None,
+        reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
         device: torch.device,

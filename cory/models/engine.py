@@ -20,11 +20,10 @@ import requests
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from cory.config import Config, SamplingConfig
 from cory.errors import UserError, expect
-from cory.models.lora import save_base, save_policy
+from cory.models.lora import LanguageModel, save_base, save_policy
 from cory.models.sampling import end_tokens
 from cory.parallel import distributed
 from cory.parallel.sharding import is_sharded
@@ -70,7 +69,7 @@ class Engine:
         self.current.discard(agent)
 
     def sample(
-        self, agent: str, policy: PreTrainedModel | PeftModel, queries: Sequence[Tensor], longest: int
+        self, agent: str, policy: LanguageModel, queries: Sequence[Tensor], longest: int
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's weights of now.
 
@@ -96,7 +95,7 @@ class Engine:
         responses = [torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows]
         return responses, [torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows]
 
-    def _push(self, agent: str, policy: PreTrainedModel | PeftModel) -> str:
+    def _push(self, agent: str, policy: LanguageModel) -> str:
         """Hands an agent's weights to the server; returns the server's name for them."""
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"
