@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.errors import one_of
@@ -22,7 +21,7 @@ from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import PolicyWithValueHead
 from cory.models.engine import Engine
 from cory.models.load import load_policy
-from cory.models.lora import activate, add_adapter, save_policy
+from cory.models.lora import LanguageModel, activate, add_adapter, save_policy
 from cory.models.rollout import Rollout
 from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text
 from cory.models.tokens import token_record
@@ -50,7 +49,7 @@ class Agent:
         self,
         name: str,
         policy: PolicyWithValueHead | WindowPolicy,
-        reference: PolicyWithValueHead | WindowPolicy | None,
+        reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
         device: torch.device,
@@ -69,7 +68,7 @@ class Agent:
             self.context_length = min(self.context_length or engine.longest, engine.longest)
 
     @property
-    def policy(self) -> PreTrainedModel:
+    def policy(self) -> LanguageModel:
         """The causal language model, with the adapters of all agents that share it."""
         return self.learner.policy
 
@@ -187,14 +186,15 @@ def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
 
 def make_learner(
     policy: PolicyWithValueHead | WindowPolicy,
-    reference: PolicyWithValueHead | WindowPolicy | None,
+    reference: torch.nn.Module | None,
     tokenizer: PreTrainedTokenizerBase,
     config: Config,
     device: torch.device,
 ) -> Learner:
-    """The learner of `config.algorithm`; policy and reference as `wrapper` makes them."""
-    learner: Any = PPOLearner if config.algorithm == "ppo" else GroupLearner
-    return learner(policy, reference, tokenizer, config, device)
+    """The learner of `config.algorithm`, for whose policies `wrapper` is."""
+    if isinstance(policy, PolicyWithValueHead):
+        return PPOLearner(policy, reference, tokenizer, config, device)
+    return GroupLearner(policy, reference, tokenizer, config, device)
 
 
 @dataclass
@@ -252,12 +252,12 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
         configure(device, sharded=config.parallel.shard == "full")
 
     engine = Engine(config) if config.sampling.engine == "vllm" else None
-    agents: list[Agent] = []
+    agents: dict[int, Agent] = {}
     for group in groups_by_base(plans):
-        made = make_agents_of_base(group, config, engine)
-        distributed.agreed(made[0].check_model)
-        agents += made
-    return sorted(agents, key=lambda agent: [plan.name for plan in plans].index(agent.name))
+        agents_of_base = make_agents_of_base(group, config, engine)
+        distributed.agreed(agents_of_base[0].check_model)
+        agents |= zip([plan.index for plan in group], agents_of_base, strict=True)
+    return [agents[plan.index] for plan in plans]
 
 
 def plan_agents(config: Config, num_agents: int) -> list[AgentPlan]:
@@ -309,7 +309,7 @@ def make_agents_of_base(plans: Sequence[AgentPlan], config: Config, engine: Engi
     return agents
 
 
-def make_policy(plan: AgentPlan, base: PreTrainedModel | PeftModel) -> PolicyWithValueHead | WindowPolicy:
+def make_policy(plan: AgentPlan, base: LanguageModel) -> PolicyWithValueHead | WindowPolicy:
     """An agent's policy in its wrapper: a copy of the base, or with LoRA the base with a new adapter."""
     config = plan.config
     wrap = wrapper(config.algorithm)

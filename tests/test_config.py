@@ -166,7 +166,7 @@ def test_flags_override_the_file():
         (["--agents", "[{}]"], r"agents: expected an empty list, or an entry for each of 2 agents, got \[{}\]"),
         (
             ["--agents", "[{}, {modle: {}}]"],
-            r"agents\[1\]: expected model, lora, learning_rate or trained, got 'modle'",
+            r"agents\[1\]: expected model, lora, learning_rate, device or trained, got 'modle'",
         ),
         (["--agents", "3"], "agents.*3"),
     ],

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
-from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.learners import losses
@@ -20,6 +19,7 @@ from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import make_kl_controller
 from cory.models import window
+from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.parallel import sharding
 
@@ -27,7 +27,7 @@ from cory.parallel import sharding
 class WindowPolicy(torch.nn.Module):
     """A policy, evaluated in the response window; no values."""
 
-    def __init__(self, pretrained_model: PreTrainedModel | PeftModel) -> None:
+    def __init__(self, pretrained_model: LanguageModel) -> None:
         super().__init__()
         self.pretrained_model = pretrained_model
 
@@ -55,7 +55,7 @@ class GroupLearner(Learner):
     def __init__(
         self,
         policy: WindowPolicy,
-        reference: WindowPolicy | None,
+        reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
         device: torch.device,

@@ -21,10 +21,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from peft import PeftModel
 from torch import Tensor
 from torch.nn.utils import get_total_norm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config, SamplingConfig
 from cory.errors import NotFinite
@@ -36,6 +35,7 @@ from cory.learners.trl_parts import KLController, RunningMoments
 from cory.models import window
 from cory.models.engine import difference
 from cory.models.families import check_model
+from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.sampling import pad_token, sample
 from cory.models.window import Window
@@ -167,7 +167,7 @@ class Learner(ABC):
         self.optimizer_steps = 0  # in this process
 
     @property
-    def policy(self) -> PreTrainedModel | PeftModel:
+    def policy(self) -> LanguageModel:
         """The causal language model inside."""
         return self.accelerator.unwrap_model(self.model).pretrained_model
 

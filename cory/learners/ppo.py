@@ -40,7 +40,7 @@ class PPOLearner(Learner):
     def __init__(
         self,
         policy: PolicyWithValueHead,
-        reference: PolicyWithValueHead | None,
+        reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
         device: torch.device,

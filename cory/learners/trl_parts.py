@@ -8,19 +8,19 @@ import torch
 import trl
 import trl.trainer.utils as trl_utils
 from peft import PeftModel
-from transformers import PreTrainedModel
 from trl.trainer import AdaptiveKLController, FixedKLController
 
 from cory.config import PPOConfig
 from cory.errors import UserError
 from cory.models import window
+from cory.models.lora import LanguageModel
 from cory.parallel import distributed
 
 
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
     """TRL's policy with a value head on the last hidden layer (Eq. 10), evaluated in the response window."""
 
-    def __init__(self, pretrained_model: PreTrainedModel | PeftModel) -> None:
+    def __init__(self, pretrained_model: LanguageModel) -> None:
         if not any(hasattr(pretrained_model, name) for name in self.lm_head_namings):
             came = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}")

@@ -20,11 +20,10 @@ import requests
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from cory.config import Config, SamplingConfig
 from cory.errors import UserError, expect
-from cory.models.lora import save_base, save_policy
+from cory.models.lora import LanguageModel, save_base, save_policy
 from cory.models.sampling import end_tokens
 from cory.parallel import distributed
 from cory.parallel.sharding import is_sharded
@@ -72,7 +71,7 @@ class Engine:
     def sample(
         self,
         agent: str,
-        policy: PreTrainedModel | PeftModel,
+        policy: LanguageModel,
         queries: Sequence[Tensor],
         longest: int,
         stop: list[str] | None = None,
@@ -104,7 +103,7 @@ class Engine:
         responses = [torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows]
         return responses, [torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows]
 
-    def _push(self, agent: str, policy: PreTrainedModel | PeftModel) -> str:
+    def _push(self, agent: str, policy: LanguageModel) -> str:
         """Hands an agent's weights to the server; returns the server's name for them."""
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import TypeAlias
 
 import peft
 from peft import PeftModel
@@ -17,8 +18,10 @@ from cory.models.load import quiet
 from cory.parallel.distributed import is_main
 from cory.parallel.sharding import is_sharded, whole_weights
 
+LanguageModel: TypeAlias = PreTrainedModel | PeftModel  # without adapters, or with
 
-def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
+
+def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     """`base` with a new trainable adapter, made the active one; everything else is frozen.
 
     Raises a UserError if no module has a name in `lora.target_modules`, or PEFT does not take those modules; it lists
@@ -51,7 +54,7 @@ def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) 
     return base
 
 
-def activate(policy: PreTrainedModel | PeftModel, name: str) -> None:
+def activate(policy: LanguageModel, name: str) -> None:
     """Activates an adapter, if the policy has adapters."""
     if isinstance(policy, PeftModel):
         policy.set_adapter(name)
@@ -70,7 +73,7 @@ def save_base(policy: PeftModel, folder: Path) -> None:
             base.save_pretrained(folder, state_dict=plain)
 
 
-def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> bool:
+def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> bool:
     """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 
     The policy in memory is unchanged. Of several processes the main one writes, but if the policy is sharded, all must
