@@ -585,8 +585,7 @@ class Config(Settings):
         agents = [self.of_agent(index) for index in range(len(self.agents))]
         if self.device_per_agent:
             self._check_devices(agents)
-        if self.agents and not any(self.is_trained(index) for index in range(len(self.agents))):
-            raise UserError(f"agents: expected at least one that is trained, got {self.agents!r}")
+        self._check_frozen()
 
     def _check_branches(self) -> None:
         if self.branches == 1:
@@ -632,6 +631,15 @@ class Config(Settings):
                     f"roles[{index}].prompt: expected null with cory.knowledge_transfer: false, got {role.prompt!r}. "
                     "A role's template says what it reads"
                 )
+
+    def _check_frozen(self) -> None:
+        frozen = [index for index in range(len(self.agents)) if not self.is_trained(index)]
+        if frozen and len(frozen) == len(self.agents):
+            raise UserError(f"agents: expected at least one that is trained, got {self.agents!r}")
+        if frozen and self.sampling.engine != "native":
+            raise UserError(
+                f"agents[{frozen[0]}].trained: expected true with sampling.engine: {self.sampling.engine}, got false"
+            )
 
     def _check_devices(self, agents: list["Config"]) -> None:
         for index, entry in enumerate(self.agents):
@@ -710,7 +718,10 @@ class Config(Settings):
             except UserError as error:
                 # An agent's learning rate stands in its entry itself.
                 raise UserError(f"{where}.{str(error).removeprefix('ppo.')}") from None
-        config.check()
+        if self.is_trained(index):
+            config.check()
+        else:
+            config.lora = replace(self.lora, rank=0)  # an adapter is what is trained
         return config
 
     def is_trained(self, index: int) -> bool:

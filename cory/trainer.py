@@ -290,6 +290,11 @@ class CoryTrainer:
         stats_by_role = {role: stats for stats_of_agent in learned for role, stats in stats_of_agent.items()}
         return [stats_by_role[role] for role in range(len(chain))]
 
+    @property
+    def trained_agents(self) -> list[Agent]:
+        """The agents that learn: all but frozen ones."""
+        return [agent for agent in self.agents if agent.is_trained]
+
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
         models = policy_models(self.config) | self.task.models()
@@ -349,7 +354,7 @@ class CoryTrainer:
         """The run that `config.resume` names, in all processes; None starts a new one."""
         resumed = None
         if distributed.is_main():
-            names = [agent.name for agent in self.agents]
+            names = [agent.name for agent in self.trained_agents]
             resumed = find_resumed(self.config, record, self.name, names, locks)
         return distributed.broadcast_object(resumed)
 
@@ -371,7 +376,7 @@ class CoryTrainer:
         record["changes"] = resumed.changes
         self.state = resumed.state
         if resumed.checkpoint is not None:
-            checkpoint.load(resumed.checkpoint, self.state, self.agents)
+            checkpoint.load(resumed.checkpoint, self.state, self.trained_agents)
         self.state.config = record
         return Run(
             self.config,

@@ -41,21 +41,27 @@ def agent_card(
         agent: its name. config: the run's settings. summary: by metric, `start` and `end` of training.
         fingerprint: of the run's config.yaml. samples: of the agent, of which the first query is an example.
     """
-    own = config.of_agent(int(agent.removeprefix("agent_")) - 1)
+    index = int(agent.removeprefix("agent_")) - 1
+    trained = config.is_trained(index)
+    own = config.of_agent(index)
     header = _header(config, own) | {"base_model": own.model.name}
     return "\n\n".join(
         part
         for part in [
             f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n# {agent}",
-            f"`{own.model.name}` fine-tuned with {config.method()} for {config.iterations} iterations.",
+            f"`{own.model.name}` fine-tuned with {config.method()} for {config.iterations} iterations."
+            if trained
+            else f"`{own.model.name}` as it was: it answered in a run of {config.method()}, and was not trained.",
             *_use(config, {agent: (f'"path/to/{agent}"', None)}, fingerprint, samples),
             "Here the agent answers after itself; in the run an observer reads another agent's response."
             if config.cory.roles > 1 and config.cory.num_agents > 1
             else "",
-            "Means over the first and the last iterations of training, over the roles it held:",
+            "Means over the first and the last iterations of training, over the roles it held:" if trained else "",
             markdown_table(
                 ["metric", "start", "end"], [[m, f"{v['start']:.3f}", f"{v['end']:.3f}"] for m, v in summary.items()]
-            ),
+            )
+            if trained
+            else "",
             f"Settings:\n\n{fenced(yaml.safe_dump(asdict(own), sort_keys=False), 'yaml')}",
             f"Method: [CORY]({PAPER}).\n\n{fenced(CITATION, 'bibtex')}\n",
         ]
