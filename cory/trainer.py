@@ -65,7 +65,8 @@ class CoryTrainer:
         signal: the number of the signal that ends the run, if one does.
 
     Raises:
-        UserError: the agents, the data or the prompts do not fit the settings; raised before anything is written.
+        UserError: the agents, the data or the prompts do not fit the settings; raised before
+            anything is written.
     """
 
     run: Run
@@ -101,11 +102,12 @@ class CoryTrainer:
         self._check()
 
     def train(self) -> Run:
-        """Runs all iterations that are left, then saves curves, summary and agents in the run's `.folder`.
+        """Runs all iterations that are left, then saves curves, summary and agents in the run's
+        `.folder`.
 
         Raises:
-            UserError: `config.resume` names no run that can be continued; a reward is not finite; an update is not
-                finite (`guards.on_nonfinite`).
+            UserError: `config.resume` names no run that can be continued; a reward is not finite;
+                an update is not finite (`guards.on_nonfinite`).
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         with ExitStack() as locks:  # of the run's folder, held until all is written
@@ -181,7 +183,8 @@ class CoryTrainer:
         return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
 
     def roll_out(self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
-        """Each role's responses; from the second role on, an agent reads the response of the role before (Eq. 3).
+        """Each role's responses; from the second role on, an agent reads the response of the role
+        before (Eq. 3).
 
         `generators`: one for each role, which draws the tokens of its responses.
         """
@@ -197,9 +200,11 @@ class CoryTrainer:
         return rollouts
 
     def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
-        """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a reward model.
+        """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a
+        reward model.
 
-        The reward function sees the dataset's columns and, as `role`, the role of each response, counted from `first`.
+        The reward function sees the dataset's columns and, as `role`, the role of each response,
+        counted from `first`.
         """
         columns = {name: values * len(rollouts) for name, values in batch.columns.items()}
         prompts = columns.pop("prompt")
@@ -346,7 +351,8 @@ class CoryTrainer:
     def _notify(self, event: str, argument: Run | Iteration | int) -> None:
         """Calls the method `event` of each callback that has one, in their order.
 
-        After neighbours that are not `collective` the processes tell each other of errors, so that all of them raise.
+        After neighbours that are not `collective` the processes tell each other of errors, so that
+        all of them raise.
         """
 
         def call(callbacks: list[Callback]) -> None:
@@ -364,8 +370,8 @@ class CoryTrainer:
     def _explaining_errors(self, part: str) -> Iterator[None]:
         """An error that ends the run in `part` of it says what is saved and how to continue.
 
-        Errors for users say it in their message; others print it and keep their traceback. Which processes have the
-        error: `cory/parallel/distributed.py`.
+        Errors for users say it in their message; others print it and keep their traceback. Which
+        processes have the error: `cory/parallel/distributed.py`.
         """
         try:
             yield
