@@ -11,9 +11,9 @@ import numpy as np
 from cory.errors import UserError, expect
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
+from cory.provenance.models import Models, model_identity
+from cory.provenance.task import data_hash, function_name, source_hash
 from cory.rewards import Reward, RewardFunction
-from cory.run import provenance
-from cory.run.identity import Models, model_identity
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
@@ -78,6 +78,8 @@ class Task:
             responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`.
         prompts: what each role reads.
         metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
+        kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
+            task that was made in Python.
 
     Raises a UserError: no `prompt` column, an empty prompt or one of another kind, a column that a reward function
     would get twice, or a template that names a missing column.
@@ -87,6 +89,7 @@ class Task:
     reward: RewardFunction | Sequence[Reward]
     prompts: RolePrompts
     metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
+    kind: str = ""
 
     def __post_init__(self) -> None:
         names = self.dataset.column_names
@@ -109,17 +112,22 @@ class Task:
         return [self.prompts.render(role, row, text) for row, text in zip(rows, texts, strict=True)]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Identifies this task in a run's config.yaml: reward, templates and data, by name and hash."""
-        data = {"dataset_sha256": provenance.data_hash(self.dataset), "rows": len(self.dataset)}
-        return {**self.fingerprint_of_reward(), "prompts": asdict(self.prompts), **data}
+        """Identifies this task in a run's config.yaml: its kind, reward, templates and data, by name and hash."""
+        return {
+            "task": self.kind,
+            **self.fingerprint_of_reward(),
+            "prompts": asdict(self.prompts),
+            "dataset_sha256": data_hash(self.dataset),
+            "rows": len(self.dataset),
+        }
 
     def fingerprint_of_reward(self) -> dict[str, str]:
         """The reward's name and the hash of its source; of several the names with their weights, and the hashes."""
         names = [
-            ("" if each.weight == 1 else f"{each.weight} * ") + (each.name or provenance.function_name(each.function))
+            ("" if each.weight == 1 else f"{each.weight} * ") + (each.name or function_name(each.function))
             for each in self.rewards
         ]
-        hashes = [each.sha256 or provenance.source_hash(each.function) for each in self.rewards]
+        hashes = [each.sha256 or source_hash(each.function) for each in self.rewards]
         return {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
 
     def models(self) -> Models:

@@ -1,4 +1,4 @@
-"""When a run's state is saved, and which checkpoints stay. `cory/run/checkpoint.py` has their format."""
+"""When a run's state is saved, and which checkpoints stay. `cory/resume/checkpoint.py` has their format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
 from cory.parallel import distributed
-from cory.run import checkpoint
+from cory.resume import checkpoint
 from cory.run.output import remove
 
 if TYPE_CHECKING:

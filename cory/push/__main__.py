@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main, read_settings
+from cory.cli.main import main
 from cory.config import HubConfig
 from cory.run.output import filled
-from cory.tasks.kinds import kind_of
+from cory.tasks.kind import run_config
 
 
 def run() -> None:
@@ -29,11 +29,9 @@ def run() -> None:
     folder, hub = Path(given.run), HubConfig(given.repository, given.public, given.base)
     if given.look is None:
         hub.check_token()
-    kind, _ = kind_of(read_settings(folder))
-    from cory.evaluation.settings import run_config
     from cory.push.upload import contents, push
 
-    config = run_config(kind, folder)
+    config = run_config(folder)
     if given.look is None:
         print(push(folder, config, hub, given.evaluation))
         return

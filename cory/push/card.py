@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from cory.config import Config
-from cory.run.identity import is_local
-from cory.run.summary import markdown_table, sample_table
+from cory.provenance.models import is_local
+from cory.report.tables import markdown_table, sample_table
 
 PAPER = "https://arxiv.org/abs/2410.06101"
 CITATION = """@inproceedings{ma2024coevolving,

@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cory.cli.settings import read_settings
 from cory.config import Config, HubConfig
 from cory.errors import UserError, expect
-from cory.evaluation.settings import run_agents, trained
+from cory.evaluation.agents import run_agents
+from cory.evaluation.folder import trained
 from cory.push.card import is_absolute, is_folder, licence_of, run_card
+from cory.run.record import read_settings
 
 # What a folder of an agent may hold of Hugging Face's and PEFT's files. Its own README.md is not uploaded.
 AGENT_FILES = re.compile(

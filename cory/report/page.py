@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cory.report.escape import one_line
 from cory.run.output import replace_text
-from cory.run.summary import one_line
 
 HERE = Path(__file__).parent
 STYLES, SCRIPTS = ("uplot.css", "page.css"), ("curves.js", "completions.js", "page.js")

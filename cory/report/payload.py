@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.cli.settings import read_settings
 from cory.report.completions import Texts, short
-from cory.run.summary import summarise
+from cory.report.summary import summarise
+from cory.run.record import read_settings
 
 ENDS = ("start", "end", "change")
 NUMBERS = 150_000  # of all curves; longer ones are averaged over neighbouring iterations
@@ -199,7 +199,7 @@ def flags(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
                 found.setdefault((number, row["agent"], flag), []).append(row)
     if not found:
         return []
-    from cory.run.guards import MEANING  # here, as importing torch takes seconds
+    from cory.run.flags import MEANING  # here, as importing torch takes seconds
 
     result = []
     for (number, agent, flag), rows in found.items():

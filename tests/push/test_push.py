@@ -20,13 +20,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.cli.settings import announce
 from cory.config import Config, HubConfig, LoraConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.push.upload import contents, push
 from cory.task import Task
+from cory.train import announce
 from cory.trainer import CoryTrainer
 
 REPO = "user/pair"

@@ -23,8 +23,8 @@ from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import UserError
 from cory.parallel import shards
 from cory.prompts import RolePrompts
-from cory.run import checkpoint
-from cory.run.guards import Interrupted
+from cory.resume import checkpoint
+from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

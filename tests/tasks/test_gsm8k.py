@@ -16,7 +16,7 @@ from test_lora import llama_folder  # noqa: F401
 
 from cory import evaluation
 from cory.agent import make_agents
-from cory.cli.settings import load
+from cory.cli.load import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.metrics import pass_at_k
