@@ -16,8 +16,8 @@ from test_resume import make_trainer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.chat.chain import opened
 from cory.chat.config import ChatConfig
+from cory.chat.opened import opened
 from cory.config import LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
