@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from cory.errors import UserError, expect
+from cory.errors import UserError
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.provenance.models import Models, model_identity
@@ -33,8 +33,10 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
     if path.exists():
         files = [path] if path.is_file() else _files_of_split(path, split)
         formats = {FORMATS.get(file.suffix) for file in files}
-        alike, kinds = len(formats) == 1 and None not in formats, f"files of one kind among {sorted(FORMATS)}"
-        expect(alike, "dataset", kinds, [f.name for f in files])
+        if len(formats) != 1 or None in formats:
+            raise UserError(
+                f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[file.name for file in files]}"
+            )
         arguments = {"path": formats.pop(), "data_files": [str(file) for file in files], "split": "train"}
     else:
         arguments = {"path": name, "name": subset, "split": split, "revision": where.get("revision")}
@@ -47,24 +49,29 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
     if len(loaded) == 0:
         raise UserError(f"dataset: expected rows, got none in {name!r}, split {split!r}")
     for column in columns:
-        names = loaded.column_names
-        expect(column in names, "dataset", f"a column {column!r} in {name!r}", names)
+        if column not in loaded.column_names:
+            raise UserError(f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}")
     return loaded
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     files = [f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if f.suffix in FORMATS]
     chosen = [f for f in files if f.stem == split or f.name.startswith((f"{split}-", f"{split}_", f"{split}."))]
-    wanted = f"a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}"
-    expect(bool(chosen), "dataset", wanted, [f.name for f in files])
+    if not chosen:
+        raise UserError(
+            f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, "
+            f"got {[file.name for file in files]}"
+        )
     return chosen
 
 
 def check_held_out(dataset: str, trained: str) -> None:
     """Raises a UserError if a dataset's split `test` was trained on: it is a single file, or `trained` is `test`."""
-    apart = "a folder with files named after their splits, or a dataset on the Hub, trained on another split than test"
-    shown = f"{dataset!r}, split {trained!r}"
-    expect(not Path(dataset).is_file() and trained != "test", "eval_every: task.dataset", apart, shown)
+    if Path(dataset).is_file() or trained == "test":
+        raise UserError(
+            "eval_every: task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, "
+            f"trained on another split than test, got {dataset!r}, split {trained!r}"
+        )
 
 
 @dataclass
@@ -93,12 +100,14 @@ class Task:
 
     def __post_init__(self) -> None:
         names = self.dataset.column_names
-        expect("prompt" in names, "dataset", "a column 'prompt'", names)
+        if "prompt" not in names:
+            raise UserError(f"dataset: expected a column 'prompt', got {names}")
         given = ("prompts", "completions", "role")  # besides the dataset's columns
         for reward in self.rewards:
             taken = reward.arguments(dict.fromkeys([*given, *names], ()))
             twice = [name for name in given if name in names and name in taken]
-            expect(not twice, "dataset", f"no columns that {reward} is passed anyway", twice)
+            if twice:
+                raise UserError(f"dataset: expected no columns that {reward} is passed anyway, got {twice}")
         for row, prompt in enumerate(self.dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row}")
         self.prompts.check_columns(names)
@@ -123,11 +132,11 @@ class Task:
 
     def fingerprint_of_reward(self) -> dict[str, str]:
         """The reward's name and the hash of its source; of several the names with their weights, and the hashes."""
-        names = [
-            ("" if each.weight == 1 else f"{each.weight} * ") + (each.name or function_name(each.function))
-            for each in self.rewards
-        ]
-        hashes = [each.sha256 or source_hash(each.function) for each in self.rewards]
+        names = []
+        for reward in self.rewards:
+            name = reward.name or function_name(reward.function)
+            names.append(name if reward.weight == 1 else f"{reward.weight} * {name}")
+        hashes = [reward.sha256 or source_hash(reward.function) for reward in self.rewards]
         return {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
 
     def models(self) -> Models:

@@ -73,7 +73,8 @@ class PositiveLogit:
     ) -> None:
         model, self.tokenizer, self.index = load_classifier(name, "POSITIVE", "task.reward_model")
         self.model: PreTrainedModel = model.to(device)
-        self.batch_size, self.separator = batch_size, separator
+        self.batch_size = batch_size
+        self.separator = separator
         # Identified in config.yaml, so that another model behind this name is refused.
         self.models = {"task.reward_model": (recorded_as or name, name)}
         self.max_length = getattr(model.config, "max_position_embeddings", None)
@@ -87,9 +88,8 @@ class PositiveLogit:
         rewards = torch.empty(len(rows))
         for start in range(0, len(order), self.batch_size):
             index = order[start : start + self.batch_size]
-            ids, mask = pad(
-                [torch.tensor(rows[i], dtype=torch.long) for i in index], self.tokenizer.pad_token_id or 0, "right"
-            )
+            texts_ids = [torch.tensor(rows[i], dtype=torch.long) for i in index]
+            ids, mask = pad(texts_ids, self.tokenizer.pad_token_id or 0, "right")
             logits = self.model(input_ids=ids.to(self.model.device), attention_mask=mask.to(self.model.device)).logits
             rewards[index] = logits[:, self.index].float().cpu()
         return rewards.tolist()

@@ -114,9 +114,6 @@ class Checkpoints(Callback):
 def _is_better(value: float, best: Mapping[str, Any] | None) -> bool:
     """Whether a metric's value makes its checkpoint the best so far.
 
-    A value that is not finite (all updates of an iteration were skipped) is never the best. In checkpoints of earlier
-    versions it can be; any finite one replaces it.
+    A value that is not finite (all updates of an iteration were skipped) is never the best.
     """
-    if not math.isfinite(value):
-        return False
-    return best is None or not math.isfinite(best["value"]) or value > best["value"]
+    return math.isfinite(value) and (best is None or value > best["value"])
