@@ -100,11 +100,11 @@ def element(config: Config) -> int:
 def held(config: Config, model: Model, processes: int) -> dict[str, float]:
     """Bytes that each process holds: weights, Adam's state, gradients during an update, and buffers to exchange them.
 
-    All agents of `config` are alike, and agents that are apart are spread evenly.
+    All agents of `config` are alike. If they have devices of their own, these are the bytes of each device.
     """
-    size, method = element(config), config.parallel
-    apart, sharded = method.agents == "apart", method.shard == "full"
-    agents = -(-config.cory.num_agents // processes) if apart else config.cory.num_agents
+    size = element(config)
+    sharded = config.parallel.shard == "full"
+    agents = 1 if config.device_per_agent else config.cory.num_agents
     whole = size * model.parameters
     if config.model.quantization == "4bit":
         whole += (NF4 - size) * model.matrices
@@ -113,7 +113,7 @@ def held(config: Config, model: Model, processes: int) -> dict[str, float]:
     trained = head + (4 * config.lora.rank * model.adapter if config.lora.rank else whole)
     frozen = whole if config.lora.rank else trained
     bytes_of = {"weights": frozen + agents * trained, "Adam": 2 * agents * trained, "gradients": trained}
-    bytes_of["exchange"] = agents * trained if processes > 1 and not apart and not sharded else 0.0
+    bytes_of["exchange"] = agents * trained if processes > 1 and not sharded else 0.0
     return {name: size / processes if sharded else float(size) for name, size in bytes_of.items()}
 
 
@@ -123,8 +123,7 @@ def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[s
     An update's rows are those of a micro-batch, sampling's those of the process's part of the batch.
     """
     method, response = config.parallel, config.sampling.max_new_tokens
-    share = 1 if method.agents == "apart" else processes
-    batch, mini = config.ppo.batch_size // share, config.ppo.mini_batch_size // share
+    batch, mini = config.ppo.batch_size // processes, config.ppo.mini_batch_size // processes
     rows = mini if config.ppo.micro_batch == "auto" else min(mini, int(config.ppo.micro_batch))
     half = config.precision == "bf16"
     number = 2 if half else element(config)  # bytes of an activation
@@ -151,7 +150,7 @@ def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[s
 
 
 def peak(config: Config, model: Model, processes: int, prompt: int) -> float:
-    """The most bytes of a process at a time. There are no gradients while it samples."""
+    """The most bytes of a process, or of an agent's device, at a time. There are no gradients while it samples."""
     here, needed = held(config, model, processes), passing(config, model, processes, prompt)
     always = here["weights"] + here["Adam"] + here["exchange"]
     return always + max(needed["sampling"], here["gradients"] + needed["update"])
@@ -161,12 +160,14 @@ def start(config: Config, model: Model, processes: int) -> float:
     """Bytes of the host's memory that each process needs while models are loaded; 4 bit weights need the GPU alone."""
     if config.model.quantization == "4bit":
         return 0.0
-    agents = -(-config.cory.num_agents // processes) if config.parallel.agents == "apart" else config.cory.num_agents
-    # An agent's copy leaves for the GPU when its learner is made, and if it is sharded at once.
-    copies = 0 if config.lora.rank else 1 if config.parallel.shard == "full" else agents
+    # An agent's copy leaves for the GPU when its learner is made, and if it is sharded at once. Agents with devices of
+    # their own are made one after the other.
+    at_once = config.parallel.shard == "full" or config.device_per_agent
+    copies = 0 if config.lora.rank else 1 if at_once else config.cory.num_agents
     return (1 + copies) * element(config) * model.parameters
 
 
+DEVICES = "2, `device`"
 # hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads
 LLAMAS = {
     "7 B": (4096, 11008, 32, 32, 32),
@@ -182,11 +183,12 @@ TUNINGS = {
     ),
 }
 SHARD, LAYER = ParallelConfig(shard="full"), ParallelConfig(shard="full", gather="layer")
+# The number of processes, each with a GPU, but for `device`: one process, in which each agent has a GPU.
 WAYS = {
     "1 GPU": (1, ParallelConfig()),
     "4": (4, ParallelConfig()),
     "8": (8, ParallelConfig()),
-    "2, `apart`": (2, ParallelConfig(agents="apart")),
+    DEVICES: (1, ParallelConfig()),
     "4, `shard`": (4, SHARD),
     "8, `shard`": (8, SHARD),
     "4, `shard`, `layer`": (4, LAYER),
@@ -205,22 +207,24 @@ def llama(hidden: int, inner: int, layers: int, heads: int, shared: int) -> Mode
         return Model.of(LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=shared)))
 
 
-def setting(options: argparse.Namespace, tuning: str, agents: int, processes: int, parallel: ParallelConfig) -> Config:
+def setting(options: argparse.Namespace, tuning: str, agents: int, way: str) -> Config:
     """The settings of a cell."""
     model, lora = TUNINGS[tuning]
-    mini = options.micro_batch * (1 if parallel.agents == "apart" else processes)
+    processes, parallel = WAYS[way]
+    devices = [{"device": f"cuda:{index}"} for index in range(agents)] if way == DEVICES else []
+    mini = options.micro_batch * processes
     ppo = PPOConfig(batch_size=max(options.batch, mini), mini_batch_size=mini)
     sampling = SamplingConfig(max_new_tokens=options.response)
     return Config(precision=options.precision, model=model, lora=lora, cory=CoryConfig(agents), ppo=ppo,
-                  sampling=sampling, parallel=parallel)  # fmt: skip
+                  sampling=sampling, parallel=parallel, agents=devices)  # fmt: skip
 
 
 def cell(options: argparse.Namespace, model: Model, tuning: str, agents: int, way: str) -> str:
     """GiB of a process, bold where it fits; empty where settings are refused."""
     processes, parallel = WAYS[way]
-    if (parallel.agents == "apart" and agents < processes) or (parallel.shard == "full" and "4 bit" in tuning):
+    if parallel.shard == "full" and "4 bit" in tuning:
         return ""
-    needed = peak(setting(options, tuning, agents, processes, parallel), model, processes, options.prompt) / GIB
+    needed = peak(setting(options, tuning, agents, way), model, processes, options.prompt) / GIB
     return f"**{needed:.0f}**" if needed <= (1 - FREE) * options.gpu else f"{needed:.0f}"
 
 
@@ -236,14 +240,14 @@ def main() -> None:
     models = {name: llama(*sizes) for name, sizes in LLAMAS.items()}
     cases = [(name, model, tuning) for name, model in models.items() for tuning in TUNINGS]
     for agents in (2, 1):
-        ways = [way for way in WAYS if agents > 1 or WAYS[way][1].agents == "together"]
+        ways = [way for way in WAYS if agents > 1 or way != DEVICES]
         rows = [[f"{name}, {tuning}", *(cell(options, model, tuning, agents, way) for way in ways)]
                 for name, model, tuning in cases]  # fmt: skip
         print(f"{agents} agent{'s' * (agents > 1)}, GiB per GPU\n\n{table(rows, ['', *ways])}\n")
-    ways = ["1 GPU", "2, `apart`", "8, `shard`"]
+    ways = ["1 GPU", DEVICES, "8, `shard`"]
     rows = []
     for name, model, tuning in cases:
-        each = [start(setting(options, tuning, 2, *WAYS[way]), model, WAYS[way][0]) / GIB for way in ways]
+        each = [start(setting(options, tuning, 2, way), model, WAYS[way][0]) / GIB for way in ways]
         rows.append([f"{name}, {tuning}", *(f"{size:.0f}" for size in each)])
     rows = [row for row in rows if "4 bit" not in row[0]]
     print(f"GiB of the host's memory for each process, while two agents are loaded\n\n{table(rows, ['', *ways])}")

@@ -38,7 +38,7 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     )
     agents = make_agents(config)
     for agent in agents:
-        rollout = agent.respond(["the film", "a story", "it was", "some"], 4)
+        rollout = agent.respond(["the film", "a story", "it was", "some"], 4, torch.Generator())
         agent.learn([rollout], [torch.randn(4)], np.random.default_rng(0))
     seen: dict[int, tuple[str, int]] = {}
     for agent in agents:

@@ -6,12 +6,14 @@
     python benchmarks/parallel.py --what time --width 512 --layers 6 --epochs 2 --iterations 3    # on a quiet machine
 
 Each way runs in processes of its own, on CPUs, with one thread each; the batch of all of them together is the same.
+`devices` is one process with two threads, in which agents have devices of their own (both the CPU) and so are updated
+at the same time; `one2` is the same without.
 
 * Memory: what a process holds between iterations, all agents and the reference together; in an update, gradients and
   buffers to exchange them; its peak in iterations, and at the start, when models are loaded, both above what libraries
   take after the same with a small model. The formulas are those of benchmarks/fits.py.
 * Time: all ways in turn, `--repeats` times; medians. The ideal of `data` is the time of one process over the number of
-  processes, or of cores if fewer; of `apart`, that of sampling, and half of that of the updates.
+  processes, or of cores if fewer; with two threads, that of sampling with them, and half of the updates.
 """
 
 import argparse
@@ -33,22 +35,29 @@ from benchmarks.iteration import hardware, resident, table  # noqa: E402
 # Processes and settings of `parallel`.
 WAYS: dict[str, tuple[int, dict[str, str]]] = {
     "one": (1, {}),
+    "one2": (1, {}),
     "data": (2, {}),
     "data4": (4, {}),
     "shard": (2, {"shard": "full"}),
     "shard4": (4, {"shard": "full"}),
     "layer": (2, {"shard": "full", "gather": "layer"}),
     "layer4": (4, {"shard": "full", "gather": "layer"}),
-    "apart": (2, {"agents": "apart"}),
+    "devices": (1, {}),
 }
+TITLES = {"one2": "one process, two threads", "devices": "one process, a `device` for each agent, two threads"}
 NUMBERS = {1: "one process", 2: "two", 4: "four"}
-DEFAULTS = {"memory": ["one", "data", "shard", "layer", "apart"], "time": ["one", "data", "data4", "apart"]}
+DEFAULTS = {
+    "memory": ["one", "data", "shard", "layer", "devices"],
+    "time": ["one", "one2", "data", "data4", "devices"],
+}
 QUERY = 12  # tokens
 PARTS = ("weights", "Adam", "gradients", "exchange")
 
 
 def title(way: str) -> str:
     """`two, parallel.shard: full`, ..."""
+    if way in TITLES:
+        return TITLES[way]
     count, settings = WAYS[way]
     return ", ".join([NUMBERS[count], *(f"`{key}: {value}`" for key, value in settings.items())])
 
@@ -61,7 +70,8 @@ def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
         device="cpu",
         iterations=options.iterations,
         model=ModelConfig(folder),
-        lora=LoraConfig(rank=options.lora),
+        lora=LoraConfig(rank=options.lora, shared_base=way != "devices"),
+        agents=[{"device": "cpu"}] * 2 if way == "devices" else [],
         ppo=PPOConfig(batch_size=options.batch, mini_batch_size=options.batch, ppo_epochs=options.epochs),
         sampling=SamplingConfig(options.response, options.response),
         parallel=ParallelConfig(**WAYS[way][1]),  # type: ignore[arg-type]
@@ -87,10 +97,9 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, fl
 
     prompts_of_roles = RolePrompts(observer="{prompt} {response}")
     trainer = CoryTrainer(config, agents, Task.from_prompts(prompts, reward, prompts_of_roles))
-    here = [agent for agent in (getattr(agent, "agent", agent) for agent in agents) if agent is not None]
     gradients: list[int] = []
-    for agent in here:
-        agent.learner.optimizer.optimizer.register_step_pre_hook(lambda *_: gradients.append(gradient_bytes(here)))
+    for agent in agents:
+        agent.learner.optimizer.optimizer.register_step_pre_hook(lambda *_: gradients.append(gradient_bytes(agents)))
     reset_peak()
     seconds = []
     for k in range(options.iterations):
@@ -101,7 +110,7 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, fl
     medians = {phase: statistics.median(one[phase] for one in seconds[1:]) for phase in seconds[-1]}
     return {
         **{key: value * 2**20 for key, value in found.items()},
-        **held(here),
+        **held(agents),
         "gradients": max(gradients),
         **medians,
     }
@@ -161,7 +170,7 @@ def run(ways: list[str], folder: Path, arguments: list[str]) -> dict[str, list[d
     count = WAYS[ways[0]][0]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"] if count > 1 else []
     command = [sys.executable, *launcher, __file__, *arguments, "--measure", *ways, str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "2" if ways[0] in TITLES else "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(done.stderr)
@@ -179,7 +188,10 @@ def formula(way: str, model: Any, options: argparse.Namespace) -> dict[str, floa
 
     config, processes = config_of(way, "", options), WAYS[way][0]
     found = fits.held(config, model, processes)
-    return found | {"peak": fits.peak(config, model, processes, prompt=QUERY + options.response)}
+    peak = fits.peak(config, model, processes, prompt=QUERY + options.response)
+    if config.device_per_agent:  # these are the bytes of a device, and both are this process's
+        return {name: 2 * size for name, size in found.items()} | {"peak": 2 * peak}
+    return found | {"peak": peak}
 
 
 def memory(options: argparse.Namespace, folder: Path, model: Any) -> tuple[str, dict[str, Any]]:
@@ -207,8 +219,9 @@ def times(options: argparse.Namespace, folder: Path) -> tuple[str, dict[str, Any
     rows = []
     for way in ways:
         found, one, at_once = middle[way], middle["one"], min(WAYS[way][0], cores)
-        apart = WAYS[way][1].get("agents") == "apart"
-        ideal = one["total"] - one["learn"] * (1 - 1 / at_once) if apart else one["total"] / at_once
+        ideal = one["total"] / at_once
+        if way in TITLES:  # sampling as it is with two threads, and two updates in the time of one
+            ideal = middle[way]["generate"] + one["learn"] / min(2, cores)
         totals = [each["total"] for each in runs[way]]
         cells = [f"{found[phase]:.2f}" for phase in ("generate", "learn", "total")]
         spread = f"{min(totals):.2f} to {max(totals):.2f}"

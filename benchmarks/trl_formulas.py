@@ -186,7 +186,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     load_weights(reference, inputs, "reference")
     wrapped = WindowPolicy(policy).eval(), WindowPolicy(reference).eval()
     tokenizer = word_tokenizer(VOCABULARY)
-    learner: Any = make_learner(*wrapped, tokenizer, config)
+    learner: Any = make_learner(*wrapped, tokenizer, config, torch.device("cpu"))
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
     batch = window.pack(queries, responses, pad_token(tokenizer))
     old = learner._evaluate(batch, train=False)

@@ -66,10 +66,11 @@ class Bench:
     """
 
     def __init__(self, shape: Shape, folder: Path, device: str, precision: str) -> None:
-        from cory.models.load import choose_device
+        from cory.parallel.devices import choose_device, configure
 
         self.shape, self.precision = shape, precision
         self.device = choose_device(device)
+        configure(self.device)
         self.policy, self.reward_model = make_models(shape, folder)
         self.config = make_config(shape, self.policy, device, precision)
         self.task = make_task(shape, self.reward_model, self.device)
@@ -77,7 +78,7 @@ class Bench:
     def load(self) -> tuple[Any, Any]:
         from cory.models.load import load_policy
 
-        policy, tokenizer = load_policy(self.config.model)
+        policy, tokenizer = load_policy(self.config.model, self.device)
         return policy.to(self.device), tokenizer
 
     def ours(self) -> Callable[[int], Seconds]:

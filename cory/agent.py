@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.errors import one_of
@@ -19,15 +19,17 @@ from cory.learners.optimizer import check_optimizer
 from cory.learners.ppo import PPOLearner
 from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import PolicyWithValueHead
-from cory.models.apart import Apart, is_here
 from cory.models.engine import Engine
-from cory.models.load import choose_device, load_policy
-from cory.models.lora import activate, add_adapter, save_policy
+from cory.models.load import load_policy
+from cory.models.lora import LanguageModel, activate, add_adapter, save_policy
 from cory.models.rollout import Rollout
-from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text, seed_everything
+from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text
 from cory.models.tokens import token_record
 from cory.parallel import distributed
+from cory.parallel.devices import choose_device, configure
 from cory.parallel.sharding import split
+from cory.prompts import Prompt
+from cory.streams import Purpose, Stream
 
 
 class Agent:
@@ -37,16 +39,20 @@ class Agent:
         name: `agent_1`, ...; names its folder and its metrics.
         policy: the policy, wrapped as `config.algorithm` requires; see `wrapper`.
         reference: pi_0, frozen; may be shared between agents. None: the policy with its adapters off.
-        tokenizer: the policy's. config: the run's settings. engine: samples in place of the policy.
+        tokenizer: the policy's.
+        config: the run's settings.
+        device: where the agent samples and learns.
+        engine: samples in place of the policy.
     """
 
     def __init__(
         self,
         name: str,
         policy: PolicyWithValueHead | WindowPolicy,
-        reference: PolicyWithValueHead | WindowPolicy | None,
+        reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        device: torch.device,
         engine: Engine | None = None,
     ) -> None:
         self.name = name
@@ -54,15 +60,15 @@ class Agent:
         self.sampling = config.sampling
         self.chat_template = config.model.chat_template
         self.merge = config.lora.merge
-        self.learner = make_learner(policy, reference, tokenizer, config)
-        self.device: torch.device = self.learner.accelerator.device
+        self.device = device
+        self.learner = make_learner(policy, reference, tokenizer, config, device)
         self.engine = engine
         self.context_length = context_length(self.policy)  # in tokens; None if unknown
         if engine is not None:
             self.context_length = min(self.context_length or engine.longest, engine.longest)
 
     @property
-    def policy(self) -> PreTrainedModel:
+    def policy(self) -> LanguageModel:
         """The causal language model, with the adapters of all agents that share it."""
         return self.learner.policy
 
@@ -71,7 +77,7 @@ class Agent:
         """Number of optimizer steps taken in this process."""
         return self.learner.optimizer_steps
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
         return encode(self.tokenizer, prompts, self.chat_template)
 
@@ -84,14 +90,21 @@ class Agent:
         self.activate()
         self.learner.check_model(samples=self.engine is None)
 
-    def respond(self, prompts: list[str], max_new_tokens: int) -> Rollout:
-        """Samples a response of at most `max_new_tokens` tokens per prompt. Raises a UserError if one is too long."""
+    def respond(self, prompts: list[Prompt], max_new_tokens: int, generator: torch.Generator) -> Rollout:
+        """Samples a response of at most `max_new_tokens` tokens per prompt.
+
+        Args:
+            prompts: text or chat messages.
+            generator: draws the tokens, unless an engine does, whose random numbers are its own.
+
+        Raises a UserError if a prompt is too long.
+        """
         prompt_ids = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
         check_lengths([len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts)
         self.activate()
         logprobs: list[torch.Tensor] = []
         if self.engine is None:
-            response_ids = self.learner.generate(prompt_ids, self.sampling, max_new_tokens)
+            response_ids = self.learner.generate(prompt_ids, self.sampling, max_new_tokens, generator)
         else:
             response_ids, logprobs = self.engine.sample(self.name, self.policy, prompt_ids, max_new_tokens)
         turn = are_turns(prompts, self.chat_template)
@@ -163,13 +176,48 @@ def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
 
 def make_learner(
     policy: PolicyWithValueHead | WindowPolicy,
-    reference: PolicyWithValueHead | WindowPolicy | None,
+    reference: torch.nn.Module | None,
     tokenizer: PreTrainedTokenizerBase,
     config: Config,
+    device: torch.device,
 ) -> Learner:
-    """The learner of `config.algorithm`; policy and reference as `wrapper` makes them."""
-    learner: Any = PPOLearner if config.algorithm == "ppo" else GroupLearner
-    return learner(policy, reference, tokenizer, config)
+    """The learner of `config.algorithm`, for whose policies `wrapper` is."""
+    if isinstance(policy, PolicyWithValueHead):
+        return PPOLearner(policy, reference, tokenizer, config, device)
+    return GroupLearner(policy, reference, tokenizer, config, device)
+
+
+@dataclass
+class AgentPlan:
+    """What one agent is made of.
+
+    Args:
+        index: from 0.
+        config: its settings, its model's name resolved to a folder or a Hub id.
+        device: where it samples and learns.
+        alone: whether it shares nothing with others, as it learns at the same time as they do.
+    """
+
+    index: int
+    config: Config
+    device: torch.device
+    alone: bool
+
+    @property
+    def name(self) -> str:
+        """`agent_1`, ..."""
+        return f"agent_{self.index + 1}"
+
+    def shares_base(self, other: "AgentPlan") -> bool:
+        """Whether both start from one loaded model: they copy it and share it as reference, or adapt it."""
+        mine = self.config
+        theirs = other.config
+        if self.alone or mine.model != theirs.model:
+            return False
+        if mine.lora.rank and theirs.lora.rank:
+            return mine.lora.shared_base and theirs.lora.shared_base
+        # A base with adapters cannot be the reference of an agent without.
+        return not mine.lora.rank and not theirs.lora.rank
 
 
 def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
@@ -177,55 +225,95 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
 
     Full fine-tuning: each agent has a copy of the weights; agents of the same model share one frozen reference. LoRA:
     each agent has an adapter, on one base or on copies of it (`lora.shared_base`); the reference is the base with its
-    adapters off. Each PPO agent has a value head. `num_agents` defaults to that of the settings.
+    adapters off. Agents with devices of their own (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value
+    head. `num_agents` defaults to that of the settings.
 
-    Raises a UserError if a setting is out of range, the device or a model is not available, or a model is one that
+    Raises a UserError if a setting is out of range, a device or a model is not available, or a model is one that
     padded batches change.
     """
     config.check()
-    choose_device(config.device, config.parallel)
     check_optimizer(config.ppo.optimizer)
+    plans = plan_agents(config, config.cory.num_agents if num_agents is None else num_agents)
+
+    # The process's own device, where it is about messages between processes, is the first agent's.
+    distributed.start(plans[0].device, config.parallel.offload)
     distributed.check(config)
+    for device in {plan.device for plan in plans}:
+        configure(device, sharded=config.parallel.shard == "full")
+
     engine = Engine(config) if config.sampling.engine == "vllm" else None
-    num_agents = config.cory.num_agents if num_agents is None else num_agents
-    settings, wrap = [copy.copy(config.of_agent(index)) for index in range(num_agents)], wrapper(config.algorithm)
-    bases: dict[str, tuple[Any, PreTrainedTokenizerBase]] = {}  # by `key`
-    keys: list[str] = []
-    adapted: dict[str, Any] = {}  # bases with adapters
-    policies: dict[int, Any] = {}
-    for index, own in enumerate(settings):
-        own.model = replace(own.model, name=own.resolve(own.model.name))
-        # A base with adapters cannot be the reference of an agent without. If not shared, each agent has its own base.
-        keys.append(f"{own.model} {bool(own.lora.rank)} {index if own.lora.rank and not own.lora.shared_base else ''}")
-        if not is_here(index):
-            continue
-        if (key := keys[index]) not in bases:
-            bases[key] = load_policy(own.model)
-            if own.model.gradient_checkpointing:
-                bases[key][0].gradient_checkpointing_enable({"use_reentrant": False})
-        seed_everything(config.seed, index)  # draws the value head, and the adapter where there is one
-        if own.lora.rank:
-            name = f"agent_{index + 1}"
-            policy = adapted[key] = add_adapter(adapted.get(key, bases[key][0]), name, own.lora)
-            policy.peft_config[name].base_model_name_or_path = own.model.name
-            policies[index] = wrap(policy)
+    agents: dict[int, Agent] = {}
+    for group in groups_by_base(plans):
+        agents_of_base = make_agents_of_base(group, config, engine)
+        distributed.agreed(agents_of_base[0].check_model)
+        agents |= zip([plan.index for plan in group], agents_of_base, strict=True)
+    return [agents[plan.index] for plan in plans]
+
+
+def plan_agents(config: Config, num_agents: int) -> list[AgentPlan]:
+    """What each agent is made of. Raises a UserError if its device is not available."""
+    plans = []
+    for index in range(num_agents):
+        settings = copy.copy(config.of_agent(index))
+        settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
+        plans.append(AgentPlan(index, settings, choose_device(settings.device), alone=config.device_per_agent))
+    return plans
+
+
+def groups_by_base(plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
+    """The agents in groups that each start from one loaded model."""
+    groups: list[list[AgentPlan]] = []
+    for plan in plans:
+        group = next((group for group in groups if plan.shares_base(group[0])), None)
+        if group is None:
+            groups.append([plan])
         else:
-            policies[index] = wrap(copy.deepcopy(bases[key][0]))
-        if isinstance(policies[index], PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
-            for parameter in policies[index].v_head.parameters():
-                torch.nn.init.zeros_(parameter)
-        if not own.lora.rank:
-            split(policies[index], config.precision)
-    frozen = dict.fromkeys(keys[index] for index in policies if not settings[index].lora.rank)
-    references = {key: split(wrap(bases[key][0]).requires_grad_(False).eval(), config.precision) for key in frozen}
-    agents: list[Any] = []
-    for index, (own, key) in enumerate(zip(settings, keys, strict=True)):
-        name, agent = f"agent_{index + 1}", None
-        if index in policies:
-            policy = split(policies[index], config.precision)  # with the adapters of all that share it
-            activate(policy.pretrained_model, name)
-            agent = Agent(name, policy, references.get(key), bases[key][1], own, engine)
-        agents.append(Apart(index, agent, config) if config.parallel.agents == "apart" else agent)
-    different = {keys[index]: agents[index] for index in policies}  # one of each base
-    distributed.agreed(lambda: [agent.check_model() for agent in different.values()])
+            group.append(plan)
+    return groups
+
+
+def make_agents_of_base(plans: Sequence[AgentPlan], config: Config, engine: Engine | None) -> list[Agent]:
+    """The agents of a group, and what they share: the reference or the base."""
+    wrap = wrapper(config.algorithm)
+    model = plans[0].config.model
+    base, tokenizer = load_policy(model, plans[0].device)
+    if model.gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+
+    lora = plans[0].config.lora.rank > 0
+    policies = []
+    for plan in plans:
+        policies.append(make_policy(plan, base))
+        if lora:
+            base = policies[-1].pretrained_model  # which has the adapters so far
+    reference = None  # with LoRA, the policy with its adapters off
+    if not lora:
+        reference = wrap(base).requires_grad_(False).eval()
+        reference = split(reference, config.parallel, config.precision)
+
+    agents = []
+    for plan, policy in zip(plans, policies, strict=True):
+        policy = split(policy, config.parallel, config.precision)  # now with the adapters of all that share it
+        activate(policy.pretrained_model, plan.name)
+        agents.append(Agent(plan.name, policy, reference, tokenizer, plan.config, plan.device, engine))
     return agents
+
+
+def make_policy(plan: AgentPlan, base: LanguageModel) -> PolicyWithValueHead | WindowPolicy:
+    """An agent's policy in its wrapper: a copy of the base, or with LoRA the base with a new adapter."""
+    config = plan.config
+    wrap = wrapper(config.algorithm)
+    # PEFT and TRL draw adapters and value heads from torch's global generator.
+    with Stream(config.seed, Purpose.INITIALIZATION, agent=plan.index).as_global():
+        if config.lora.rank:
+            adapted = add_adapter(base, plan.name, config.lora)
+            adapted.peft_config[plan.name].base_model_name_or_path = config.model.name
+            policy = wrap(adapted)
+        else:
+            policy = wrap(copy.deepcopy(base))
+    if isinstance(policy, PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
+        for parameter in policy.v_head.parameters():
+            torch.nn.init.zeros_(parameter)
+    if not config.lora.rank:  # at once, so that one whole copy is in memory at a time
+        policy = split(policy, config.parallel, config.precision)
+    return policy

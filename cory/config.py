@@ -31,6 +31,7 @@ from pydantic_core import ErrorDetails
 from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
+C = TypeVar("C", bound="Config")
 # The packages of which each tracker needs one, and how to install it.
 TRACKER_PACKAGES = {
     "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
@@ -434,26 +435,16 @@ class ParallelConfig(Settings):
         gather: When the weights of a sharded policy are put together for sampling: once for a `rollout`, or each
             `layer` at each token, which needs less memory and much more time.
         offload: Keep the shards in the host's memory, not the GPU's.
-        agents: `together`: all agents in each process, which answers its part of the queries. `apart`: each agent in
-            one process, which answers all queries; agents are updated at the same time.
     """
 
     block: ClassVar[str] = "parallel"
     shard: Literal["none", "full"] = "none"
     gather: Literal["rollout", "layer"] = "rollout"
     offload: bool = False
-    agents: Literal["together", "apart"] = "together"
 
     def check(self) -> None:
         if self.offload and self.shard == "none":
             raise UserError("parallel.offload: expected false with parallel.shard: none, got true")
-        if self.agents == "apart" and self.shard != "none":
-            raise UserError("parallel.agents: expected together with parallel.shard: full, got 'apart'")
-
-    @property
-    def split(self) -> bool:
-        """Whether a process holds only part of the agents' state."""
-        return self.shard != "none" or self.agents == "apart"
 
 
 @dataclass
@@ -466,8 +457,9 @@ class Config(Settings):
         algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
             divisions by standard deviation and length), `rloo` or `reinforce`: docs/learners.md.
         group_size: Chains per query; GRPO and RLOO compare the responses of such a group.
-        agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...}, each
-            part optional. Empty: all agents alike.
+        agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
+            device: ...}, each part optional. Empty: all agents alike. With a `device` in each entry, agents are updated
+            at the same time, also on one and the same device (docs/scaling.md).
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (CUDA where there is a GPU for it, else the CPU), cpu, cuda, cuda:N or mps (Apple; not tested).
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
@@ -543,8 +535,36 @@ class Config(Settings):
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
                 f"got {self.agents!r}"
             )
-        for index in range(len(self.agents)):
-            self.of_agent(index)
+        agents = [self.of_agent(index) for index in range(len(self.agents))]
+        if self.device_per_agent:
+            self._check_devices(agents)
+
+    def _check_devices(self, agents: list["Config"]) -> None:
+        for index, entry in enumerate(self.agents):
+            if "device" not in entry:
+                raise UserError(f"agents[{index}].device: expected a device, as other agents have one, got none")
+        bases: list[ModelConfig] = []
+        for index, settings in enumerate(agents):
+            if not (settings.lora.rank and settings.lora.shared_base):
+                continue
+            if settings.model in bases:
+                raise UserError(
+                    f"agents[{index}].device: expected lora.shared_base: false beside it, as adapters of one base "
+                    "share its device, got true"
+                )
+            bases.append(settings.model)
+
+    @property
+    def device_per_agent(self) -> bool:
+        """Whether agents have devices of their own, and so are updated at the same time."""
+        return any("device" in entry for entry in self.agents)
+
+    def on(self: C, device: str) -> C:
+        """These settings, with all agents on one device."""
+        config = copy(self)
+        config.device = device
+        config.agents = [{key: value for key, value in entry.items() if key != "device"} for entry in self.agents]
+        return config
 
     def check_tracker(self) -> None:
         """Raises a UserError if the tracker's package is not installed. Imports nothing, so it answers at once."""
@@ -570,11 +590,13 @@ class Config(Settings):
         config = copy(self)
         config.agents = []
         for key, value in self.agents[index].items():
-            if key not in ("model", "lora", "learning_rate"):
-                raise UserError(f"{where}: expected model, lora or learning_rate, got {key!r}")
+            if key not in ("model", "lora", "learning_rate", "device"):
+                raise UserError(f"{where}: expected model, lora, learning_rate or device, got {key!r}")
             try:
                 if key == "learning_rate":
                     config.ppo = changed(self.ppo, {key: value})
+                elif key == "device":
+                    config.device = value
                 elif not isinstance(value, dict):
                     raise UserError(f"{key}: expected a block of settings, got {value!r}")
                 elif key == "lora":

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from math import gcd
 
-import numpy as np
-
 from cory.errors import one_of
+from cory.streams import Purpose, Stream
 
 EXCHANGES = ("rotate", "shuffle", "none")
 
@@ -48,7 +47,7 @@ class RoleSchedule:
         if self.exchange != "shuffle":
             return tuple((role + turn) % n for role in range(length))
         round_, deal = divmod(turn, n // gcd(n, length))
-        cards = np.random.default_rng([self.seed, round_]).permutation(n).tolist()
+        cards = Stream(self.seed, Purpose.ROLES, iteration=round_).numpy().permutation(n).tolist()
         return tuple(cards[(deal * length + role) % n] for role in range(length))
 
     def exchanges_before(self, k: int) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 
 from cory.errors import UserError
 from cory.models.load import find, quiet
@@ -14,6 +13,7 @@ from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.provenance.models import Models, model_identity
 from cory.provenance.task import data_hash, function_name, source_hash
 from cory.rewards import Reward, RewardFunction
+from cory.streams import Purpose, Stream
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
@@ -168,6 +168,6 @@ class Task:
         Rows that do not fill a last batch sit out that pass.
         """
         batches = len(self.dataset) // size
-        order = np.random.default_rng([seed, k // batches]).permutation(len(self.dataset))
+        order = Stream(seed, Purpose.QUERIES, iteration=k // batches).numpy().permutation(len(self.dataset))
         start = k % batches * size
         return self.dataset[order[start : start + size].tolist()]

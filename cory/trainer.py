@@ -9,9 +9,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 
 from cory.agent import Agent
@@ -25,8 +23,9 @@ from cory.iteration import Batch, Iteration
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
-from cory.models.sampling import check_lengths, seed_everything
+from cory.models.sampling import check_lengths
 from cory.parallel import distributed
+from cory.parallel.devices import at_the_same_time
 from cory.prompts import fit_responses
 from cory.provenance.models import policy_models
 from cory.report import NAME as REPORT
@@ -40,7 +39,7 @@ from cory.roles import RoleSchedule, role_name
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.signals import Interrupted, Signals
-from cory.streams import Purpose, generator
+from cory.streams import Purpose, Stream
 from cory.task import Task
 
 
@@ -140,18 +139,17 @@ class CoryTrainer:
         """Algorithm 1, lines 3 to 17, for iteration `k`, from 0."""
         started = time.perf_counter()
         seconds: dict[str, float] = {}
-        seed_everything(self.config.seed, k, PartialState().process_index)
         chain = self._chain(k)
         batch = self._batch(k)
 
         # The pioneer answers the query; every later role also reads the response before it (Eq. 3).
         with timed(seconds, "generate"):
-            rollouts = self.roll_out(chain, batch)
+            rollouts = self.roll_out(chain, batch, self.generators(Purpose.SAMPLING, chain, k))
 
         # Every role's own task reward, and what it is trained on: the sum over the chain (Eq. 4).
         with timed(seconds, "reward"):
-            task_rewards = self.score(batch, rollouts)
-            rewards = self.assign_credit(chain, batch, task_rewards)
+            task_rewards = self.score_rollouts(batch, rollouts)
+            rewards = self.training_rewards(k, chain, batch, task_rewards)
 
         iteration = Iteration(
             index=k,
@@ -170,24 +168,35 @@ class CoryTrainer:
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
             rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            stats = distributed.updated(lambda: self.update(k, chain, rollouts, rewards, rate))
-            iteration.stats = distributed.merged(stats)
+            iteration.stats = self.update(k, chain, rollouts, rewards, rate)
         return iteration
 
-    def roll_out(self, chain: Sequence[Agent], batch: Batch) -> list[Rollout]:
-        """Each role's responses; from the second role on, an agent reads the response of the role before (Eq. 3)."""
+    def generators(
+        self, purpose: Purpose, chain: Sequence[Agent], k: int = 0, process: int | None = None
+    ) -> list[torch.Generator]:
+        """A generator for each role's responses; those of `process` (by default this one) in iteration `k`."""
+        if process is None:
+            process = distributed.rank()
+        streams = [Stream(self.config.seed, purpose, k, role=role, process=process) for role in range(len(chain))]
+        return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
+
+    def roll_out(self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
+        """Each role's responses; from the second role on, an agent reads the response of the role before (Eq. 3).
+
+        `generators`: one for each role, which draws the tokens of its responses.
+        """
         rollouts: list[Rollout] = []
         for role, agent in enumerate(chain):
             previous = None
             if role > 0 and self.config.cory.knowledge_transfer:
                 previous = rollouts[-1].completions
             prompts = self._prompts(agent, role, batch, previous)
-            rollout = agent.respond(prompts, batch.max_new_tokens)
+            rollout = agent.respond(prompts, batch.max_new_tokens, generators[role])
             rollout.role = role_name(role)
             rollouts.append(rollout)
         return rollouts
 
-    def score(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
+    def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
         """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a reward model.
 
         The reward function sees the dataset's columns and, as `role`, the role of each response, counted from `first`.
@@ -199,28 +208,27 @@ class CoryTrainer:
         for role, rollout in enumerate(rollouts, first):
             completions += rollout.completions
             columns["role"] += [role_name(role)] * len(rollout.completions)
-        rewards = distributed.computed_by(0, lambda: score(self.task.reward, prompts, completions, columns))
+        rewards = distributed.agreed(lambda: score(self.task.reward, prompts, completions, columns))
         return list(rewards.chunk(len(rollouts)))
 
-    def assign_credit(
-        self, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
+    def training_rewards(
+        self, k: int, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
         unread = None
         if self.config.cory.credit == "counterfactual" and len(chain) > 1:
-            unread = self._unread_rewards(chain, batch)
+            unread = self._unread_rewards(k, chain, batch)
         return assign_credit(task_rewards, self.config.cory.credit, self.config.cory.weight, unread)
 
-    def _unread_rewards(self, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
+    def _unread_rewards(self, k: int, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
         """Each role's (batch,) task rewards when it reads an empty response; the pioneer's are 0."""
         empty = [""] * len(batch.columns["prompt"])
-        observers = chain[1:]
-        prompts = [self._prompts(agent, 1, batch, empty) for agent in observers]
-        rollouts = [
-            agent.respond(prompts_of_agent, batch.max_new_tokens)
-            for agent, prompts_of_agent in zip(observers, prompts, strict=True)
-        ]
-        rewards = self.score(batch, rollouts, first=1)
+        generators = self.generators(Purpose.UNREAD, chain, k)
+        rollouts = []
+        for agent, generator in zip(chain[1:], generators[1:], strict=True):
+            prompts = self._prompts(agent, 1, batch, empty)
+            rollouts.append(agent.respond(prompts, batch.max_new_tokens, generator))
+        rewards = self.score_rollouts(batch, rollouts, first=1)
         return [torch.zeros_like(rewards[0]), *rewards]
 
     def update(
@@ -230,25 +238,31 @@ class CoryTrainer:
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
         rate: float = 1.0,
-    ) -> list[UpdateStats | None]:
-        """Each agent learns from its own rollouts, one agent after the other; returns the statistics by role.
+    ) -> list[UpdateStats]:
+        """Each agent learns from its own rollouts; returns the statistics by role.
 
-        None stands for a role whose agent lives in another process.
+        Agents with devices of their own learn at the same time, others one after the other.
         """
-        stats: dict[int, UpdateStats | None] = {}
-        for agent in dict.fromkeys(chain):
+
+        def learn(agent: Agent) -> dict[int, UpdateStats]:
             # An agent that holds several roles learns from all of them in one update.
             roles = [role for role, other in enumerate(chain) if other is agent]
-            shuffle = generator(
+            rollouts_of_agent = [rollouts[role] for role in roles]
+            rewards_of_agent = [rewards[role] for role in roles]
+            shuffle = Stream(
                 seed=self.config.seed,
-                iteration=k,
                 purpose=Purpose.SHUFFLE,
+                iteration=k,
                 agent=self.agents.index(agent),
-                process=PartialState().process_index,
+                process=distributed.rank(),
             )
-            learned = agent.learn([rollouts[role] for role in roles], [rewards[role] for role in roles], shuffle, rate)
-            stats |= zip(roles, learned, strict=True)
-        return [stats[role] for role in range(len(chain))]
+            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy(), rate)
+            return dict(zip(roles, stats, strict=True))
+
+        updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]
+        learned = at_the_same_time(updates) if self.config.device_per_agent else [update() for update in updates]
+        stats_by_role = {role: stats for stats_of_agent in learned for role, stats in stats_of_agent.items()}
+        return [stats_by_role[role] for role in range(len(chain))]
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
@@ -268,14 +282,13 @@ class CoryTrainer:
         """This process's part of the queries of iteration `k`, each as often as its group has chains."""
         config = self.config
         queries = self.task.batch(k, config.ppo.batch_size // config.group_size, config.seed)
-        own_rows = distributed.shard(config.ppo.batch_size)
+        rows_of_process = distributed.share_of_rows(config.ppo.batch_size)
         columns = {}
         for name, values in queries.items():
-            columns[name] = [value for value in values for _ in range(config.group_size)][own_rows]
+            columns[name] = [value for value in values for _ in range(config.group_size)][rows_of_process]
 
-        # From (seed, k) alone, so that it is the same in all processes.
-        length_stream = np.random.default_rng([config.seed, k])
-        length = length_stream.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
+        lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()  # of no process, so the same in all of them
+        length = lengths.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
         return Batch(columns, int(length))
 
     def _prompts(self, agent: Agent, role: int, batch: Batch, responses: list[str] | None) -> list[Any]:
@@ -298,7 +311,7 @@ class CoryTrainer:
         if distributed.is_main():
             names = [agent.name for agent in self.agents]
             resumed = find_resumed(self.config, record, self.name, names, locks)
-        return distributed.broadcast(resumed)
+        return distributed.broadcast_object(resumed)
 
     def _finished_run(self, record: dict[str, Any], resumed: Resumed) -> Run:
         """A run of which nothing is left to do."""
@@ -357,7 +370,8 @@ class CoryTrainer:
         try:
             yield
         except (UserError, NotFinite) as error:
-            raise UserError(f"{part}: {error}\n{self._advice(error)}") from None
+            lines = [f"{part}: {error}", *getattr(error, "__notes__", ()), self._advice(error)]
+            raise UserError("\n".join(lines)) from None
         except Exception as error:
             print(f"\n{part.capitalize()} failed. {self._advice(error)}", file=sys.stderr)
             raise

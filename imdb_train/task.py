@@ -9,13 +9,13 @@ from cory.errors import UserError
 from cory.models.load import (
     LOADING,
     check_vocabulary,
-    choose_device,
     find,
     first_line,
     load_model,
     load_tokenizer,
 )
 from cory.models.window import pad
+from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts
 from cory.task import Task, check_held_out, load_dataset
 from imdb_train import toy
@@ -135,7 +135,7 @@ def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
     reward = PositiveLogit(
         name,
         settings.reward_batch_size,
-        device=choose_device(config.device, config.parallel),
+        device=choose_device(config.of_agent(0).device),
         separator=" " if config.of_agent(0).model.chat_template else "",
         recorded_as=settings.reward_model,
     )

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cory.cli.load import as_config
-from cory.config import Config, ParallelConfig
+from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.agents import agent_weights, run_agents
 from cory.evaluation.responses import answer
-from cory.models.load import ModelPool, choose_device
+from cory.models.load import ModelPool
+from cory.parallel.devices import choose_device
 from cory.run.record import read_settings
 from cory.tasks.kind import TaskKind
 from study.statistics import Interval, bootstrap, with_interval
@@ -64,8 +65,7 @@ def coupling(folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int
     models = list(agent_weights(run_agents(folder), config, {}).values())[:2]
     if len(models) < 2:
         raise UserError(f"{folder}: expected a run with two saved agents, got {len(models)}")
-    config.device = "auto"
-    config.parallel = ParallelConfig()  # whatever the run's processes were
+    config = config.on("auto")
     device = choose_device(config.device)
     task = kind.make_task(config, kind.held_out_rows(config, "test"))
     columns, pool = repeated(task.dataset[:queries], samples), ModelPool(device)

@@ -129,7 +129,8 @@ def probe(
     from cory.evaluation.responses import answer
     from cory.metrics import mean_interval
     from cory.models.families import check_model
-    from cory.models.load import choose_device, load_policy
+    from cory.models.load import load_policy
+    from cory.parallel.devices import choose_device
     from cory.prompts import RolePrompts
     from study.coupling import repeated
 
@@ -140,11 +141,12 @@ def probe(
         for template in dict.fromkeys([own, *wordings.values()])
     }
     model, sampling = replace(config.model, name=config.resolve(config.model.name)), config.sampling
-    policy, tokenizer = load_policy(model)
+    device = choose_device(config.device)
+    policy, tokenizer = load_policy(model, device)
     templates: list[Any] = [model.chat_template]
     if tokenizer.chat_template and isinstance(task.dataset["prompt"][0], str):  # messages always are turns
         templates.append(not model.chat_template)
-    loaded = policy.to(choose_device(config.device)), None, tokenizer
+    loaded = policy.to(device), None, tokenizer
     check_model(policy, tokenizer)
     columns = repeated(task.dataset[:queries], samples)
     said, rewards = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)

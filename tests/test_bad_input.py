@@ -21,7 +21,8 @@ from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.learners import losses
 from cory.learners.optimizer import learning_rate_factor
-from cory.models.load import choose_device, load_policy
+from cory.models.load import load_policy
+from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts
 from cory.roles import RoleSchedule
 from cory.run.output import new_folder
@@ -73,13 +74,10 @@ def test_gated_model(monkeypatch):
         load_policy(ModelConfig("meta-llama/x"))
 
 
-def test_quantization_on_a_device_without_it(policy_folder, monkeypatch):
-    from types import SimpleNamespace
-
+def test_quantization_on_a_device_without_it(policy_folder):
     pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("cory.models.load.PartialState", lambda: SimpleNamespace(device=torch.device("mps")))
     with refuses(r"model.quantization: expected a GPU or the CPU for 4bit, got mps"):
-        load_policy(ModelConfig(str(policy_folder), quantization="4bit"))
+        load_policy(ModelConfig(str(policy_folder), quantization="4bit"), torch.device("mps"))
 
 
 def test_folder_that_holds_no_model(tmp_path):

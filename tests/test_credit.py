@@ -52,8 +52,8 @@ def test_each_role_earns_what_the_mode_says(config, credit):
     unread = {}
     respond = trainer.agents[1].respond
 
-    def answers(prompts, length):
-        rollout = respond(prompts, length)
+    def answers(prompts, *args):
+        rollout = respond(prompts, *args)
         unread["prompts"], unread["completions"] = prompts, rollout.completions  # the last call's
         return rollout
 

@@ -102,8 +102,7 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
     config, _ = load(*TRAINING[script], argv, single_agent=script.endswith("ppo.py"))
     assert config.iterations > 0
     if count > 1:
-        monkeypatch.setattr(distributed, "world_size", lambda: 1 if config.parallel.agents == "apart" else count)
-        monkeypatch.setattr(distributed, "run_size", lambda: count)
+        monkeypatch.setattr(distributed, "world_size", lambda: count)
         distributed.check(config)
 
 

@@ -44,8 +44,8 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
     for agent in trainer.agents:
         respond, learn = agent.respond, agent.learn
 
-        def spy_respond(prompts, length, respond=respond, name=agent.name):
-            rollout = respond(prompts, length)
+        def spy_respond(*args, respond=respond, name=agent.name):
+            rollout = respond(*args)
             seen[name] = {"rollout": rollout}
             return rollout
 
@@ -75,14 +75,14 @@ def test_a_response_too_long_to_read_is_cut(config):
     pioneer, observer = trainer.agents
     respond, seen = pioneer.respond, []
 
-    def garbage(prompts, length):
-        rollout = respond(prompts, length)
+    def garbage(*args):
+        rollout = respond(*args)
         rollout.completions[2] = "\ufffd" * 40
         return rollout
 
     pioneer.respond = garbage
     answer = observer.respond
-    observer.respond = lambda prompts, length: seen.append((prompts, length)) or answer(prompts, length)
+    observer.respond = lambda *args: seen.append(args[:2]) or answer(*args)
     trainer.iteration(0)
     prompts, length = seen[0]
     lengths = [len(ids) for ids in observer.tokenizer(prompts)["input_ids"]]
@@ -95,7 +95,7 @@ def test_without_knowledge_transfer_the_observer_reads_the_query(config):
     trainer = make_trainer(config)
     prompts = []
     respond = trainer.agents[1].respond
-    trainer.agents[1].respond = lambda p, length: prompts.append(p) or respond(p, length)
+    trainer.agents[1].respond = lambda *args: prompts.append(args[0]) or respond(*args)
     trainer.iteration(0)
     assert prompts == [trainer.task.batch(0, 8, config.seed)["prompt"]]
 
@@ -137,7 +137,7 @@ def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config
     reference = first.learner.reference
     assert second.learner.reference is reference
     before = [state(first), state(second), torch.cat([p.flatten() for p in reference.parameters()]).clone()]
-    rollout = first.respond(sentences(8), 4)
+    rollout = first.respond(sentences(8), 4, torch.Generator())
     first.learn([rollout], [torch.randn(8)], np.random.default_rng(0))
     assert not torch.equal(state(first), before[0])
     assert torch.equal(state(second), before[1])

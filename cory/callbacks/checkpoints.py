@@ -75,7 +75,7 @@ class Checkpoints(Callback):
         """
         run, state = trainer.run, trainer.state
         folder = run.folder / "checkpoints"
-        if distributed.broadcast(distributed.is_main() and self._is_saved(trainer)):
+        if distributed.broadcast_object(distributed.is_main() and self._is_saved(trainer)):
             return
         try:
             state.lengths = run.lengths()

@@ -6,28 +6,25 @@ import statistics
 from typing import TYPE_CHECKING
 
 import datasets
-from accelerate import PartialState
 
 from cory.callbacks.callback import Callback
 from cory.iteration import Batch, Iteration
 from cory.metrics import in_training
-from cory.models.sampling import seed_everything
 from cory.parallel import distributed
 from cory.prompts import query_text
 from cory.run.clock import timed
+from cory.streams import Purpose
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
     from cory.trainer import CoryTrainer
 
-STREAM = 2**32 - 2  # in place of an iteration, the key of the random stream of held-out responses
-
 
 class HeldOut(Callback):
     """Every `eval_every` iterations, each role's mean task reward on held-out queries: `eval_task_rewards`.
 
-    The iteration's chain answers them, from the same random stream each time. Training does not notice, as every
-    iteration has a random stream of its own.
+    The iteration's chain answers them, with the same random numbers each time. Training does not notice, as its random
+    numbers are others.
     """
 
     collective = True  # the processes share the queries
@@ -52,19 +49,18 @@ class HeldOut(Callback):
 def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset) -> list[float]:
     """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers."""
     config = trainer.config
-    rank = PartialState().process_index
     world_size = distributed.world_size()
-    own_rows = list(range(len(dataset))[rank::world_size])
+    own_rows = list(range(len(dataset))[distributed.rank() :: world_size])
     batch_size = config.ppo.batch_size // world_size
 
-    seed_everything(config.seed, STREAM, rank)
+    generators = trainer.generators(Purpose.HELD_OUT, iteration.chain)
     task_rewards: list[list[float]] = [[] for _ in iteration.chain]
     for start in range(0, len(own_rows), batch_size):
         batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
-        rollouts = trainer.roll_out(iteration.chain, batch)
-        for role, rewards in enumerate(trainer.score(batch, rollouts)):
+        rollouts = trainer.roll_out(iteration.chain, batch, generators)
+        for role, rewards in enumerate(trainer.score_rollouts(batch, rollouts)):
             task_rewards[role] += rewards.tolist()
-    return [statistics.fmean(distributed.gather(rewards)) for rewards in task_rewards]
+    return [statistics.fmean(distributed.gather_rows(rewards)) for rewards in task_rewards]
 
 
 def overlap_with_training(held_out: datasets.Dataset, trained: datasets.Dataset) -> dict[str, float]:

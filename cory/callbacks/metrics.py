@@ -46,8 +46,8 @@ def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[s
     first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
     records = []
     for role, agent in enumerate(iteration.chain):
-        completions = distributed.gather(iteration.rollouts[role].completions)
-        task_rewards = torch.tensor(distributed.gather(iteration.task_rewards[role].tolist()))
+        completions = distributed.gather_rows(iteration.rollouts[role].completions)
+        task_rewards = torch.tensor(distributed.gather_rows(iteration.task_rewards[role].tolist()))
         update_stats = iteration.stats[role].metrics()
         kl = update_stats.pop("kl")
         record: dict[str, Any] = {

@@ -17,7 +17,6 @@ from cory.push.card import agent_card
 from cory.report.summary import summarise
 from cory.report.tables import sample_table, summary_table
 from cory.run.clock import peak_memory_mb
-from cory.run.folder import SavedAgent
 from cory.run.output import staged
 
 if TYPE_CHECKING:
@@ -62,9 +61,9 @@ class Results(Callback):
     def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
         # Each step is taken by all processes, so that none waits for one that could not write.
         with ExitStack() as stage:
-            folder = distributed.broadcast(distributed.agreed(partial(_begin, run, stage)))
+            folder = distributed.broadcast_object(distributed.agreed(partial(_begin, run, stage)))
             for agent in trainer.agents:
-                distributed.agreed(partial(_save_agent, run, agent, folder))
+                distributed.agreed(partial(agent.save, folder / agent.name))
             distributed.agreed(partial(_write_results, trainer, run, summary, folder))
             distributed.agreed(partial(_complete, run, stage))
 
@@ -75,11 +74,6 @@ def _begin(run: Run, stage: ExitStack) -> Path | None:
         return None
     run.lengths()
     return stage.enter_context(staged(run.folder))
-
-
-def _save_agent(run: Run, agent: SavedAgent, folder: Path) -> None:
-    if run.writes or distributed.parallel.split:
-        agent.save(folder / agent.name)
 
 
 def _write_results(trainer: CoryTrainer, run: Run, summary: Mapping[str, Any], folder: Path) -> None:

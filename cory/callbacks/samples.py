@@ -11,17 +11,16 @@ from cory.agent import Agent
 from cory.callbacks.callback import Callback
 from cory.iteration import Batch, Iteration
 from cory.models.rollout import Rollout
-from cory.models.sampling import seed_everything
 from cory.prompts import text_of
 from cory.roles import role_name
 from cory.run.clock import timed
+from cory.streams import Purpose
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
     from cory.trainer import CoryTrainer
 
 NUM_QUERIES = 4  # whose responses are shown before and after training, and in samples.jsonl
-STREAM = 2**32 - 1  # in place of an iteration, the key of the random stream of the responses before and after
 
 
 class Samples(Callback):
@@ -65,9 +64,10 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
 
     samples = {}
     for name, chain in chains.items():
-        seed_everything(config.seed, STREAM)
-        rollouts = trainer.roll_out(chain, batch)
-        task_rewards = trainer.score(batch, rollouts)
+        # All processes answer all of these queries, so they draw the same random numbers.
+        generators = trainer.generators(Purpose.SAMPLES, chain, process=0)
+        rollouts = trainer.roll_out(chain, batch, generators)
+        task_rewards = trainer.score_rollouts(batch, rollouts)
         samples[name] = describe(chain, batch.columns, rollouts, task_rewards, slice(None))
     return samples
 

@@ -18,7 +18,7 @@ from cory.chat.config import ChatConfig
 from cory.config import Config, ParallelConfig, changed
 from cory.errors import UserError
 from cory.evaluation.lineup import reward_differs
-from cory.models.load import choose_device
+from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts
 from cory.provenance.models import check_models, policy_models
 from cory.resume import checkpoint
@@ -40,8 +40,7 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
     recorded = read_settings(run)
     fingerprint = recorded.get("fingerprint") or {}
     kind = kind_of_run(recorded)
-    config = run_config(run)
-    config.device = settings.device
+    config = run_config(run).on(settings.device)
     config.parallel = ParallelConfig()  # whatever the run's processes were
     if settings.task:
         if kind is None:

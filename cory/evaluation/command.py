@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cory.cli.arguments import Arguments
 from cory.cli.load import as_config
-from cory.config import Config, ParallelConfig, changed
+from cory.config import Config, changed
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
@@ -89,8 +89,7 @@ def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfi
             )
         config = as_config(kind.config, recorded, run / "config.yaml")
     config.seed = settings.seed
-    config.device = settings.device
-    config.parallel = ParallelConfig()  # whatever the run's processes were
+    config = config.on(settings.device)
     config.task = changed(config.task, settings.task)
     return config
 

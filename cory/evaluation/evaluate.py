@@ -13,7 +13,7 @@ from cory.evaluation.lineup import line_up
 from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
 from cory.evaluation.rows import table_rows, titles
 from cory.evaluation.settings import EvaluationConfig
-from cory.models.load import choose_device
+from cory.parallel.devices import choose_device
 from cory.prompts import query_text, text_of
 from cory.report import write_evaluation_report
 from cory.report.tables import interval_table

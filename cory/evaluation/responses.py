@@ -21,12 +21,12 @@ from cory.models.sampling import (
     pad_token,
     plain_text,
     sample,
-    seed_everything,
 )
 from cory.models.tokens import rounded, token_texts
 from cory.prompts import Prompt, fit_responses
 from cory.rewards import score
 from cory.roles import role_name
+from cory.streams import Purpose, Stream
 from cory.task import Task
 
 # Model, base (None: the model with its adapters off) and tokenizer, as `ModelPool.loaded` has them.
@@ -70,7 +70,7 @@ def respond(
 ) -> Responses:
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
-    Batches hold prompts of similar length; the random stream depends on `seed` alone. KL is to `base`, or where that is
+    Batches hold prompts of similar length; the random numbers depend on `seed` alone. KL is to `base`, or where that is
     None to the model with its adapters off, under the same prompt; without `kl` it, `base_nll` and `log_ratios` are 0.
 
     Raises a UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
@@ -84,7 +84,7 @@ def respond(
     lengths = [len(query) for query in queries]
     check_lengths(lengths, sampling.max_new_tokens, context_length(model), list(prompts))
     model.eval()
-    seed_everything(seed)
+    generator = Stream(seed, Purpose.EVALUATION).torch(model.device)
 
     count = len(queries)
     result = Responses(
@@ -102,7 +102,9 @@ def respond(
         batch = by_length[start : start + batch_size]
         query_ids = [queries[i].to(model.device) for i in batch]
         logits: list[list[torch.Tensor]] = [[] for _ in batch] if kl else []
-        responses = sample(model, tokenizer, query_ids, sampling, sampling.max_new_tokens, logits, stems=True)
+        responses = sample(
+            model, tokenizer, query_ids, sampling, sampling.max_new_tokens, generator, logits, stems=True
+        )
         if kl and base is not model:
             with model.disable_adapter() if base is None else nullcontext():
                 base_logits = window.response_logits(base or model, query_ids, responses, pad_token(tokenizer))

@@ -6,9 +6,8 @@ each role of a chain of any length has its own baseline. With one agent, this is
 
 import torch
 from accelerate import Accelerator
-from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.learners import losses
@@ -17,12 +16,14 @@ from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import make_kl_controller
 from cory.models import window
+from cory.models.lora import LanguageModel
+from cory.parallel import sharding
 
 
 class WindowPolicy(torch.nn.Module):
     """A policy, evaluated in the response window; no values."""
 
-    def __init__(self, pretrained_model: PreTrainedModel | PeftModel) -> None:
+    def __init__(self, pretrained_model: LanguageModel) -> None:
         super().__init__()
         self.pretrained_model = pretrained_model
 
@@ -44,17 +45,22 @@ class GroupLearner(Learner):
 
     Args:
         policy: without a value head.
-        reference, tokenizer, config: see `Learner`. The settings of values and GAE are ignored.
+        reference, tokenizer, config, device: see `Learner`. The settings of values and GAE are ignored.
     """
 
     def __init__(
         self,
         policy: WindowPolicy,
-        reference: WindowPolicy | None,
+        reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        device: torch.device,
     ) -> None:
-        accelerator = Accelerator(gradient_accumulation_steps=config.ppo.gradient_accumulation_steps)
+        accelerator = Accelerator(
+            device_placement=False,  # on the process's device; agents may have others
+            gradient_accumulation_steps=config.ppo.gradient_accumulation_steps,
+        )
+        policy = sharding.placed(policy, device)
         model, optimizer = accelerator.prepare(
             policy,
             make_optimizer(policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options),
@@ -67,6 +73,7 @@ class GroupLearner(Learner):
             reference=reference,
             tokenizer=tokenizer,
             config=config,
+            device=device,
         )
         self.kl_in: str = config.ppo.kl_in
         if self.kl_in == "auto":

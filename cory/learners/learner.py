@@ -20,10 +20,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from peft import PeftModel
 from torch import Tensor
 from torch.nn.utils import get_total_norm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config, SamplingConfig
 from cory.errors import NotFinite
@@ -35,6 +34,7 @@ from cory.learners.trl_parts import KLController, RunningMoments
 from cory.models import window
 from cory.models.engine import difference
 from cory.models.families import check_model
+from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.sampling import pad_token, sample
 from cory.models.window import Window
@@ -120,14 +120,15 @@ class Learner(ABC):
     """One agent's learner: its policy, optimizer, KL controller and reward moments. A subclass defines the loss.
 
     Args:
-        model: the policy in its wrapper, as the accelerator has prepared it.
+        model: the policy in its wrapper on its device, as the accelerator has prepared it.
         optimizer: of the model's trained parameters, as the accelerator has prepared it.
-        accelerator: prepares and computes gradients.
+        accelerator: exchanges gradients between processes. It places nothing, as its device is that of the process.
         kl_controller: TRL's controller of the KL coefficient.
         reference: pi_0 in its wrapper, frozen; may be shared by several learners. None: the policy with its adapters
             off.
         tokenizer: of the policy.
         config: the run's settings. Batches are over all processes there, and one process's share here.
+        device: where the agent computes.
     """
 
     def __init__(
@@ -139,12 +140,14 @@ class Learner(ABC):
         reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        device: torch.device,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.accelerator = accelerator
         self.kl_controller = kl_controller
-        self.reference = None if reference is None else sharding.placed(reference, accelerator.device)
+        self.device = device
+        self.reference = None if reference is None else sharding.placed(reference, device)
         self.tokenizer = tokenizer
         self.config = config
         self.ppo = config.ppo
@@ -155,7 +158,7 @@ class Learner(ABC):
         self.micro_batch = self.mini_batch_size
         if config.ppo.micro_batch != "auto":
             self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
-        self.pass_cost = PASS_COST.get(accelerator.device.type, PASS_COST["cpu"])
+        self.pass_cost = PASS_COST.get(device.type, PASS_COST["cpu"])
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
         self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
@@ -163,7 +166,7 @@ class Learner(ABC):
         self.optimizer_steps = 0  # in this process
 
     @property
-    def policy(self) -> PreTrainedModel | PeftModel:
+    def policy(self) -> LanguageModel:
         """The causal language model inside."""
         return self.accelerator.unwrap_model(self.model).pretrained_model
 
@@ -188,16 +191,18 @@ class Learner(ABC):
             mean_length: response tokens per response, on average over the mini-batch.
         """
 
-    def generate(self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int) -> list[Tensor]:
+    def generate(
+        self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int, generator: torch.Generator
+    ) -> list[Tensor]:
         """Samples one response per prompt, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
-        with self._autocast(), sharding.gathered(self.policy):
-            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest)
+        with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
+            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
 
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches. See `families.check_model`."""
         self.model.eval()
-        with self._autocast(), sharding.gathered(self.policy):
+        with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
             check_model(self.policy, self.tokenizer, samples)
 
     def update(
@@ -263,7 +268,7 @@ class Learner(ABC):
             layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def _scale(self, rewards: Tensor) -> tuple[Tensor, RunningMoments]:
         """Training rewards after the optional scaling, normalization and clipping, and the moments with them.
@@ -361,7 +366,9 @@ class Learner(ABC):
         """
         old = OldPolicy.zeros(batch)
         batch_rows = range(len(batch.input_ids))
-        at_a_time = sharding.least(self._rows_at_a_time(batch, PASS_CHUNK))
+        at_a_time = self._rows_at_a_time(batch, PASS_CHUNK)
+        if sharding.is_sharded(self.policy):  # so that all processes run equally many passes
+            at_a_time = sharding.least(at_a_time)
         keep = train and self.micro_batch >= len(batch_rows)
         if keep:
             micro_batches = self._micro_batches(batch, batch_rows)

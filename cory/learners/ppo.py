@@ -12,6 +12,7 @@ Only this file and `trl_parts.py` know TRL.
 import warnings
 from unittest.mock import patch
 
+import torch
 import trl
 import trl.trainer.ppo_trainer as trl_ppo
 from torch import Tensor
@@ -23,6 +24,7 @@ from cory.learners.learner import ForwardPass, Learner, OldPolicy, Targets
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
+from cory.parallel import sharding
 
 
 class PPOLearner(Learner):
@@ -30,17 +32,18 @@ class PPOLearner(Learner):
 
     Args:
         policy: with a value head.
-        reference, tokenizer, config: see `Learner`.
+        reference, tokenizer, config, device: see `Learner`.
     """
 
     def __init__(
         self,
         policy: PolicyWithValueHead,
-        reference: PolicyWithValueHead | None,
+        reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        device: torch.device,
     ) -> None:
-        trainer = make_trainer(policy, tokenizer, config)
+        trainer = make_trainer(sharding.placed(policy, device), tokenizer, config)
         super().__init__(
             model=trainer.model,
             optimizer=trainer.optimizer,
@@ -49,6 +52,7 @@ class PPOLearner(Learner):
             reference=reference,
             tokenizer=tokenizer,
             config=config,
+            device=device,
         )
         self.trainer = trainer
 
@@ -76,7 +80,7 @@ class PPOLearner(Learner):
 
 
 def make_trainer(policy: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config) -> trl.PPOTrainer:
-    """TRL's trainer of a policy, with the optimizer of the settings, and without a reference of its own."""
+    """TRL's trainer of a policy on its device, with the optimizer of the settings, and without its own reference."""
     optimizer = make_optimizer(policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options)
     with (
         warnings.catch_warnings(),

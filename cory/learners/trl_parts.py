@@ -8,19 +8,19 @@ import torch
 import trl
 import trl.trainer.utils as trl_utils
 from peft import PeftModel
-from transformers import PreTrainedModel
 from trl.trainer import AdaptiveKLController, FixedKLController
 
 from cory.config import PPOConfig
 from cory.errors import UserError
 from cory.models import window
+from cory.models.lora import LanguageModel
 from cory.parallel import distributed
 
 
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
     """TRL's policy with a value head on the last hidden layer (Eq. 10), evaluated in the response window."""
 
-    def __init__(self, pretrained_model: PreTrainedModel | PeftModel) -> None:
+    def __init__(self, pretrained_model: LanguageModel) -> None:
         if not any(hasattr(pretrained_model, name) for name in self.lm_head_namings):
             came = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}")
@@ -48,7 +48,8 @@ def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
         settings[name] //= distributed.world_size()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`PPOConfig` is deprecated", category=FutureWarning)
-        return trl.PPOConfig(seed=seed, **settings)
+        # TRL would move every policy to the process's device. Agents may have others.
+        return trl.PPOConfig(seed=seed, accelerator_kwargs={"device_placement": False}, **settings)
 
 
 class RunningMoments(trl_utils.RunningMoments):

@@ -20,11 +20,10 @@ import requests
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from cory.config import Config, SamplingConfig
 from cory.errors import UserError, expect
-from cory.models.lora import save_base, save_policy
+from cory.models.lora import LanguageModel, save_base, save_policy
 from cory.models.sampling import end_tokens
 from cory.parallel import distributed
 from cory.parallel.sharding import is_sharded
@@ -46,7 +45,6 @@ class Engine:
     """
 
     def __init__(self, config: Config) -> None:
-        expect(config.parallel.agents == "together", "parallel.agents", "together with sampling.engine: vllm", "apart")
         agents = [config.of_agent(index) for index in range(config.cory.num_agents)]
         kinds = {(own.model.name, own.model.revision, own.model.quantization, bool(own.lora.rank)) for own in agents}
         what = "agents of one base, all with LoRA or none"
@@ -71,7 +69,7 @@ class Engine:
         self.current.discard(agent)
 
     def sample(
-        self, agent: str, policy: PreTrainedModel | PeftModel, queries: Sequence[Tensor], longest: int
+        self, agent: str, policy: LanguageModel, queries: Sequence[Tensor], longest: int
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's weights of now.
 
@@ -81,8 +79,8 @@ class Engine:
         Raises a UserError if the server does not answer, or refuses.
         """
         if agent not in self.current:
-            distributed.everyone(None)  # the server answers none of them any more
-            self.names[agent] = distributed.broadcast(distributed.agreed(lambda: self._push(agent, policy)))
+            distributed.barrier()  # the server answers none of them any more
+            self.names[agent] = distributed.broadcast_object(distributed.agreed(lambda: self._push(agent, policy)))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         body = _request(self.settings, end_tokens(policy)) | {"model": self.names[agent], "max_tokens": longest}
 
@@ -97,7 +95,7 @@ class Engine:
         responses = [torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows]
         return responses, [torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows]
 
-    def _push(self, agent: str, policy: PreTrainedModel | PeftModel) -> str:
+    def _push(self, agent: str, policy: LanguageModel) -> str:
         """Hands an agent's weights to the server; returns the server's name for them."""
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"

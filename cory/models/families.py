@@ -17,6 +17,7 @@ from cory.errors import UserError
 from cory.models import window
 from cory.models.sampling import pad_token, sample
 from cory.parallel.sharding import device_of
+from cory.streams import Purpose, Stream
 
 # Families with attention alone. tests/policies/test_families.py compares them with the plain pass, so no run has to.
 TESTED = (
@@ -39,7 +40,7 @@ def is_tested(model: PreTrainedModel | PeftModel) -> bool:
 def check_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, samples: bool = True) -> None:
     """Compares a small padded batch, and a few sampled tokens, with passes over each text alone.
 
-    A family that the tests cover is not compared. The model must be in `eval()`; random numbers stay as they were.
+    A family that the tests cover is not compared. The model must be in `eval()`.
 
     Args:
         samples: whether the model samples itself; False if an engine does.
@@ -60,8 +61,8 @@ def check_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokeniz
         if samples:
             queries = [*queries, queries[0]]  # as where several responses to a query are sampled
             seen: list[list[Tensor]] = [[] for _ in queries]
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                responses = sample(model, tokenizer, queries, SamplingConfig(), max(RESPONSES), seen, ends=())
+            generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch(device)
+            responses = sample(model, tokenizer, queries, SamplingConfig(), max(RESPONSES), generator, seen, ends=())
             _compare(model, "sampling in a padded batch sees", [torch.stack(row) for row in seen], queries, responses)
     except (UserError, torch.OutOfMemoryError):
         raise

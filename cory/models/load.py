@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
@@ -26,11 +25,11 @@ from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.utils import logging
 from transformers.utils.quantization_config import BitsAndBytesConfig
 
-from cory.config import ModelConfig, ParallelConfig
+from cory.config import ModelConfig
 from cory.errors import UserError, expect
 from cory.models import AVAILABLE
 from cory.models.families import check_model
-from cory.parallel import distributed
+from cory.parallel.devices import configure
 from cory.provenance.models import is_local
 
 # What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
@@ -38,32 +37,6 @@ LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeEr
 LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
 HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
 NAMED = 5  # tensors that an error names; it counts the others
-
-
-def choose_device(name: str, parallel: ParallelConfig | None = None) -> torch.device:
-    """Sets the process's device, before anything else touches accelerate. Raises a UserError if it is not there.
-
-    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it lacks float64 and is not tested.
-    """
-    try:
-        wanted = None if name == "auto" else torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}") from None
-    gpus = torch.cuda.device_count()
-    if wanted and wanted.type == "cuda" and (wanted.index or 0) >= gpus:
-        raise UserError(f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}")
-    if wanted and wanted.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError(f"device: expected a device of this machine, which has no Apple GPU, got {name!r}")
-    cpu = wanted.type == "cpu" if wanted else gpus == 0
-    state = distributed.start(cpu, parallel)
-    agreed = not wanted or wanted.type == state.device.type
-    expect(agreed, "device", f"{state.device}, which this process uses already", name)
-    if wanted and wanted.index is not None:
-        state.device = wanted
-    if state.device.type == "cpu":
-        distributed.configure_cpu()
-    torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that have them; the CPU has none
-    return state.device
 
 
 def find(
@@ -121,12 +94,15 @@ def load_tokenizer(
     return tokenizer
 
 
-def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The causal language model and its tokenizer, on the CPU if not quantized; TRL's trainer moves it.
+def load_policy(
+    model: ModelConfig, device: torch.device | None = None, merge: bool = True
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The causal language model and its tokenizer, on the CPU if not quantized.
 
     A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any reference made of it.
 
     Args:
+        device: where quantized weights are put; None: the CPU.
         merge: False leaves the adapter unmerged, which is exact for a quantized base, where merging rounds.
 
     Raises:
@@ -137,10 +113,11 @@ def load_policy(model: ModelConfig, merge: bool = True) -> tuple[PreTrainedModel
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
         base_name = base_of(Path(model.name))
-        base, tokenizer = load_policy(replace(model, name=base_name, revision=None))
+        base, tokenizer = load_policy(replace(model, name=base_name, revision=None), device)
         policy = attach(base, Path(model.name))
         return policy.merge_and_unload() if merge else policy, adapter_tokenizer(Path(model.name), tokenizer)
-    options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code, **quantization(model)}
+    options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code}
+    options |= quantization(model, device or torch.device("cpu"))
     policy, tokenizer = load_model(
         AutoModelForCausalLM, "a causal language model", model.name, "model.name", options, where
     )
@@ -272,13 +249,14 @@ class ModelPool:
     """
 
     def __init__(self, device: torch.device) -> None:
+        configure(device)
         self.device = device
         self.base_config: ModelConfig | None = None
         self.base: Any = None
         self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None  # besides the base
 
     def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
-        policy, tokenizer = load_policy(model, merge=False)
+        policy, tokenizer = load_policy(model, self.device, merge=False)
         policy = policy.to(self.device).eval()
         check_model(policy, tokenizer)
         return policy, tokenizer
@@ -307,12 +285,11 @@ class ModelPool:
             with_adapter.unload()  # in place: the model is as it was
 
 
-def quantization(model: ModelConfig) -> dict[str, Any]:
-    """from_pretrained's arguments for 4 or 8 bit weights. Raises a UserError if bitsandbytes cannot run."""
+def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
+    """from_pretrained's arguments for 4 or 8 bit weights on `device`. Raises a UserError if bitsandbytes cannot run."""
     bits = model.quantization
     if bits == "none":
         return {}
-    device = PartialState().device
     if importlib.util.find_spec("bitsandbytes") is None:
         installed = f"bitsandbytes to be installed for {bits}"
         raise UserError(f"model.quantization: expected {installed}, and it is not: pip install -e '.[quantization]'")

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import TypeAlias
 
 import peft
 from peft import PeftModel
@@ -14,10 +15,13 @@ from transformers.pytorch_utils import Conv1D
 from cory.config import LoraConfig
 from cory.errors import UserError, expect
 from cory.models.load import quiet
+from cory.parallel.distributed import is_main
 from cory.parallel.sharding import is_sharded, whole_weights
 
+LanguageModel: TypeAlias = PreTrainedModel | PeftModel  # without adapters, or with
 
-def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) -> PeftModel:
+
+def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     """`base` with a new trainable adapter, made the active one; everything else is frozen.
 
     Raises a UserError if no module has a name in `lora.target_modules`, or PEFT does not take those modules; it lists
@@ -50,7 +54,7 @@ def add_adapter(base: PreTrainedModel | PeftModel, name: str, lora: LoraConfig) 
     return base
 
 
-def activate(policy: PreTrainedModel | PeftModel, name: str) -> None:
+def activate(policy: LanguageModel, name: str) -> None:
     """Activates an adapter, if the policy has adapters."""
     if isinstance(policy, PeftModel):
         policy.set_adapter(name)
@@ -69,22 +73,21 @@ def save_base(policy: PeftModel, folder: Path) -> None:
             base.save_pretrained(folder, state_dict=plain)
 
 
-def save_policy(policy: PreTrainedModel | PeftModel, folder: Path, name: str, merge: bool) -> bool:
+def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> bool:
     """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 
-    The policy in memory is unchanged. If it is sharded, all processes must call this, and the main one writes.
-    Returns whether this process wrote.
+    The policy in memory is unchanged. Of several processes the main one writes, but if the policy is sharded, all must
+    call this. Returns whether this process wrote.
     """
-    sharded = is_sharded(policy)
-    weights = whole_weights(policy, "lora_" if isinstance(policy, PeftModel) else "") if sharded else None
-    if sharded and not weights:
+    weights = None
+    if is_sharded(policy):
+        weights = whole_weights(policy, "lora_" if isinstance(policy, PeftModel) else "")
+    if not is_main():
         return False
     if merge and isinstance(policy, PeftModel):
         # A copy: merging and unmerging in place would leave rounding errors in the base.
         policy = copy.deepcopy(policy).merge_and_unload(adapter_names=[name])
     if not isinstance(policy, PeftModel):
-        # transformers would let the first process alone write, but agents apart are in others, too.
-        policy.should_save_on_this_rank = lambda is_main_process: is_main_process
         with quiet():
             policy.save_pretrained(folder, state_dict=weights)
         return True

@@ -1,12 +1,10 @@
 """Sampling responses: from token ids to token ids, in one batch, and their text."""
 
 import inspect
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from jinja2 import TemplateError
 from peft import PeftModel
@@ -27,14 +25,6 @@ from cory.config import SamplingConfig
 from cory.errors import UserError, expect
 from cory.models.window import accepts, pad, read_stems
 from cory.parallel.sharding import device_of
-
-
-def seed_everything(*key: int) -> None:
-    """Seeds Python, NumPy and torch from `key`, e.g. (seed, iteration, process)."""
-    state = int(np.random.SeedSequence(key).generate_state(1)[0])
-    random.seed(state)
-    np.random.seed(state)
-    torch.manual_seed(state)
 
 
 def encode(
@@ -110,20 +100,16 @@ def warpers(settings: SamplingConfig) -> LogitsProcessorList:
     return chosen
 
 
-def drawing_device(device: torch.device) -> torch.device:
-    """Where tokens are drawn for probabilities on `device`: there, but for Apple's GPUs, which have no float64."""
-    return torch.device("cpu") if device.type == "mps" else device
-
-
-def draw(probabilities: torch.Tensor) -> torch.Tensor:
+def draw(probabilities: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
 
     Inverts the distribution function with one random number a row; `torch.multinomial` draws one for every token of the
-    vocabulary. In float64, so that 50,000 sums lose nothing.
+    vocabulary. In float64, so that 50,000 sums lose nothing, and on the generator's device.
     """
-    device = drawing_device(probabilities.device)
+    device = generator.device
     cumulative = probabilities.to(device).cumsum(-1, dtype=torch.float64)
-    chosen = torch.rand(len(cumulative), 1, dtype=torch.float64, device=device) * cumulative[:, -1:]
+    uniform = torch.rand(len(cumulative), 1, dtype=torch.float64, device=device, generator=generator)
+    chosen = uniform * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
     return tokens.to(probabilities.device)
 
@@ -135,6 +121,7 @@ def sample(
     queries: Sequence[torch.Tensor],
     settings: SamplingConfig,
     max_new_tokens: int,
+    generator: torch.Generator,
     seen: Sequence[list[torch.Tensor]] = (),
     stems: bool = False,
     ends: Sequence[int] | None = None,
@@ -146,10 +133,10 @@ def sample(
     which knows its cache; the tokens are drawn here all the same.
 
     Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
-    token, with the token that completes its first stop text, or after `max_new_tokens` tokens. `seen`, where given, has
-    a list for each query, which gets the logits (vocabulary) of each of its tokens, as they are before warping. With
-    `stems` common beginnings of prompts are read once, too (`read_stems`); that changes logits in their last bits.
-    `ends`: the end tokens; by default the model's.
+    token, with the token that completes its first stop text, or after `max_new_tokens` tokens. All random numbers come
+    from `generator` (`cory/streams.py`). `seen`, where given, has a list for each query, which gets the logits
+    (vocabulary) of each of its tokens, as they are before warping. With `stems` common beginnings of prompts are read
+    once, too (`read_stems`); that changes logits in their last bits. `ends`: the end tokens; by default the model's.
     """
     device, asked = device_of(model), [tuple(query.tolist()) for query in queries]
     distinct = {query: row for row, query in enumerate(dict.fromkeys(asked))}
@@ -160,7 +147,8 @@ def sample(
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
     stopping = Stopping(tokenizer, width, end_tokens(model) if ends is None else ends, settings.stop)
     if not keeps_keys_and_values(model):
-        return _sample_by_generate(model, ids[copies], mask[copies], settings, max_new_tokens, seen, stopping)
+        drawing = Drawing(warpers(settings), generator, seen, stopping)
+        return _sample_by_generate(model, ids[copies], mask[copies], max_new_tokens, drawing, stopping)
     warp, cache = warpers(settings), DynamicCache(config=model.config)
     options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
     takes_positions = accepts(model, "position_ids")
@@ -181,7 +169,7 @@ def sample(
         for row, its_logits in zip(rows, logits, strict=True) if seen else ():
             if row not in responses:
                 seen[row].append(its_logits)
-        new = draw(warp(ids, logits.float()).softmax(-1))
+        new = draw(warp(ids, logits.float()).softmax(-1), generator)
         ids, mask, position = torch.cat([ids, new], 1), torch.cat([mask, mask[:, -1:]], 1), position[:, -1:] + 1
         ended = stopping.ended(ids)
         last = ids.shape[1] == width + max_new_tokens
@@ -234,14 +222,23 @@ class Stopping(StoppingCriteria):
 class Drawing(LogitsProcessor):
     """Draws each row's next token and leaves no other to `generate`, whose greedy search then takes it."""
 
-    def __init__(self, warp: LogitsProcessorList, seen: Sequence[list[torch.Tensor]], stopping: Stopping) -> None:
-        self.warp, self.seen, self.stopping = warp, seen, stopping
+    def __init__(
+        self,
+        warp: LogitsProcessorList,
+        generator: torch.Generator,
+        seen: Sequence[list[torch.Tensor]],
+        stopping: Stopping,
+    ) -> None:
+        self.warp = warp
+        self.generator = generator
+        self.seen = seen
+        self.stopping = stopping
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         for row, logits in enumerate(scores.clone()) if self.seen else ():
             if row not in self.stopping.lengths:
                 self.seen[row].append(logits)
-        new = draw(self.warp(input_ids, scores).softmax(-1))
+        new = draw(self.warp(input_ids, scores).softmax(-1), self.generator)
         return torch.full_like(scores, -torch.inf).scatter(-1, new, 0.0)
 
 
@@ -249,14 +246,12 @@ def _sample_by_generate(
     model: PreTrainedModel,
     ids: torch.Tensor,
     mask: torch.Tensor,
-    settings: SamplingConfig,
     max_new_tokens: int,
-    seen: Sequence[list[torch.Tensor]],
+    drawing: Drawing,
     stopping: Stopping,
 ) -> list[torch.Tensor]:
     """`sample` for a model whose cache only transformers knows. ids, mask: (rows, width), padded on the left."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers hold the adapters
-    drawing = Drawing(warpers(settings), seen, stopping)
     with _without_generation_config(base):
         whole = base.generate(
             input_ids=ids,
@@ -307,7 +302,7 @@ def end_tokens(policy: PreTrainedModel) -> list[int]:
     return [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
 
 
-def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, prompts: list[str]) -> None:
+def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, prompts: Sequence[Any]) -> None:
     """Raises a UserError that names the first row with no tokens, or too many for the model's context."""
     for row, length in enumerate(lengths):
         expect(length > 0, f"prompt in row {row}", "at least one token", prompts[row])

@@ -7,7 +7,7 @@ must run equally many passes, whatever their prompts and responses are.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -16,18 +16,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from cory.config import ParallelConfig
 from cory.parallel import distributed
 
+W = TypeVar("W", bound=nn.Module)
 
-def split(wrapped: Any, precision: str = "fp32") -> Any:
+
+def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
     """Shards a policy in its wrapper, in place, if `parallel.shard` asks for it and it is not sharded yet.
 
     `precision`: with `bf16`, layers are put together and computed in bfloat16, gradients are summed in float32.
     """
-    if distributed.parallel.shard == "none":
+    if parallel.shard == "none":
         return wrapped
-    policy = wrapped.pretrained_model
-    offload = CPUOffloadPolicy() if distributed.parallel.offload else OffloadPolicy()
+    policy: nn.Module = wrapped.pretrained_model  # type: ignore[assignment]
+    offload = CPUOffloadPolicy() if parallel.offload else OffloadPolicy()
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if precision == "bf16" else MixedPrecisionPolicy()
     shard = partial(fully_shard, mesh=_mesh(), reshard_after_forward=True, offload_policy=offload)
     if not is_sharded(policy):  # LoRA agents may share it
@@ -38,7 +41,7 @@ def split(wrapped: Any, precision: str = "fp32") -> Any:
     for child in wrapped.children():  # the value head; its own root, as sampling starts at the policy
         if child is not policy and not is_sharded(child):
             shard(child)
-    wrapped._is_accelerate_prepared = True  # accelerate would wrap it for plain data parallelism
+    wrapped._is_accelerate_prepared = True  # type: ignore[assignment]  # accelerate would wrap it for plain data parallelism
     return wrapped
 
 
@@ -57,32 +60,32 @@ def is_shard(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def placed(wrapped: nn.Module, device: torch.device) -> nn.Module:
+def placed(wrapped: W, device: torch.device) -> W:
     """A policy in its wrapper on the device; shards are where they have to be."""
     return wrapped if any(map(is_sharded, wrapped.children())) else wrapped.to(device)
 
 
-def device_of(model: Any) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Where a policy computes; offloaded shards are elsewhere."""
-    return PartialState().device if is_sharded(model) else model.device
+    return PartialState().device if is_sharded(model) else next(model.parameters()).device
 
 
 @contextmanager
-def gathered(policy: Any) -> Iterator[None]:
+def gathered(policy: nn.Module, gather: str) -> Iterator[None]:
     """In this context, processes may run the policy, without gradient, on batches and lengths of their own.
 
-    With `parallel.gather: rollout` it is put together in the first pass and kept until the end. With `layer`, processes
-    that are done run along with those that are not.
+    `gather`, of `parallel`: with `rollout` it is put together in the first pass and kept until the end. With `layer`,
+    processes that are done run along with those that are not.
     """
-    if not is_sharded(policy):
+    if not isinstance(policy, FSDPModule):
         yield
         return
-    if distributed.parallel.gather == "rollout":
+    if gather == "rollout":
         policy.set_reshard_after_forward(False)
         yield
         policy.set_reshard_after_forward(True)
         for module in policy.modules():
-            if is_sharded(module):
+            if isinstance(module, FSDPModule):
                 module.reshard()
         return
     with _asking_before_each_pass(policy):
@@ -109,8 +112,8 @@ def any_goes_on(this: bool) -> bool:
 
 
 def least(value: int) -> int:
-    """A number of rows on which processes agree where their passes must be equally many: the smallest."""
-    return -int(distributed.all_reduce_max(-value)) if distributed.parallel.shard == "full" else value
+    """The smallest of a number over all processes."""
+    return -int(distributed.all_reduce_max(-value))
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -23,19 +23,21 @@ def file_names(agents: Sequence[str], count: int) -> list[str]:
 
 
 def write(tensors: Mapping[str, Tensor], folder: Path, agent: str) -> None:
-    """Writes what this process holds of an agent's tensors: whole ones, or its rows of sharded ones.
+    """Writes what this process has to write of an agent's tensors: of sharded ones its rows.
 
-    Of tensors that are whole in all processes, the main one's are written. Raises an OSError or SafetensorError.
+    Tensors that are whole in all processes are written by the main one. Raises an OSError or SafetensorError.
     """
     sharded = any(isinstance(tensor, DTensor) for tensor in tensors.values())
-    count, index = (distributed.world_size(), distributed.rank()) if sharded else (1, 0)
-    held = {
-        name: tensor.to_local().contiguous() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in tensors.items()
-        if isinstance(tensor, DTensor) or index == 0
-    }
-    if tensors:
-        save_file(held, folder / file_names([agent], count)[index])
+    if not sharded and not distributed.is_main():
+        return
+    held = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            held[name] = tensor.to_local().contiguous()
+        elif distributed.is_main():
+            held[name] = tensor
+    files = file_names([agent], distributed.world_size() if sharded else 1)
+    save_file(held, folder / files[distributed.rank()])
 
 
 class Saved(Mapping[str, Tensor]):

@@ -5,8 +5,8 @@
         agent_1.safetensors, ...     trained weights, value head, Adam's moments; of sharded agents a file per process
         manifest.json                size and SHA-256 of every file
 
-Random streams need no file, as each iteration's derive from (seed, iteration, process). A checkpoint is written to a
-temporary folder, flushed to the disk and renamed, so it is complete or absent; nothing in it is executed.
+Random numbers need no file, as those of an iteration derive from its number (`cory/streams.py`). A checkpoint is
+written to a temporary folder, flushed to the disk and renamed, so it is complete or absent; nothing in it is executed.
 """
 
 import hashlib
@@ -60,14 +60,10 @@ def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     target = path_of(folder, state.iteration)
     is_main = distributed.is_main()
 
-    # All but the main process write into its temporary folder, and only what they alone have.
-    partial = distributed.broadcast(distributed.agreed(lambda: _temporary(folder) if is_main else folder))
-    written_here = agents if is_main or distributed.parallel.split else ()
+    # All processes write into the main one's temporary folder.
+    partial = distributed.broadcast_object(distributed.agreed(lambda: _temporary(folder) if is_main else folder))
     try:
-        numbers = distributed.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in written_here})
-        for numbers_of_process in distributed.everyone(numbers):
-            # Of agents that live in other processes, only theirs have any.
-            numbers |= {name: values for name, values in numbers_of_process.items() if values}
+        numbers = distributed.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in agents})
         distributed.agreed(lambda: _complete(partial, target, replace(state, agents=numbers)) if is_main else None)
         return target
     finally:

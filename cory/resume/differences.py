@@ -1,6 +1,6 @@
 """What may differ between a run and its continuation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 # Keys of config.yaml that may differ on resume.
@@ -48,7 +48,16 @@ def _different_keys(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: s
             continue
         old = saved.get(key)
         new = wanted.get(key)
+        if name == "agents":  # together or apart, they learn the same
+            old = _without_devices(old or [])
+            new = _without_devices(new or [])
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _different_keys(old, new, free, f"{name}.")
         elif old != new:
             yield f"{name}: {old!r} -> {new!r}"
+
+
+def _without_devices(agents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of `agents` without their devices; empty if nothing is left of any of them."""
+    entries = [{key: value for key, value in entry.items() if key != "device"} for entry in agents]
+    return entries if any(entries) else []

@@ -93,7 +93,7 @@ class Run:
         self.writes = distributed.is_main() and not finished
 
         if folder is None:
-            folder = distributed.broadcast(new_folder(config.output, name, self.exits) if self.writes else None)
+            folder = distributed.broadcast_object(new_folder(config.output, name, self.exits) if self.writes else None)
             assert folder is not None
         self.folder = folder
 
@@ -105,7 +105,7 @@ class Run:
                 self._begin(settings)
         elif finished and distributed.is_main():
             self._read_history({})
-        self.history, self.seconds = distributed.broadcast((self.history, self.seconds))
+        self.history, self.seconds = distributed.broadcast_object((self.history, self.seconds))
 
     def _begin(self, settings: str) -> None:
         try:

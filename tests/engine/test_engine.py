@@ -78,7 +78,7 @@ def test_a_lora_run_restores_the_base_that_another_run_has_left(settings, server
 def test_requests_ask_for_exact_sampling(settings, server):
     settings = replace(settings, sampling=replace(settings.sampling, temperature=0.7, top_k=9, repetition_penalty=1.1))
     (agent, _), texts = make_agents(settings), ["the film", "a story"] * 4
-    rollout = agent.respond(texts, 6)
+    rollout = agent.respond(texts, 6, torch.Generator())
     (body,) = [body for path, body in server.requests if path == "/v1/completions"]
     asked = {"temperature": 0.7, "top_k": 9, "top_p": 1.0, "repetition_penalty": 1.1, "min_p": 0.0, "max_tokens": 6}
     asked |= {"stop": ["good"], "stop_token_ids": [0], "ignore_eos": True, "model": "base", "presence_penalty": 0.0}
@@ -93,7 +93,7 @@ def test_large_batches_take_several_requests(settings, server, monkeypatch):
     monkeypatch.setattr("cory.models.engine.PROMPTS", 3)
     texts = ["the film", "a", "some very fine story", "music", "bad acting", "the scene", "in every"]
     agent = make_agents(settings)[0]
-    rollout = agent.respond(texts, 4)
+    rollout = agent.respond(texts, 4, torch.Generator())
     asked = [body["prompt"] for path, body in server.requests if path == "/v1/completions"]
     assert [len(prompts) for prompts in asked] == [3, 3, 1]
     assert [ids for prompts in asked for ids in prompts] == agent.encode(texts)
@@ -150,10 +150,10 @@ def test_no_server_and_other_servers(settings, server):
 def test_a_server_that_keeps_its_cache_is_refused(settings, server, monkeypatch):
     monkeypatch.setattr("cory.models.engine.TRIES", 2)
     server.kept_cache = 1
-    make_agents(settings)[0].respond(["the film"], 3)
+    make_agents(settings)[0].respond(["the film"], 3, torch.Generator())
     server.kept_cache = 2
     with pytest.raises(UserError, match="does not forget keys and values"):
-        make_agents(settings)[0].respond(["the film"], 3)
+        make_agents(settings)[0].respond(["the film"], 3, torch.Generator())
 
 
 def test_the_server_may_want_a_key(settings, server, monkeypatch):
@@ -195,7 +195,7 @@ def test_several_processes_share_an_engine(settings, server, tmp_path):
         held_out = {"eval_every": int(shard == "none"), "eval_queries": 9}
         jobs.append(replace(changed, parallel=ParallelConfig(shard=shard), **held_out))
     (tmp_path / "jobs.json").write_text(json.dumps([(asdict(job), "") for job in jobs]))
-    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "tests/run/parallel_run.py"]
+    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "tests/parallel/parallel_run.py"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, *command, str(tmp_path / "jobs.json")], check=True, cwd=ROOT, env=env, timeout=240)
     for job in jobs:

@@ -106,7 +106,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_policy(settings):
     prompt = agent.encode(["the film"])[0]
     probabilities = agent.policy(torch.tensor([prompt])).logits[0, -1].softmax(-1).detach()
     drawn = torch.zeros_like(probabilities)
-    for response in agent.respond(["the film"] * count, 1).response_ids:
+    for response in agent.respond(["the film"] * count, 1, torch.Generator()).response_ids:
         drawn[response[0]] += 1
     common = probabilities > 10 / count
     expected = torch.cat([probabilities[common], probabilities[~common].sum()[None]]) * count
@@ -118,7 +118,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_policy(settings):
 def test_responses_end_as_those_of_the_policy_do(settings):
     sampling = replace(settings.sampling, stop=["go", "ry"])
     agent = make_agents(replace(settings, sampling=sampling))[0]
-    rollout = agent.respond(["the film was a"] * 300, 40)
+    rollout = agent.respond(["the film was a"] * 300, 40, torch.Generator())
     ends = {"end": 0, "stop": 0, "length": 0}
     for response, text in zip(rollout.response_ids, rollout.completions, strict=True):
         whole = agent.tokenizer.decode(response)

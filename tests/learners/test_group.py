@@ -26,7 +26,7 @@ def make(tokenizer, algorithm, kl_in="reward", optimizer=("SGD", {}), **settings
     ppo = PPOConfig(**defaults | settings, kl_in=kl_in, optimizer=name, optimizer_options=options)
     sampling = SamplingConfig(max_new_tokens=LONGEST)
     config = Config(device="cpu", algorithm=algorithm, group_size=GROUP, ppo=ppo, sampling=sampling)
-    return GroupLearner(WindowPolicy(copy.deepcopy(base)), WindowPolicy(ref), tokenizer, config)
+    return GroupLearner(WindowPolicy(copy.deepcopy(base)), WindowPolicy(ref), tokenizer, config, torch.device("cpu"))
 
 
 def update(learner, queries, responses, scores, seed=0):

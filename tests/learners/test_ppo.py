@@ -17,7 +17,6 @@ from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.models import window
 from cory.models.rollout import Rollout
-from cory.models.sampling import seed_everything
 
 # Our statistics, and TRL's names for them.
 STATS = {
@@ -94,7 +93,7 @@ def make_stock(tokenizer, **settings):
 def make_learner(tokenizer, precision="fp32", **settings):
     """Our learner of the same policy, and the same of each batch."""
     config = Config(device="cpu", precision=precision, ppo=ppo_config(**settings))
-    learner = PPOLearner(*policies(tokenizer, PolicyWithValueHead), tokenizer, config)
+    learner = PPOLearner(*policies(tokenizer, PolicyWithValueHead), tokenizer, config, torch.device("cpu"))
     seen = []
     original = learner.targets
 
@@ -367,10 +366,12 @@ def test_gradients_are_clipped_at_every_step(tokenizer):
 def test_constructor_leaves_the_random_streams_alone(tokenizer):
     make_learner(tokenizer)  # imports and caches aside
     base = PolicyWithValueHead(make_gpt2(tokenizer))
-    seed_everything(1)
+    torch.manual_seed(1)
+    np.random.seed(1)
     expected = (torch.rand(1), np.random.rand())
-    seed_everything(1)
-    PPOLearner(base, copy.deepcopy(base), tokenizer, Config(device="cpu"))
+    torch.manual_seed(1)
+    np.random.seed(1)
+    PPOLearner(base, copy.deepcopy(base), tokenizer, Config(device="cpu"), torch.device("cpu"))
     assert (torch.rand(1), np.random.rand()) == expected
 
 
@@ -380,8 +381,7 @@ def test_sampling_has_no_dropout_after_a_step(tokenizer):
     trainer.model.train()  # what TRL leaves behind
     drawn = []
     for _ in range(2):
-        torch.manual_seed(0)
-        drawn.append(trainer.generate(ragged()[0], SamplingConfig(), 6))
+        drawn.append(trainer.generate(ragged()[0], SamplingConfig(), 6, torch.Generator().manual_seed(0)))
     assert not trainer.model.training
     assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
 
@@ -393,8 +393,7 @@ def test_responses_stop_at_their_first_end_token(tokenizer):
     bias[ends] = 3.0
     trainer.policy.lm_head.register_forward_hook(lambda module, args, output: output + bias)
     trainer.policy.generation_config.eos_token_id = ends
-    torch.manual_seed(0)
-    responses = trainer.generate(ragged()[0] * 4, SamplingConfig(), 12)
+    responses = trainer.generate(ragged()[0] * 4, SamplingConfig(), 12, torch.Generator().manual_seed(0))
     lengths = [len(row) for row in responses]
     assert min(lengths) < 12 <= max(lengths) or len(set(lengths)) > 1
     for row in responses:

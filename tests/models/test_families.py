@@ -112,9 +112,9 @@ def test_sampled_log_probabilities_are_those_of_the_text_alone(name):
     ends = range(0, 100, 9)  # so that rows end at different times
 
     def draw():
-        torch.manual_seed(5)
+        generator = torch.Generator().manual_seed(5)
         seen = [[] for _ in queries]
-        return sample(model, Tokenizer(), queries, settings, 10, seen, ends=ends), seen
+        return sample(model, Tokenizer(), queries, settings, 10, generator, seen, ends=ends), seen
 
     (responses, seen), (again, _) = draw(), draw()
     assert len({len(response) for response in responses}) > 1
@@ -165,9 +165,9 @@ def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch
     ends = () if settings.stop else (50,)
 
     def draw():
-        torch.manual_seed(11)
+        generator = torch.Generator().manual_seed(11)
         seen = [[] for _ in queries]
-        return sample(model, Tokenizer(), queries, settings, 12, seen, ends=ends), seen
+        return sample(model, Tokenizer(), queries, settings, 12, generator, seen, ends=ends), seen
 
     ours, our_logits = draw()
     monkeypatch.setattr(sampling, "keeps_keys_and_values", lambda model: False)
@@ -186,12 +186,13 @@ def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch
 def test_generate_ends_rows_as_our_own_loop_does(monkeypatch):
     """With the likeliest token each time, random numbers play no part."""
     model, queries, likeliest = tiny("llama"), some(3, 9, 14, 5, 8, 2), SamplingConfig(top_k=1)
-    free = sample(model, Tokenizer(), queries, likeliest, 20, ends=())
+    free = sample(model, Tokenizer(), queries, likeliest, 20, torch.Generator(), ends=())
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 9), strict=False)]
     stop = [f" {int(free[4][4])} {int(free[4][5])} "]
-    expected = sample(model, Tokenizer(), queries, SamplingConfig(top_k=1, stop=stop), 20, ends=ends)
+    settings = SamplingConfig(top_k=1, stop=stop)
+    expected = sample(model, Tokenizer(), queries, settings, 20, torch.Generator(), ends=ends)
     monkeypatch.setattr(sampling, "keeps_keys_and_values", lambda model: False)
-    found = sample(model, Tokenizer(), queries, SamplingConfig(top_k=1, stop=stop), 20, ends=ends)
+    found = sample(model, Tokenizer(), queries, settings, 20, torch.Generator(), ends=ends)
     assert len({len(row) for row in expected}) > 3
     for mine, other in zip(expected, found, strict=True):
         assert torch.equal(mine, other)
@@ -259,8 +260,8 @@ def test_agents_of_mamba_train(config, tokenizer, tmp_path, rank):
     agent = make_agents(config)[0]
 
     def answers():
-        torch.manual_seed(3)
-        return agent.respond(["the film was", "a", "some very fine acting"] * 2 + ["bad", "good story"], 6)
+        prompts = ["the film was", "a", "some very fine acting"] * 2 + ["bad", "good story"]
+        return agent.respond(prompts, 6, torch.Generator().manual_seed(3))
 
     rollout = answers()
     assert [row.tolist() for row in answers().response_ids] == [row.tolist() for row in rollout.response_ids]

@@ -35,14 +35,13 @@ def model(request, tokenizer, llama_folder):  # noqa: F811
     ],
 )
 def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
-    monkeypatch.setattr(torch, "multinomial", lambda probabilities, num_samples: draw(probabilities))
+    generator = torch.Generator().manual_seed(3)
+    monkeypatch.setattr(torch, "multinomial", lambda probabilities, num_samples: draw(probabilities, generator))
     queries = rows(tokenizer, [PROMPTS[2], *PROMPTS, PROMPTS[0]])  # two of them twice
     model.generation_config.eos_token_id = model.config.eos_token_id = None
-    torch.manual_seed(3)
-    ours = sample(model, tokenizer, queries, settings, 12)
+    ours = sample(model, tokenizer, queries, settings, 12, torch.Generator().manual_seed(3))
     ids, mask = pad(queries, 0, "left")
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
-    torch.manual_seed(3)
     theirs = model.generate(
         input_ids=ids,
         attention_mask=mask,
@@ -61,7 +60,7 @@ def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
     )
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     queries = rows(tokenizer, [*PROMPTS, *PROMPTS, PROMPTS[1]])
-    responses = sample(model, tokenizer, queries, SamplingConfig(), 3)
+    responses = sample(model, tokenizer, queries, SamplingConfig(), 3, torch.Generator())
     width = max(map(len, queries))
     assert read == [(4, width), (9, width + 1), (9, width + 2)]
     assert len({tuple(response.tolist()) for response in responses}) == 9
@@ -71,14 +70,14 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     torch.manual_seed(0)
     weights = torch.tensor([0.0, 0.5, 0.0, 0.125, 0.3, 0.0, 0.075, 0.0])
     n = 200_000
-    drawn = draw(weights.expand(n, -1))
+    drawn = draw(weights.expand(n, -1), torch.Generator().manual_seed(0))
     assert drawn.shape == (n, 1)
     counts = torch.bincount(drawn[:, 0], minlength=8)
     assert not counts[weights == 0].any()
     spread = (weights * (1 - weights) / n).sqrt()
     assert ((counts / n - weights).abs() <= 4 * spread).all()
     wide = torch.randn(64, 50257).softmax(-1)
-    assert abs(wide.gather(1, draw(wide)).log().mean() - (wide * wide.log()).sum(1).mean()) < 0.5
+    assert abs(wide.gather(1, draw(wide, torch.Generator())).log().mean() - (wide * wide.log()).sum(1).mean()) < 0.5
 
 
 def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeypatch):
@@ -88,14 +87,14 @@ def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeyp
         queries[i] = torch.cat([query, torch.tensor([5 + i])])  # so that no two are alike
     likeliest = SamplingConfig(top_k=1)
     model.generation_config.eos_token_id = None
-    free = sample(model, tokenizer, queries, likeliest, 20)
+    free = sample(model, tokenizer, queries, likeliest, 20, torch.Generator())
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 10, 15), strict=False)]
     model.generation_config.eos_token_id = ends
     sizes = []
     model.register_forward_pre_hook(lambda module, args, kwargs: sizes.append(len(args[0])), with_kwargs=True)
-    together = sample(model, tokenizer, queries, likeliest, 20)
+    together = sample(model, tokenizer, queries, likeliest, 20, torch.Generator())
     assert sizes[0] == len(queries) and sizes[-1] < len(queries)
-    alone = [sample(model, tokenizer, [query], likeliest, 20)[0] for query in queries]
+    alone = [sample(model, tokenizer, [query], likeliest, 20, torch.Generator())[0] for query in queries]
     assert len({len(row) for row in alone}) > 2
     for row, expected, whole in zip(together, alone, free, strict=True):
         assert row.tolist() == expected.tolist()
@@ -112,18 +111,15 @@ def test_a_repetition_penalty_sees_no_padding(tokenizer):
     bias = torch.zeros(len(tokenizer))
     bias[tokenizer.pad_token_id] = 3.0
     model.lm_head.register_forward_hook(lambda module, args, output: output + bias)
-    alone = sample(model, tokenizer, [short], settings, 10)[0]
+    alone = sample(model, tokenizer, [short], settings, 10, torch.Generator())[0]
     assert tokenizer.pad_token_id in alone
-    assert torch.equal(sample(model, tokenizer, [short, long], settings, 10)[0], alone)
+    assert torch.equal(sample(model, tokenizer, [short, long], settings, 10, torch.Generator())[0], alone)
 
 
 def test_the_settings_of_the_model_have_no_say(tokenizer):
     model = make_gpt2(tokenizer)
     queries = rows(tokenizer, PROMPTS)
-    torch.manual_seed(0)
-    expected = sample(model, tokenizer, queries, SamplingConfig(), 8)
+    expected = sample(model, tokenizer, queries, SamplingConfig(), 8, torch.Generator().manual_seed(0))
     model.generation_config = GenerationConfig(temperature=0.1, top_k=1, max_length=3, eos_token_id=0)
-    torch.manual_seed(0)
-    assert all(
-        torch.equal(a, b) for a, b in zip(sample(model, tokenizer, queries, SamplingConfig(), 8), expected, strict=True)
-    )
+    again = sample(model, tokenizer, queries, SamplingConfig(), 8, torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))

@@ -58,10 +58,9 @@ def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer, stems):  # no
         range(3, 300, 3)
     )  # they end at different times
     seen: list[list[torch.Tensor]] = [[] for _ in queries]
-    torch.manual_seed(1)
-    responses = sample(model, tokenizer, queries, SamplingConfig(temperature=0.5), 6, seen, stems=stems)
-    torch.manual_seed(1)
-    again = sample(model, tokenizer, queries, SamplingConfig(temperature=0.5), 6)
+    settings = SamplingConfig(temperature=0.5)
+    responses = sample(model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1), seen, stems=stems)
+    again = sample(model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1))
     assert all(torch.equal(a, b) for a, b in zip(responses, again, strict=True))
     assert len({len(response) for response in responses}) > 1
     expected = response_logits(model, queries, responses, 0)

@@ -13,7 +13,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "learners")]
+sys.path[:0] = [
+    str(HERE.parents[1]),
+    str(HERE.parent),
+    str(HERE),
+    str(HERE.parent / "run"),
+    str(HERE.parent / "learners"),
+]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -23,7 +29,6 @@ from jsonargparse import ArgumentParser  # noqa: E402
 from cory.callbacks import Callback  # noqa: E402
 from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
-from cory.models.load import choose_device  # noqa: E402
 from cory.parallel import distributed  # noqa: E402
 
 
@@ -101,14 +106,14 @@ def update(kl: str, tokenizer: str, output: str) -> None:
 
     learner, _ = test_ppo.make_learner(torch.load(tokenizer, weights_only=False), kl_penalty=kl)
     queries, responses, scores = test_ppo.ragged()
-    part = distributed.shard(8)
+    part = distributed.share_of_rows(8)
     rollout = test_ppo.rollout_of(queries[part], responses[part])
     (stats,) = learner.update([rollout], [scores[part]], np.random.default_rng(0))
     torch.save((stats.metrics(), test_ppo.weights(learner)), f"{output}{PartialState().process_index}")
 
 
 def work() -> None:
-    choose_device("cpu")
+    distributed.start(torch.device("cpu"))
     parser = ArgumentParser()
     parser.add_class_arguments(Config, "config")
     for job in json.loads(Path(sys.argv[1]).read_text()):

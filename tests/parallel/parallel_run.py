@@ -1,4 +1,4 @@
-"""Runs whose agents are sharded or apart, started by test_parallel.py: `parallel_run.py JOBS`.
+"""Runs of two processes, sharded or not, started by test_parallel.py: `parallel_run.py JOBS`.
 
 JOBS is a JSON list of pairs, run one after the other, as a start of Python takes longer than a run: settings, and a
 fault, PROCESSES:KIND:ITERATION, or "". The kinds: `killed`, at a random moment after the first checkpoint; of the
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "run")]
 
 import torch  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
@@ -26,17 +26,16 @@ from jsonargparse import ArgumentParser  # noqa: E402
 from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.errors import UserError  # noqa: E402
-from cory.models import sharding  # noqa: E402
-from cory.parallel import distributed  # noqa: E402
+from cory.parallel import distributed, sharding  # noqa: E402
 
 
 def save_state(config, agents) -> None:
     """Writes each agent's whole trained state to OUTPUT-agent_1, ..."""
     for agent in agents:
         tensors = {name: sharding.whole(tensor) for name, tensor in agent.state()[0].items()}
-        if distributed.rank() == getattr(agent, "owner", 0):
+        if distributed.is_main():
             torch.save(tensors, f"{config.output}-{agent.name}")
-    distributed.everyone(None)
+    distributed.barrier()
 
 
 def kill_later(output: str) -> None:
@@ -75,9 +74,7 @@ def run() -> None:
             threading.Thread(target=kill_later, args=[config.output], daemon=True).start()
         trainer = make_trainer(config, faulty_reward(count_good, kind, int(iteration)))
         if kind in ("loss", "gradient", "loss_2"):
-            here = [getattr(agent, "agent", agent) for agent in trainer.agents]
-            here = [agent for agent in here if agent]  # of agents apart, those in this process
-            spoil(here[kind == "loss_2"], int(iteration), kind)
+            spoil(trainer.agents[kind == "loss_2"], int(iteration), kind)
         try:
             trainer.train()
             save_state(config, trainer.agents)

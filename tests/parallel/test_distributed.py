@@ -128,7 +128,7 @@ def test_response_length_is_the_same_in_all_processes_and_varies(config):
     lengths = []
     agent = trainer.agents[0]
     respond = agent.respond
-    agent.respond = lambda prompts, length: lengths.append(length) or respond(prompts, length)
+    agent.respond = lambda prompts, length, *args: lengths.append(length) or respond(prompts, length, *args)
     for k in range(8):
         trainer.iteration(k)
     assert len(set(lengths)) > 2

@@ -1,4 +1,4 @@
-"""Sharded agents and agents apart, in two processes on the CPU (gloo), against one process or data parallelism."""
+"""Sharded agents in two processes on the CPU (gloo), against one process or data parallelism."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,7 +9,7 @@ import torch
 from conftest import make_gpt2
 from parallel_run import save_state
 from safetensors.torch import load_file
-from test_resume import make_trainer, outcome
+from test_resume import make_trainer
 from torchrun import launch
 from transformers import AutoModelForCausalLM
 
@@ -28,7 +28,6 @@ from cory.errors import UserError
 from cory.parallel import distributed
 
 FULL, LAYER = ParallelConfig(shard="full"), ParallelConfig(shard="full", gather="layer")
-APART = ParallelConfig(agents="apart")
 AGENTS = ["agent_1", "agent_2"]
 
 
@@ -99,7 +98,7 @@ def base(tmp_path_factory, tokenizer):
 def sharded(base, tmp_path_factory):
     """Settings that are run sharded in two processes, and otherwise; one that is resumed sharded, and one killed."""
     lora, saved = LoraConfig(rank=4), CheckpointConfig(save_every=1)
-    drawn = {"sampling": SamplingConfig(4, 8), "iterations": 2, "algorithm": "grpo", "group_size": 2}
+    drawn = {"sampling": SamplingConfig(4, 8, stop=["e", "a"]), "iterations": 2, "algorithm": "grpo", "group_size": 2}
     steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05, "micro_batch": 1}
     drawn |= {"ppo": steps | {"ratio_threshold": 1.02}}
     whole = {
@@ -158,38 +157,8 @@ def test_checkpoints_fit_any_number_of_processes(sharded):
     assert distance(whole["ppo"], resumed) < 1e-5
 
 
-@pytest.fixture(scope="module")
-def apart(base, tmp_path_factory):
-    """Settings that are run with agents together and apart, and one that is killed."""
-    method = CoryConfig(exchange_period=2, credit="counterfactual")
-    together = [
-        base("apart_ppo", cory=method, sampling=SamplingConfig(3, 6), ppo={"mini_batch_size": 4}),
-        base(
-            "apart_rloo",
-            cory=CoryConfig(chain_length=3, exchange_period=2),
-            lora=LoraConfig(rank=4),
-            sampling=SamplingConfig(3, 6),
-            algorithm="rloo",
-            group_size=2,
-        ),
-    ]
-    split = [replace(config, output=f"{config.output}-split", parallel=APART) for config in together]
-    killed = base("killed_apart", iterations=1000, checkpoint=CheckpointConfig(save_every=1), parallel=APART)
-    start_and_kill(split, killed, tmp_path_factory.mktemp("apart"))
-    return together, split, killed
-
-
-def test_agents_apart_train_as_together(apart):
-    """The same random numbers, so the same run: also with a chain longer than the agents, and held roles."""
-    for together, split in zip(*apart[:2], strict=True):
-        alone(together)
-        assert distance(together, split) < 1e-6
-        assert outcome(Path(together.output)) == outcome(Path(split.output))
-
-
-@pytest.mark.parametrize("kind", ["sharded", "apart"])
-def test_a_killed_process_ends_all_and_the_run_continues(request, kind):
-    *_, config = request.getfixturevalue(kind)
+def test_a_killed_process_ends_all_and_the_run_continues(sharded):
+    *_, config = sharded
     assert not Path(f"{config.output}-agent_1").exists()
     newest = max(int(path.name[5:]) for path in Path(config.output, "checkpoints").glob("iter-*"))
     alone(replace(config, iterations=newest + 2, resume=config.output, parallel=ParallelConfig()))
@@ -198,7 +167,7 @@ def test_a_killed_process_ends_all_and_the_run_continues(request, kind):
 
 
 # Faults in iteration 2, by which processes have them: what each says, and whether no agent was updated before. The
-# pioneer learns first, except that agents apart learn at the same time.
+# pioneer learns first.
 NAN = "reward function count_good: expected a finite number, got nan"
 RAISES = "reward function count_good: expected rewards, got ZeroDivisionError (the reward of this process fails)"
 LOSS = "agent_{} as {}: the loss is not finite in rows ["
@@ -220,18 +189,12 @@ FAULTS = {
         ("1:loss_2:2", "agent_2 as observer: the loss is not finite", LOSS.format(2, "observer"), False),
         ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
     ],
-    "apart": [
-        ("0:nan:2", NAN, "process 0 failed (" + NAN, True),
-        ("01:gradient:2", GRADIENT.format(1, "pioneer") + ROW, GRADIENT.format(2, "observer") + ROW, True),
-        ("0:loss:2", LOSS.format(1, "pioneer"), "process 0 failed (NotFinite: " + LOSS.format(1, "pioneer"), False),
-        ("01:loss:2", LOSS.format(1, "pioneer"), LOSS.format(2, "observer"), True),
-    ],
 }
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_ends_all_processes_and_the_run_continues(base, tmp_path, kind):
-    faults, parallel = FAULTS[kind], {"data": ParallelConfig(), "full": FULL, "apart": APART}[kind]
+    faults, parallel = FAULTS[kind], {"data": ParallelConfig(), "full": FULL}[kind]
     alone(whole := base(f"whole_{kind}"))
     runs = [base(f"fault_{kind}_{number}", parallel=parallel) for number in range(len(faults))]
     done = start([(config, fault[0]) for config, fault in zip(runs, faults, strict=True)], tmp_path)
@@ -257,8 +220,6 @@ def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, mon
     sharded = replace(config, parallel=FULL)
     with pytest.raises(UserError, match=r"parallel.shard: expected none in a single process"):
         make_agents(sharded)
-    with pytest.raises(UserError, match=r"parallel.agents: expected together in a single process"):
-        make_agents(replace(config, parallel=APART))
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     quantized = replace(sharded, lora=LoraConfig(rank=4), model=replace(config.model, quantization="4bit"))
     for settings, message in [
@@ -266,10 +227,9 @@ def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, mon
         (replace(sharded, lora=LoraConfig(rank=4, merge=True)), "lora.merge: expected false"),
         (replace(sharded, ppo=replace(config.ppo, optimizer="Adafactor")), "ppo.optimizer: expected none of Adafactor"),
         (replace(sharded, parallel=replace(FULL, offload=True)), "parallel.offload: expected false on a CPU"),
+        (replace(config, agents=[{"device": "cpu"}] * 2), "agents: expected no device in an entry with 2 processes"),
     ]:
         with pytest.raises(UserError, match=message):
             make_agents(settings)
     with pytest.raises(UserError, match=r"parallel.offload: expected false with parallel.shard: none"):
         ParallelConfig(offload=True).check()
-    with pytest.raises(UserError, match=r"parallel.agents: expected together with parallel.shard: full"):
-        ParallelConfig(shard="full", agents="apart").check()

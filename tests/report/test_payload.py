@@ -41,7 +41,7 @@ def test_log_ratios_are_those_of_a_plain_loop(config):
     trainer = make_trainer(replace(config, ppo=replace(config.ppo, kl_penalty="kl", learning_rate=1e-2)))
     trainer.iteration(0)
     agent = trainer.agents[0]
-    rollout = agent.respond(sentences(3), 5)
+    rollout = agent.respond(sentences(3), 5, torch.Generator())
     base = AutoModelForCausalLM.from_pretrained(config.model.name).eval()
     for query, response, said in zip(rollout.prompt_ids, rollout.response_ids, agent.explain(rollout), strict=True):
         with torch.no_grad():

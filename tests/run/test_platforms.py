@@ -10,8 +10,9 @@ from conftest import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cory.models.load import choose_device
 from cory.models.sampling import draw
+from cory.parallel.devices import choose_device
+from cory.streams import Purpose, Stream
 
 
 def run(code: str, *arguments: str) -> str:
@@ -29,7 +30,7 @@ CHOOSE = """
 import sys, torch
 true = lambda: True
 torch.backends.mps.is_available = torch.backends.mps.is_built = torch.accelerator.is_available = true
-from cory.models.load import choose_device
+from cory.parallel.devices import choose_device
 print(choose_device(sys.argv[1]).type)
 """
 
@@ -65,8 +66,9 @@ def test_tokens_for_an_apple_gpu_are_drawn_without_its_float64():
     """On fake tensors: devices and types are those of the operations, without a device or numbers."""
     with FakeTensorMode():
         probabilities = torch.rand(3, 10, device="mps")
+        generator = Stream(0, Purpose.SAMPLING).torch("mps")
         with WithoutFloat64():
-            tokens = draw(probabilities)
+            tokens = draw(probabilities, generator)
     assert tokens.device.type == "mps" and tokens.shape == (3, 1) and tokens.dtype == torch.int64
 
 

@@ -14,11 +14,11 @@ import torch
 from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
-from cory import evaluation
 from cory.agent import make_agents
 from cory.cli.load import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
+from cory.evaluation import responses
 from cory.metrics import pass_at_k
 from cory.models import sampling, window
 from cory.models.sampling import encode, plain_text
@@ -96,7 +96,7 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
     for row in forced:
         tokens = iter(row)
         monkeypatch.setattr(sampling, "draw", lambda *args, tokens=tokens: torch.tensor([[next(tokens)]]))
-        rollouts.append(agent.respond(["the film"], 20))
+        rollouts.append(agent.respond(["the film"], 20, torch.Generator()))
     texts = [tokenizer.decode(rollout.response_ids[0]) for rollout in rollouts]
     assert texts == ["some good bad", tokenizer.decode(forced[1]), " Question:"]
     assert [rollout.completions[0] for rollout in rollouts] == ["some ", texts[1], " "]
@@ -116,7 +116,7 @@ def test_generation_stops_early_at_a_stop_text(config, tokenizer):
     calls = []
     agent.policy.lm_head.register_forward_hook(lambda module, args, output: calls.append(1) or output + bias)
     agent.sampling = SamplingConfig(20, 20, stop=["ggg"])
-    rollout = agent.respond(["the film", "a"], 20)
+    rollout = agent.respond(["the film", "a"], 20, torch.Generator())
     assert [len(row) for row in rollout.response_ids] == [3, 3] and len(calls) == 3
     assert rollout.completions == ["", ""]
 
@@ -154,7 +154,9 @@ def test_greedy_is_the_likeliest_token(config, tokenizer):
     agent = make_agents(config, num_agents=1)[0]
     query = torch.tensor(tokenizer("the film")["input_ids"])
     settings = SamplingConfig(8, 8, top_k=1)
-    drawn = [plain_text(tokenizer, agent.learner.generate([query], settings, 8)[0]) for _ in range(3)]
+    drawn = [
+        plain_text(tokenizer, agent.learner.generate([query], settings, 8, torch.Generator())[0]) for _ in range(3)
+    ]
     expected = agent.learner.policy.generate(query[None], do_sample=False, max_new_tokens=8, pad_token_id=1)[
         0, len(query) :
     ]
@@ -210,8 +212,8 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     lines = whole.splitlines(keepends=True)
     (tmp_path / "out/responses.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
     calls = []
-    original = evaluation.respond
-    monkeypatch.setattr(evaluation.responses, "respond", lambda *args, **o: calls.append(1) or original(*args, **o))
+    original = responses.respond
+    monkeypatch.setattr(responses, "respond", lambda *args, **o: calls.append(1) or original(*args, **o))
     evaluate.run()
     assert json.loads((tmp_path / "out/evaluation.json").read_text())["rows"] == rows
     assert 0 < len(calls) < 2 * 3 * len(names)

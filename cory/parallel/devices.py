@@ -1,0 +1,85 @@
+"""Devices: which one a name stands for, this process's arithmetic on it, and work on several at the same time."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from cory.errors import UserError
+
+T = TypeVar("T")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a name stands for. Raises a UserError if there is none of that name on this machine.
+
+    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it lacks float64 and is not tested. Of
+    several processes each has its own GPU.
+    """
+    gpus = torch.cuda.device_count()
+    if name == "auto":
+        name = "cuda" if gpus else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}") from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda" and device.index >= gpus:
+        raise UserError(f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"device: expected a device of this machine, which has no Apple GPU, got {name!r}")
+    return device
+
+
+def configure(device: torch.device, sharded: bool = False) -> None:
+    """Sets this process's arithmetic and memory for training and sampling on `device`; call it before loading models.
+
+    `sharded`: whether the agents are split over processes.
+    """
+    if device.type == "cpu":
+        _configure_cpu(sharded)
+    torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that have them; the CPU has none
+
+
+def _configure_cpu(sharded: bool) -> None:
+    """Numbers below 1e-38 count as 0: many of them make PyTorch's GELU take six times as long.
+
+    Freed memory stays with the process (glibc): else the pages of every large array go back to the system and are asked
+    for again. Where agents are sharded they do go back, to save memory: layers come and go, and what is freed between
+    them would not be used again.
+    """
+    torch.set_flush_denormal(True)  # threads that are started later do the same
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        return
+    if sharded:
+        mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: every array from 256 KiB on gets pages of its own
+    else:
+        mallopt(-4, 0)  # M_MMAP_MAX: no array gets pages of its own
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """What each of `calls` returns, each in a thread with its share of the CPU's cores; PyTorch releases Python's lock.
+
+    All of them come to their end, also if one fails. Raises the first error, in the order of `calls`; others are noted
+    on it.
+    """
+    cores = torch.get_num_threads()
+    share = max(1, cores // len(calls))
+    # The number of threads belongs to the thread that sets it, so this one keeps its own.
+    with ThreadPoolExecutor(len(calls), initializer=torch.set_num_threads, initargs=(share,)) as pool:
+        futures = [pool.submit(call) for call in calls]
+    torch.set_num_threads(cores)  # but threads that are started later take the number that was set last
+
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"At the same time: {type(other).__name__}: {other}")
+        raise errors[0]
+    return [future.result() for future in futures]

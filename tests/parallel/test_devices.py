@@ -1,0 +1,144 @@
+"""Agents with devices of their own: they share nothing, and are updated at the same time, in threads."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import count_good, make_trainer, outcome, same, spoil
+
+from cory.agent import make_agents
+from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ParallelConfig
+from cory.errors import UserError
+from cory.parallel.devices import at_the_same_time
+
+DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
+
+
+def with_devices(config, folder: Path):
+    return replace(config, output=str(folder), agents=DEVICES)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "rloo"])
+def test_agents_with_devices_train_as_others(config, tmp_path, kind):
+    """Also with held roles, and responses for counterfactual credit."""
+    if kind == "ppo":
+        credit = CoryConfig(exchange_period=2, credit="counterfactual")
+        config = replace(config, cory=credit, ppo=replace(config.ppo, mini_batch_size=4))
+    else:
+        chain = CoryConfig(exchange_period=2, chain_length=3)
+        lora = LoraConfig(rank=4, shared_base=False)
+        config = replace(config, cory=chain, lora=lora, algorithm="rloo", group_size=2)
+    together = make_trainer(config).train().folder
+    apart = make_trainer(with_devices(config, tmp_path / "apart")).train().folder
+    assert outcome(apart) == outcome(together)
+
+
+def test_agents_with_devices_share_no_weights(config):
+    def storage(model):
+        return {parameter.data_ptr() for parameter in model.parameters()}
+
+    for lora in (LoraConfig(), LoraConfig(rank=4, shared_base=False)):
+        agents = make_agents(replace(config, agents=DEVICES, lora=lora))
+        models = [agent.learner.model for agent in agents]
+        models += [agent.learner.reference for agent in agents if agent.learner.reference is not None]
+        assert len(set().union(*map(storage, models))) == sum(len(storage(model)) for model in models)
+
+
+def test_updates_are_made_at_the_same_time(config):
+    both_are_here = threading.Barrier(2, timeout=60)
+    trainer = make_trainer(replace(config, agents=DEVICES))
+    for agent in trainer.agents:
+        update = agent.learner.update
+        agent.learner.update = lambda *args, update=update: both_are_here.wait() is not None and update(*args)
+    trainer.iteration(0)
+    alone = make_trainer(config)
+    for agent in alone.agents:
+        agent.learner.update = lambda *args: pytest.fail(threading.current_thread().name)
+    with pytest.raises(pytest.fail.Exception, match="MainThread"):
+        alone.iteration(0)
+
+
+def test_cores_are_shared_out_and_given_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        assert at_the_same_time([torch.get_num_threads] * 2) == [2, 2]
+        assert at_the_same_time([torch.get_num_threads] * 5) == [1] * 5
+        assert torch.get_num_threads() == 4
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [4]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_all_calls_end_before_the_first_error_is_raised():
+    done = []
+
+    def fails():
+        raise KeyError("first")
+
+    def fails_later():
+        done.append("second")
+        raise ValueError("second")
+
+    with pytest.raises(KeyError, match="first") as caught:
+        at_the_same_time([lambda: done.append("zeroth"), fails, fails_later])
+    assert sorted(done) == ["second", "zeroth"]
+    assert caught.value.__notes__ == ["At the same time: ValueError: second"]
+
+
+@pytest.mark.parametrize("faulty", [[0], [1], [0, 1]])
+def test_an_update_that_fails_ends_the_run_and_it_continues(config, tmp_path, faulty):
+    """If one agent fails the other has learned, so the state before the iteration is no longer there to be saved."""
+    config = replace(config, checkpoint=CheckpointConfig(save_every=1))
+    whole = make_trainer(with_devices(config, tmp_path / "whole")).train().folder
+    failing = with_devices(config, tmp_path / "failing")
+    trainer = make_trainer(failing)
+    for index in faulty:
+        spoil(trainer.agents[index], 2)
+    names = [f"agent_{index + 1} as {('pioneer', 'observer')[index]}" for index in faulty]
+    with pytest.raises(UserError, match=f"^iteration 2: {names[0]}: the loss is not finite in rows .*3") as caught:
+        trainer.train()
+    assert f"The last good state is {tmp_path}/failing/checkpoints/iter-000001." in str(caught.value)
+    if len(faulty) == 2:
+        assert f"\nAt the same time: NotFinite: {names[1]}: the loss is not finite" in str(caught.value)
+    steps = [agent.optimizer_steps for agent in trainer.agents]
+    assert steps == [4 if index in faulty else 8 for index in range(2)]
+    make_trainer(replace(failing, resume="auto")).train()
+    same(whole, tmp_path / "failing")
+
+
+def test_a_run_continues_with_and_without_devices(config, tmp_path):
+    whole = make_trainer(config).train().folder
+    first = replace(config, output=str(tmp_path / "resumed"), iterations=2)
+    make_trainer(replace(first, agents=DEVICES)).train()
+    make_trainer(replace(first, iterations=3, resume=first.output)).train()
+    make_trainer(replace(first, iterations=4, resume=first.output, agents=DEVICES), count_good).train()
+    same(whole, tmp_path / "resumed")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"agents": [{"device": "cpu"}, {}]}, r"agents\[1\].device: expected a device, as other agents have one, got"),
+        ({"agents": [{"device": "gpu"}] * 2}, "device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
+        ({"agents": [{"device": 3}] * 2}, r"agents\[0\].device: expected a valid string, got 3"),
+        (
+            {"agents": DEVICES, "lora": LoraConfig(rank=4)},
+            r"agents\[1\].device: expected lora.shared_base: false beside it",
+        ),
+        (
+            {"agents": DEVICES, "parallel": ParallelConfig(shard="full")},
+            "parallel.shard: expected none in a single process",
+        ),
+    ],
+)
+def test_what_does_not_go_with_devices_is_refused(config, monkeypatch, changes, message):
+    monkeypatch.setattr("cory.agent.load_policy", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(UserError, match=message):
+        make_agents(replace(config, **changes))
