@@ -7,12 +7,12 @@ from typing import Any
 
 import datasets
 
-from cory.errors import UserError, expect
+from cory.errors import UserError
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
+from cory.provenance.models import Models, model_identity
+from cory.provenance.task import data_hash, function_name, source_hash
 from cory.rewards import Reward, RewardFunction
-from cory.run import provenance
-from cory.run.identity import Models, model_identity
 from cory.streams import Purpose, Stream
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
@@ -33,8 +33,10 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
     if path.exists():
         files = [path] if path.is_file() else _files_of_split(path, split)
         formats = {FORMATS.get(file.suffix) for file in files}
-        alike, kinds = len(formats) == 1 and None not in formats, f"files of one kind among {sorted(FORMATS)}"
-        expect(alike, "dataset", kinds, [f.name for f in files])
+        if len(formats) != 1 or None in formats:
+            raise UserError(
+                f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[file.name for file in files]}"
+            )
         arguments = {"path": formats.pop(), "data_files": [str(file) for file in files], "split": "train"}
     else:
         arguments = {"path": name, "name": subset, "split": split, "revision": where.get("revision")}
@@ -47,24 +49,29 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
     if len(loaded) == 0:
         raise UserError(f"dataset: expected rows, got none in {name!r}, split {split!r}")
     for column in columns:
-        names = loaded.column_names
-        expect(column in names, "dataset", f"a column {column!r} in {name!r}", names)
+        if column not in loaded.column_names:
+            raise UserError(f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}")
     return loaded
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     files = [f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if f.suffix in FORMATS]
     chosen = [f for f in files if f.stem == split or f.name.startswith((f"{split}-", f"{split}_", f"{split}."))]
-    wanted = f"a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}"
-    expect(bool(chosen), "dataset", wanted, [f.name for f in files])
+    if not chosen:
+        raise UserError(
+            f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, "
+            f"got {[file.name for file in files]}"
+        )
     return chosen
 
 
 def check_held_out(dataset: str, trained: str) -> None:
     """Raises a UserError if a dataset's split `test` was trained on: it is a single file, or `trained` is `test`."""
-    apart = "a folder with files named after their splits, or a dataset on the Hub, trained on another split than test"
-    shown = f"{dataset!r}, split {trained!r}"
-    expect(not Path(dataset).is_file() and trained != "test", "eval_every: task.dataset", apart, shown)
+    if Path(dataset).is_file() or trained == "test":
+        raise UserError(
+            "eval_every: task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, "
+            f"trained on another split than test, got {dataset!r}, split {trained!r}"
+        )
 
 
 @dataclass
@@ -78,6 +85,8 @@ class Task:
             responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`.
         prompts: what each role reads.
         metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
+        kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
+            task that was made in Python.
 
     Raises a UserError: no `prompt` column, an empty prompt or one of another kind, a column that a reward function
     would get twice, or a template that names a missing column.
@@ -87,15 +96,18 @@ class Task:
     reward: RewardFunction | Sequence[Reward]
     prompts: RolePrompts
     metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
+    kind: str = ""
 
     def __post_init__(self) -> None:
         names = self.dataset.column_names
-        expect("prompt" in names, "dataset", "a column 'prompt'", names)
+        if "prompt" not in names:
+            raise UserError(f"dataset: expected a column 'prompt', got {names}")
         given = ("prompts", "completions", "role")  # besides the dataset's columns
         for reward in self.rewards:
             taken = reward.arguments(dict.fromkeys([*given, *names], ()))
             twice = [name for name in given if name in names and name in taken]
-            expect(not twice, "dataset", f"no columns that {reward} is passed anyway", twice)
+            if twice:
+                raise UserError(f"dataset: expected no columns that {reward} is passed anyway, got {twice}")
         for row, prompt in enumerate(self.dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row}")
         self.prompts.check_columns(names)
@@ -109,17 +121,22 @@ class Task:
         return [self.prompts.render(role, row, text) for row, text in zip(rows, texts, strict=True)]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Identifies this task in a run's config.yaml: reward, templates and data, by name and hash."""
-        data = {"dataset_sha256": provenance.data_hash(self.dataset), "rows": len(self.dataset)}
-        return {**self.fingerprint_of_reward(), "prompts": asdict(self.prompts), **data}
+        """Identifies this task in a run's config.yaml: its kind, reward, templates and data, by name and hash."""
+        return {
+            "task": self.kind,
+            **self.fingerprint_of_reward(),
+            "prompts": asdict(self.prompts),
+            "dataset_sha256": data_hash(self.dataset),
+            "rows": len(self.dataset),
+        }
 
     def fingerprint_of_reward(self) -> dict[str, str]:
         """The reward's name and the hash of its source; of several the names with their weights, and the hashes."""
-        names = [
-            ("" if each.weight == 1 else f"{each.weight} * ") + (each.name or provenance.function_name(each.function))
-            for each in self.rewards
-        ]
-        hashes = [each.sha256 or provenance.source_hash(each.function) for each in self.rewards]
+        names = []
+        for reward in self.rewards:
+            name = reward.name or function_name(reward.function)
+            names.append(name if reward.weight == 1 else f"{reward.weight} * {name}")
+        hashes = [reward.sha256 or source_hash(reward.function) for reward in self.rewards]
         return {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
 
     def models(self) -> Models:

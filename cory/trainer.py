@@ -16,7 +16,6 @@ from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.callbacks.metrics import MEASURED
-from cory.cli.settings import resume_command
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, RewardError, UserError
@@ -28,17 +27,18 @@ from cory.models.sampling import check_lengths
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.prompts import fit_responses
+from cory.provenance.models import policy_models
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
+from cory.resume import checkpoint
+from cory.resume.advice import how_to_continue, resume_command
+from cory.resume.checkpoint import RunState
+from cory.resume.find import Resumed, find_resumed
 from cory.rewards import score
 from cory.roles import RoleSchedule, role_name
-from cory.run import checkpoint
-from cory.run.checkpoint import RunState
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
-from cory.run.guards import Interrupted, Signals
-from cory.run.identity import policy_models
-from cory.run.resume import Resumed, find_resumed, how_to_continue
+from cory.run.signals import Interrupted, Signals
 from cory.streams import Purpose, Stream
 from cory.task import Task
 

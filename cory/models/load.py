@@ -30,7 +30,7 @@ from cory.errors import UserError, expect
 from cory.models import AVAILABLE
 from cory.models.families import check_model
 from cory.parallel.devices import configure
-from cory.run.identity import is_local
+from cory.provenance.models import is_local
 
 # What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
 LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)

@@ -16,7 +16,7 @@ What happens to an error of one process:
 error is everywhere, and no agent has changed since the iteration began, the processes save a
 checkpoint together (`Checkpoints.saved_on_error`). Then each says what is saved and how to continue
 (`CoryTrainer._explaining_errors`), and the script ends with a message and status 2, or a traceback
-(`cory.cli.settings.main`).
+(`cory.cli.main.main`).
 """
 
 import os
