@@ -252,7 +252,7 @@ def _wrong_run(run: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) 
 
 def newest_checkpoint(folder: Path) -> int:
     """The iteration of the newest valid checkpoint of the run `a`; -1: there is none."""
-    from cory.run.checkpoint import newest
+    from cory.resume.checkpoint import newest
 
     found = newest(folder / "a", ["agent_1", "agent_2"])
     return found[1].iteration if found else -1

@@ -40,7 +40,7 @@ def main() -> None:
 
     from cory.agent import make_agents
     from cory.callbacks import Callback
-    from cory.cli.settings import load
+    from cory.cli.load import load
     from cory.trainer import CoryTrainer
     from imdb_train.config import ImdbConfig
     from imdb_train.task import make_task
@@ -64,7 +64,7 @@ def main() -> None:
                 if time.monotonic() - started > 60 * options.minutes:
                     trainer.should_stop = True
 
-        task = make_task(config, agents[0].device)
+        task = make_task(config)
         CoryTrainer(config, agents, task, callbacks=[Watch()]).train()
         lines = (Path(folder) / "run/metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]

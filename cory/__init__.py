@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from cory.config import Config  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
     from cory.errors import UserError  # noqa: F401
-    from cory.evaluation.evaluator import evaluate  # noqa: F401
+    from cory.evaluation.evaluate import evaluate  # noqa: F401
     from cory.iteration import Iteration  # noqa: F401
     from cory.models.rollout import Rollout  # noqa: F401
     from cory.prompts import RolePrompts  # noqa: F401
@@ -29,7 +29,7 @@ HOME = {
     "Task": "task",
     "UserError": "errors",
     "assign_credit": "credit",
-    "evaluate": "evaluation.evaluator",
+    "evaluate": "evaluation.evaluate",
     "make_agents": "agent",
 }
 __all__ = [*HOME]

@@ -40,7 +40,8 @@ class Agent:
     Args:
         name: `agent_1`, ...; names its folder and its metrics.
         policy: the policy, wrapped as `config.algorithm` requires; see `wrapper`.
-        reference: pi_0, frozen; may be shared between agents. None: the policy with its adapters off.
+        reference: pi_0, frozen; may be shared between agents. None: the policy with its adapters
+            off.
         tokenizer: the policy's.
         config: the run's settings.
         device: where the agent samples and learns.
@@ -145,7 +146,8 @@ class Agent:
             shuffle: draws the order of the rows in each epoch.
             rate: factor of the learning rate.
 
-        Raises NotFinite, which names agent, role and rows, if a loss or gradient is not finite (`guards.on_nonfinite`).
+        Raises NotFinite, which names agent, role and rows, if a loss or gradient is not finite
+        (`guards.on_nonfinite`).
         """
         self.activate()
         self._changes()
@@ -190,7 +192,8 @@ class Agent:
 
 
 def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
-    """The wrapper in which `algorithm` trains a language model: with a value head for PPO, without for the others.
+    """The wrapper in which `algorithm` trains a language model: with a value head for PPO, without
+    for the others.
 
     Raises a UserError if there is no such algorithm.
     """
@@ -245,16 +248,18 @@ class AgentPlan:
 
 
 def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
-    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy unless `config.agents` says otherwise.
+    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy unless
+    `config.agents` says otherwise.
 
-    Full fine-tuning: each agent has a copy of the weights; agents of the same model share one frozen reference. LoRA:
-    each agent has an adapter, on one base or on copies of it (`lora.shared_base`); the reference is the base with its
-    adapters off. Agents with devices of their own (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value
-    head. A frozen agent (`agents: [{trained: false}]`) is a base that others share, or one of its own. `num_agents`
-    defaults to that of the settings.
+    Full fine-tuning: each agent has a copy of the weights; agents of the same model share one
+    frozen reference. LoRA: each agent has an adapter, on one base or on copies of it
+    (`lora.shared_base`); the reference is the base with its adapters off. Agents with devices of
+    their own (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value head. A frozen
+    agent (`agents: [{trained: false}]`) is a base that others share, or one of its own.
+    `num_agents` defaults to that of the settings.
 
-    Raises a UserError if a setting is out of range, a device or a model is not available, or a model is one that
-    padded batches change.
+    Raises a UserError if a setting is out of range, a device or a model is not available, or a
+    model is one that padded batches change.
     """
     config.check()
     check_optimizer(config.ppo.optimizer)

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 
-from cory.errors import expect
+from cory.errors import UserError
 
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
@@ -50,7 +50,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     >>> pass_at_k(4, 1, 2)
     0.5
     """
-    expect(1 <= k <= n, "pass@k", f"k from 1 to the number of samples, {n}", k)
+    if not 1 <= k <= n:
+        raise UserError(f"pass@k: expected k from 1 to the number of samples, {n}, got {k}")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -118,5 +119,5 @@ def in_training(queries: Sequence[Hashable], trained: Iterable[Hashable]) -> flo
     >>> in_training(["the film", "a plot", "the film", "my wife"], ["the film", "it was"])
     0.5
     """
-    known = set(trained)
-    return sum(query in known for query in queries) / len(queries)
+    trained_queries = set(trained)
+    return sum(query in trained_queries for query in queries) / len(queries)

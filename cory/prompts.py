@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cory.config import RoleConfig, role_name
-from cory.errors import UserError, expect
+from cory.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # text, or chat messages
 CHAT_ROLES = ("system", "user", "assistant")
@@ -15,13 +15,17 @@ CHAT_ROLES = ("system", "user", "assistant")
 
 def check_prompt(prompt: Any, where: str) -> None:
     """Raises a UserError unless a query is text, or chat messages ending with the user's, and not empty."""
-    if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
-        ok = all(m.get("role") in CHAT_ROLES and isinstance(m.get("content"), str) for m in prompt)
-        messages = f"messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last one user, with text"
-        ok = ok and bool(prompt) and prompt[-1]["role"] == "user" and bool(prompt[-1]["content"])
-        expect(ok, where, messages, prompt)
-    else:
-        expect(isinstance(prompt, str) and bool(prompt), where, "text or chat messages", prompt)
+    if isinstance(prompt, str) and prompt:
+        return
+    is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+    if not is_chat:
+        raise UserError(f"{where}: expected text or chat messages, got {prompt!r}")
+    are_messages = all(m.get("role") in CHAT_ROLES and isinstance(m.get("content"), str) for m in prompt)
+    if not (prompt and are_messages and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
+        raise UserError(
+            f"{where}: expected messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last one user, with "
+            f"text, got {prompt!r}"
+        )
 
 
 def text_of(prompt: Prompt) -> str:
@@ -87,11 +91,14 @@ class RolePrompts:
     def __post_init__(self) -> None:
         for role, needed in (("pioneer", ("prompt",)), ("observer", ("prompt", "response"))):
             template = getattr(self, role)
-            found = placeholders(template, f"{role} prompt")
+            names = placeholders(template, f"{role} prompt")
             for name in needed:
-                expect(name in found, f"{role} prompt", f"the placeholder {{{name}}}", template)
-        none = "no {response}, as nobody answers before it"
-        expect("response" not in placeholders(self.pioneer, "pioneer prompt"), "pioneer prompt", none, self.pioneer)
+                if name not in names:
+                    raise UserError(f"{role} prompt: expected the placeholder {{{name}}}, got {template!r}")
+        if "response" in placeholders(self.pioneer, "pioneer prompt"):
+            raise UserError(
+                f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}"
+            )
 
     def name(self, role: int) -> str:
         """The name of a role, from 0 for the first: its own, or `pioneer`, `observer`, `observer_2`, ..."""

@@ -1,7 +1,9 @@
-"""Random numbers: each purpose has generators of its own, so that nothing else changes what they draw.
+"""Random numbers: each purpose has generators of its own, so that nothing else changes what they
+draw.
 
-No generator is reseeded, and none is shared: agents may draw at the same time, on any device. A run needs no file for
-its random numbers, as those of an iteration derive from its number, so a resumed run equals an unbroken one.
+No generator is reseeded, and none is shared: agents may draw at the same time, on any device. A run
+needs no file for its random numbers, as those of an iteration derive from its number, so a resumed
+run equals an unbroken one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Stream:
-    """The key of a stream of random numbers. Equal keys give equal numbers, whatever has been drawn before.
+    """The key of a stream of random numbers. Equal keys give equal numbers, whatever has been drawn
+    before.
 
     What does not apply to a purpose is 0.
 
@@ -65,7 +68,8 @@ class Stream:
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A generator at the beginning of the stream, for tensors on `device`.
 
-        For Apple's GPUs it is one on the CPU, as `cory.models.sampling.draw` needs float64, which they lack.
+        For Apple's GPUs it is one on the CPU, as `cory.models.sampling.draw` needs float64, which
+        they lack.
         """
         import torch  # here, as importing it takes seconds, which not all who import this file have
 
@@ -74,9 +78,11 @@ class Stream:
 
     @contextmanager
     def as_global(self) -> Iterator[None]:
-        """In this context, torch's global generator of the CPU draws from the stream; afterwards it is as it was.
+        """In this context, torch's global generator of the CPU draws from the stream; afterwards it
+        is as it was.
 
-        For libraries that take no generator. Other threads must not draw from the global one meanwhile.
+        For libraries that take no generator. Other threads must not draw from the global one
+        meanwhile.
         """
         import torch
 

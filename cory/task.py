@@ -8,12 +8,12 @@ from typing import Any
 import datasets
 
 from cory.config import RoleConfig
-from cory.errors import UserError, expect
+from cory.errors import UserError
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
+from cory.provenance.models import Models, model_identity
+from cory.provenance.task import data_hash, function_name, source_hash
 from cory.rewards import Reward, RewardFunction, TeamReward
-from cory.run import provenance
-from cory.run.identity import Models, model_identity
 from cory.streams import Purpose, Stream
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
@@ -34,8 +34,10 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
     if path.exists():
         files = [path] if path.is_file() else _files_of_split(path, split)
         formats = {FORMATS.get(file.suffix) for file in files}
-        alike, kinds = len(formats) == 1 and None not in formats, f"files of one kind among {sorted(FORMATS)}"
-        expect(alike, "dataset", kinds, [f.name for f in files])
+        if len(formats) != 1 or None in formats:
+            raise UserError(
+                f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[file.name for file in files]}"
+            )
         arguments = {"path": formats.pop(), "data_files": [str(file) for file in files], "split": "train"}
     else:
         arguments = {"path": name, "name": subset, "split": split, "revision": where.get("revision")}
@@ -48,24 +50,29 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
     if len(loaded) == 0:
         raise UserError(f"dataset: expected rows, got none in {name!r}, split {split!r}")
     for column in columns:
-        names = loaded.column_names
-        expect(column in names, "dataset", f"a column {column!r} in {name!r}", names)
+        if column not in loaded.column_names:
+            raise UserError(f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}")
     return loaded
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     files = [f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if f.suffix in FORMATS]
     chosen = [f for f in files if f.stem == split or f.name.startswith((f"{split}-", f"{split}_", f"{split}."))]
-    wanted = f"a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}"
-    expect(bool(chosen), "dataset", wanted, [f.name for f in files])
+    if not chosen:
+        raise UserError(
+            f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, "
+            f"got {[file.name for file in files]}"
+        )
     return chosen
 
 
 def check_held_out(dataset: str, trained: str) -> None:
     """Raises a UserError if a dataset's split `test` was trained on: it is a single file, or `trained` is `test`."""
-    apart = "a folder with files named after their splits, or a dataset on the Hub, trained on another split than test"
-    shown = f"{dataset!r}, split {trained!r}"
-    expect(not Path(dataset).is_file() and trained != "test", "eval_every: task.dataset", apart, shown)
+    if Path(dataset).is_file() or trained == "test":
+        raise UserError(
+            "eval_every: task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, "
+            f"trained on another split than test, got {dataset!r}, split {trained!r}"
+        )
 
 
 @dataclass
@@ -83,6 +90,8 @@ class Task:
         team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called once per iteration; `chains[i]` is
             the list of a chain's responses by role. Every role gets its chain's on top of the rewards of responses. A
             `Reward` names it in records and messages.
+        kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
+            task that was made in Python.
 
     Raises a UserError: no `prompt` column, an empty prompt or one of another kind, no reward at all, a column that a
     reward function would get twice, or a template that names a missing column.
@@ -93,10 +102,12 @@ class Task:
     prompts: RolePrompts
     metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
     team_reward: TeamReward | Reward | None = None
+    kind: str = ""
 
     def __post_init__(self) -> None:
         names = self.dataset.column_names
-        expect("prompt" in names, "dataset", "a column 'prompt'", names)
+        if "prompt" not in names:
+            raise UserError(f"dataset: expected a column 'prompt', got {names}")
         if not self.rewards and self.team_reward is None:
             raise UserError("task.reward: expected a reward function, or a team_reward, got neither")
         self._check_columns(self.rewards, ("prompts", "completions", "role"))
@@ -112,7 +123,8 @@ class Task:
         for reward in rewards:
             taken = reward.arguments(dict.fromkeys([*given, *names], ()))
             twice = [name for name in given if name in names and name in taken]
-            expect(not twice, "dataset", f"no columns that {reward} is passed anyway", twice)
+            if twice:
+                raise UserError(f"dataset: expected no columns that {reward} is passed anyway, got {twice}")
 
     def render(
         self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[Sequence[str]] | None = None
@@ -137,18 +149,26 @@ class Task:
         return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Identifies this task in a run's config.yaml: reward, templates and data, by name and hash."""
-        data = {"dataset_sha256": provenance.data_hash(self.dataset), "rows": len(self.dataset)}
-        prompts = {"pioneer": self.prompts.pioneer, "observer": self.prompts.observer}
-        return {**self.fingerprint_of_reward(), "prompts": prompts, **data}
+        """Identifies this task in a run's config.yaml: its kind, reward, templates and data, by name and hash."""
+        return {
+            "task": self.kind,
+            **self.fingerprint_of_reward(),
+            "prompts": {"pioneer": self.prompts.pioneer, "observer": self.prompts.observer},
+            "dataset_sha256": data_hash(self.dataset),
+            "rows": len(self.dataset),
+        }
 
     def fingerprint_of_reward(self) -> dict[str, str]:
         """The reward's name and the hash of its source; of several the names with their weights, and the hashes.
 
         Likewise of the team reward, if there is one.
         """
-        names = [("" if each.weight == 1 else f"{each.weight} * ") + _recorded_name(each) for each in self.rewards]
-        identity = {"reward": " + ".join(names), "reward_sha256": "+".join(map(_recorded_hash, self.rewards))}
+        names = []
+        for reward in self.rewards:
+            name = _recorded_name(reward)
+            names.append(name if reward.weight == 1 else f"{reward.weight} * {name}")
+        hashes = [_recorded_hash(reward) for reward in self.rewards]
+        identity = {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
         if self.team is not None:
             identity["team_reward"] = _recorded_name(self.team)
             identity["team_reward_sha256"] = _recorded_hash(self.team)
@@ -198,8 +218,8 @@ class Task:
 
 
 def _recorded_name(reward: Reward) -> str:
-    return reward.name or provenance.function_name(reward.function)
+    return reward.name or function_name(reward.function)
 
 
 def _recorded_hash(reward: Reward) -> str:
-    return reward.sha256 or provenance.source_hash(reward.function)
+    return reward.sha256 or source_hash(reward.function)

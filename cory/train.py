@@ -6,21 +6,55 @@ python -m cory.train --resume runs/my                       # continues a run
 python -m cory.train --help                                 # every key
 """
 
-from cory.cli.settings import announce, load, main
-from cory.tasks.config import OwnConfig
-from cory.tasks.own import held_out, load_prompts, make_task
+import os
+from pathlib import Path
+from typing import Any
+
+from cory.cli.load import load
+from cory.cli.main import main
+from cory.config import Config
+from cory.tasks.config import OWN
+from cory.tasks.kind import TaskKind
 
 
-def train() -> None:
-    config, name = load(OwnConfig, None)
+def train(kind: TaskKind[Any], default: Path | None = None, prefix: str = "", single_agent: bool = False) -> None:
+    """Trains on a kind of task, with the settings of the command line: the command of every task.
+
+    Args:
+        kind: of the task.
+        default: configuration that is read without `--config`.
+        prefix: begins the run's name, such as imdb_cory.
+        single_agent: trains the first agent alone, in one role: the baseline.
+    """
+    config, name = load(kind.config, default, prefix=prefix, single_agent=single_agent)
     announce(config, name)
-    task = make_task(config)  # the rewards first: a mistake in their file is reported before torch is imported
+
+    # The task first: a mistake in a reward file is reported before torch is imported, which takes seconds.
+    task = kind.make_task(config)
+    held_out = kind.held_out_rows(config) if config.eval_every else None
+
     from cory import CoryTrainer, make_agents
 
-    held = held_out(config.task, config.task.eval_split, "--task.eval_split") if config.eval_every else None
-    queries = load_prompts(held) if held else None
-    CoryTrainer(config, make_agents(config), task, name, queries).train()
+    agents = make_agents(config)
+    CoryTrainer(config, agents, task, name, held_out).train()
+
+
+def announce(config: Config, name: str) -> None:
+    """The first line of a run, before the libraries are loaded, which takes seconds.
+
+    Raises a UserError if the run is to be uploaded at its end and there is no token, or if its tracker is missing.
+    """
+    config.hub.check_token()
+    config.check_tracker()
+    if os.environ.get("RANK", "0") == "0":
+        names = dict.fromkeys(config.of_agent(index).model.name for index in range(config.cory.num_agents))
+        models = " and ".join(names)
+        print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)
+
+
+def run() -> None:
+    train(OWN)
 
 
 if __name__ == "__main__":
-    main(train)
+    main(run)

@@ -16,7 +16,6 @@ from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.callbacks.metrics import MEASURED
-from cory.cli.settings import resume_command
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, RewardError, UserError
@@ -28,17 +27,18 @@ from cory.models.sampling import check_lengths
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.prompts import fit_responses
+from cory.provenance.models import policy_models
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
+from cory.resume import checkpoint
+from cory.resume.advice import how_to_continue, resume_command
+from cory.resume.checkpoint import RunState
+from cory.resume.find import Resumed, find_resumed
 from cory.rewards import score, team_score
 from cory.roles import RoleSchedule
-from cory.run import checkpoint
-from cory.run.checkpoint import RunState
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
-from cory.run.guards import Interrupted, Signals
-from cory.run.identity import policy_models
-from cory.run.resume import Resumed, find_resumed, how_to_continue
+from cory.run.signals import Interrupted, Signals
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
@@ -65,7 +65,8 @@ class CoryTrainer:
         signal: the number of the signal that ends the run, if one does.
 
     Raises:
-        UserError: the agents, the data or the prompts do not fit the settings; raised before anything is written.
+        UserError: the agents, the data or the prompts do not fit the settings; raised before
+            anything is written.
     """
 
     run: Run
@@ -101,11 +102,12 @@ class CoryTrainer:
         self._check()
 
     def train(self) -> Run:
-        """Runs all iterations that are left, then saves curves, summary and agents in the run's `.folder`.
+        """Runs all iterations that are left, then saves curves, summary and agents in the run's
+        `.folder`.
 
         Raises:
-            UserError: `config.resume` names no run that can be continued; a reward is not finite; an update is not
-                finite (`guards.on_nonfinite`).
+            UserError: `config.resume` names no run that can be continued; a reward is not finite;
+                an update is not finite (`guards.on_nonfinite`).
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         with ExitStack() as locks:  # of the run's folder, held until all is written
@@ -184,7 +186,8 @@ class CoryTrainer:
         return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
 
     def roll_out(self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
-        """Each role's responses; from the second role on, an agent reads those of the roles before (Eq. 3).
+        """Each role's responses; from the second role on, an agent reads those of the roles before
+        (Eq. 3).
 
         `generators`: one for each role, which draws the tokens of its responses.
         """
@@ -202,9 +205,11 @@ class CoryTrainer:
         return rollouts
 
     def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
-        """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a reward model.
+        """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a
+        reward model.
 
-        The reward function sees the dataset's columns and, as `role`, the role of each response, counted from `first`.
+        The reward function sees the dataset's columns and, as `role`, the role of each response,
+        counted from `first`.
         """
         columns: dict[str, list[Any]] = {name: [] for name in [*batch.columns, "role"]}
         completions: list[str] = []
@@ -391,7 +396,8 @@ class CoryTrainer:
     def _notify(self, event: str, argument: Run | Iteration | int) -> None:
         """Calls the method `event` of each callback that has one, in their order.
 
-        After neighbours that are not `collective` the processes tell each other of errors, so that all of them raise.
+        After neighbours that are not `collective` the processes tell each other of errors, so that
+        all of them raise.
         """
 
         def call(callbacks: list[Callback]) -> None:
@@ -409,8 +415,8 @@ class CoryTrainer:
     def _explaining_errors(self, part: str) -> Iterator[None]:
         """An error that ends the run in `part` of it says what is saved and how to continue.
 
-        Errors for users say it in their message; others print it and keep their traceback. Which processes have the
-        error: `cory/parallel/distributed.py`.
+        Errors for users say it in their message; others print it and keep their traceback. Which
+        processes have the error: `cory/parallel/distributed.py`.
         """
         try:
             yield

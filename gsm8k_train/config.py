@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from cory.config import Config, LoraConfig, PPOConfig, SamplingConfig, Settings
+from cory.tasks.kind import TaskKind
 from gsm8k_train import toy
 from gsm8k_train.toy import EXAMPLE
 
@@ -68,3 +69,6 @@ class Gsm8kConfig(Config):
     def resolve(self, name: str) -> str:
         """The folder of a built-in model, or the name itself."""
         return toy.folder(name)
+
+
+GSM8K = TaskKind("gsm8k", Gsm8kConfig, "gsm8k_train.task")

@@ -16,20 +16,14 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.cli.settings import announce, load, main  # noqa: E402
-from gsm8k_train.config import Gsm8kConfig  # noqa: E402
+from cory.cli.main import main  # noqa: E402
+from cory.train import train  # noqa: E402
+from gsm8k_train.config import GSM8K  # noqa: E402
 
 
-def train() -> None:
-    config, name = load(Gsm8kConfig, ROOT / "configs/gsm8k/tiny.yaml", prefix="gsm8k_cory")
-    announce(config, name)
-    from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
-    from gsm8k_train.task import held_out, make_task
-
-    agents = make_agents(config)
-    task = make_task(config, agents[0].device)
-    CoryTrainer(config, agents, task, name, held_out(config)).train()
+def run() -> None:
+    train(GSM8K, default=ROOT / "configs/gsm8k/tiny.yaml", prefix="gsm8k_cory")
 
 
 if __name__ == "__main__":
-    main(train)
+    main(run)

@@ -20,10 +20,11 @@ if __name__ == "__main__":
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from cory.cli.settings import main
+from cory.cli.main import main
+from cory.evaluation.command import evaluate_command
 from cory.evaluation.settings import EvaluationConfig
-from gsm8k_train.config import Gsm8kConfig
-from study import evaluate
+from gsm8k_train.config import GSM8K
+from study.report import write_report
 
 
 @dataclass
@@ -46,7 +47,8 @@ class Gsm8kEvaluation(EvaluationConfig):
 
 
 def run() -> None:
-    evaluate.run(__doc__, Gsm8kEvaluation, Gsm8kConfig, "gsm8k_train.task", "gsm8k-evaluation")
+    evaluation = evaluate_command(GSM8K, Gsm8kEvaluation, __doc__, "gsm8k-evaluation")
+    write_report(evaluation.folder)
 
 
 if __name__ == "__main__":

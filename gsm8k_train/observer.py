@@ -12,15 +12,15 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
-from cory.cli.settings import main
-from gsm8k_train.config import OBSERVERS, Gsm8kConfig
+from cory.cli.main import main
+from gsm8k_train.config import GSM8K, OBSERVERS
 from study import observer
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """See the module."""
     default = Path(__file__).resolve().parent.parent / "configs/gsm8k/tiny.yaml"
-    observer.command_line(Gsm8kConfig, "gsm8k_train.task", OBSERVERS, default, argv)
+    observer.command_line(GSM8K, OBSERVERS, default, argv)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The paper's objective-reward task (section 4, E2): solve grade-school word problems, scored by a rule."""
 
-import torch
 from datasets import Dataset
 
 from cory.errors import UserError
@@ -8,7 +7,7 @@ from cory.prompts import RolePrompts
 from cory.task import Task, check_held_out, load_dataset
 from gsm8k_train import toy
 from gsm8k_train.answers import correct, extract, gold
-from gsm8k_train.config import Gsm8kConfig, Gsm8kTaskConfig
+from gsm8k_train.config import GSM8K, Gsm8kConfig, Gsm8kTaskConfig
 
 
 def rule_reward(prompts: list[str], completions: list[str], answer: list[str]) -> list[float]:
@@ -48,32 +47,25 @@ def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:
     return loaded.select_columns(["question", "answer"]).rename_column("question", "prompt")
 
 
+# What a task provides: see `cory.tasks.kind.TaskKind`.
+
+
+def make_task(config: Gsm8kConfig, rows: Dataset | None = None) -> Task:
+    """The task of a run, on `rows` or on the problems of training."""
+    prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
+    if rows is None:
+        rows = training_rows(config)
+    return Task(rows, rule_reward, prompts, {"unparseable": unparseable}, kind=GSM8K.name)
+
+
 def training_rows(config: Gsm8kConfig) -> Dataset:
     """The problems that a run with these settings is trained on."""
     return problems(config.task, config.task.split)
 
 
-def make_task(
-    config: Gsm8kConfig,
-    device: torch.device | None = None,
-    split: str | None = None,
-    dataset: Dataset | None = None,
-) -> Task:
-    """The task of a run; with `split`, of another part of the data; with `dataset`, of other rows.
-
-    The rule needs no device.
-    """
-    prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
-    rows = problems(config.task, split or config.task.split) if dataset is None else dataset
-    return Task(rows, rule_reward, prompts, {"unparseable": unparseable})
-
-
-def held_out(config: Gsm8kConfig) -> Dataset | None:
-    """Problems for `config.eval_every`, of the split `test`; None if not requested.
-
-    Raises a UserError if they would be those of training.
-    """
-    if not config.eval_every:
-        return None
-    check_held_out(config.task.dataset, config.task.split)
-    return problems(config.task, "test")
+def held_out_rows(config: Gsm8kConfig, split: str | None = None) -> Dataset:
+    """Problems of a split. None: of the split `test` for `eval_every`; a UserError if that is trained on."""
+    if split is None:
+        check_held_out(config.task.dataset, config.task.split)
+        split = "test"
+    return problems(config.task, split)

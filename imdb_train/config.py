@@ -7,6 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from cory.config import Config, Settings
 from cory.errors import UserError
+from cory.tasks.kind import TaskKind
 from imdb_train import toy
 
 OBSERVER = 'I can make this sentence "{prompt}{response}" more positive: {prompt}'
@@ -75,3 +76,6 @@ class ImdbConfig(Config):
     def resolve(self, name: str) -> str:
         """The folder of a built-in model, or the name itself."""
         return toy.folder(name)
+
+
+IMDB = TaskKind("imdb", ImdbConfig, "imdb_train.task")

@@ -14,14 +14,16 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
-from cory.cli.settings import main
+from cory.cli.main import main
+from cory.evaluation.command import evaluate_command
 from cory.evaluation.settings import EvaluationConfig
-from imdb_train.config import ImdbConfig
-from study import evaluate
+from imdb_train.config import IMDB
+from study.report import write_report
 
 
 def run() -> None:
-    evaluate.run(__doc__, EvaluationConfig, ImdbConfig, "imdb_train.task", "evaluation")
+    evaluation = evaluate_command(IMDB, EvaluationConfig, __doc__, "evaluation")
+    write_report(evaluation.folder)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
-from cory.cli.settings import main
-from imdb_train.config import OBSERVERS, ImdbConfig
+from cory.cli.main import main
+from imdb_train.config import IMDB, OBSERVERS
 from study import observer
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """See the module."""
     default = Path(__file__).resolve().parent.parent / "configs/imdb/tiny.yaml"
-    observer.command_line(ImdbConfig, "imdb_train.task", OBSERVERS, default, argv)
+    observer.command_line(IMDB, OBSERVERS, default, argv)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,14 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(ROOT)
 
-from cory.cli.settings import announce, load, main  # noqa: E402
-from imdb_train.config import ImdbConfig  # noqa: E402
+from cory.cli.main import main  # noqa: E402
+from cory.train import train  # noqa: E402
+from imdb_train.config import IMDB  # noqa: E402
 
 
-def train() -> None:
-    config, name = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", prefix="imdb_ppo", single_agent=True)
-    announce(config, name)
-    from cory import CoryTrainer, make_agents  # after the settings are checked: importing torch and TRL takes seconds
-    from imdb_train.task import held_out, make_task
-
-    agents = make_agents(config)
-    task = make_task(config, agents[0].device)
-    CoryTrainer(config, agents, task, name, held_out(config)).train()
+def run() -> None:
+    train(IMDB, default=ROOT / "configs/imdb/tiny.yaml", prefix="imdb_ppo", single_agent=True)
 
 
 if __name__ == "__main__":
-    main(train)
+    main(run)

@@ -6,12 +6,20 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.errors import UserError
-from cory.models.load import LOADING, check_vocabulary, find, first_line, load_model, load_tokenizer
+from cory.models.load import (
+    LOADING,
+    check_vocabulary,
+    find,
+    first_line,
+    load_model,
+    load_tokenizer,
+)
 from cory.models.window import pad
+from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts
 from cory.task import Task, check_held_out, load_dataset
 from imdb_train import toy
-from imdb_train.config import ImdbConfig, ImdbTaskConfig
+from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig
 
 
 def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
@@ -65,7 +73,8 @@ class PositiveLogit:
     ) -> None:
         model, self.tokenizer, self.index = load_classifier(name, "POSITIVE", "task.reward_model")
         self.model: PreTrainedModel = model.to(device)
-        self.batch_size, self.separator = batch_size, separator
+        self.batch_size = batch_size
+        self.separator = separator
         # Identified in config.yaml, so that another model behind this name is refused.
         self.models = {"task.reward_model": (recorded_as or name, name)}
         self.max_length = getattr(model.config, "max_position_embeddings", None)
@@ -79,9 +88,8 @@ class PositiveLogit:
         rewards = torch.empty(len(rows))
         for start in range(0, len(order), self.batch_size):
             index = order[start : start + self.batch_size]
-            ids, mask = pad(
-                [torch.tensor(rows[i], dtype=torch.long) for i in index], self.tokenizer.pad_token_id or 0, "right"
-            )
+            texts_ids = [torch.tensor(rows[i], dtype=torch.long) for i in index]
+            ids, mask = pad(texts_ids, self.tokenizer.pad_token_id or 0, "right")
             logits = self.model(input_ids=ids.to(self.model.device), attention_mask=mask.to(self.model.device)).logits
             rewards[index] = logits[:, self.index].float().cpu()
         return rewards.tolist()
@@ -117,34 +125,37 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
     return Dataset.from_dict({"prompt": prompts})
 
 
+# What a task provides: see `cory.tasks.kind.TaskKind`.
+
+
+def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
+    """The task of a run, on `rows` or on the queries of training."""
+    settings = config.task
+    name = str(toy.REWARD_MODEL) if settings.reward_model == "tiny" else settings.reward_model
+    reward = PositiveLogit(
+        name,
+        settings.reward_batch_size,
+        device=choose_device(config.of_agent(0).device),
+        separator=" " if config.of_agent(0).model.chat_template else "",
+        recorded_as=settings.reward_model,
+    )
+    prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
+    if rows is None:
+        rows = training_rows(config)
+    return Task(rows, reward, prompts, kind=IMDB.name)
+
+
 def training_rows(config: ImdbConfig) -> Dataset:
     """The queries that a run with these settings is trained on."""
     return queries(config.task, config.task.split, tokenizer_of(config), config.seed)
 
 
-def make_task(
-    config: ImdbConfig, device: torch.device, split: str | None = None, dataset: Dataset | None = None
-) -> Task:
-    """The task of a run; with `split`, of another part of the data; with `dataset`, of other queries."""
-    settings = config.task
-    name = toy.REWARD_MODEL if settings.reward_model == "tiny" else settings.reward_model
-    separator = " " if config.of_agent(0).model.chat_template else ""
-    reward = PositiveLogit(str(name), settings.reward_batch_size, device, separator, settings.reward_model)
-    prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
-    if dataset is None:
-        dataset = queries(settings, split or settings.split, tokenizer_of(config), config.seed)
-    return Task(dataset, reward, prompts)
-
-
-def held_out(config: ImdbConfig) -> Dataset | None:
-    """Queries for `config.eval_every`, of the split `test`; None if not requested.
-
-    Raises a UserError if they would be those of training.
-    """
-    if not config.eval_every:
-        return None
-    check_held_out(config.task.dataset, config.task.split)
-    return queries(config.task, "test", tokenizer_of(config), config.seed)
+def held_out_rows(config: ImdbConfig, split: str | None = None) -> Dataset:
+    """Queries of a split. None: of the split `test` for `eval_every`; a UserError if that is trained on."""
+    if split is None:
+        check_held_out(config.task.dataset, config.task.split)
+        split = "test"
+    return queries(config.task, split, tokenizer_of(config), config.seed)
 
 
 def tokenizer_of(config: ImdbConfig) -> PreTrainedTokenizerBase:

@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.errors import UserError, expect
 from cory.run.output import check_results_folder, staged
 from study.statistics import Interval, bootstrap, with_interval
@@ -167,7 +167,7 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
     """
     import matplotlib.pyplot as plt
 
-    from cory.run.plots import colours
+    from cory.report.plots import colours
 
     figure, axis = plt.subplots(figsize=(8.5, 4.6), layout="constrained")
     axis.axhline(0, color="0.3", lw=0.8)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.errors import UserError
 from cory.run.output import check_result_file, replace_text
 from study.estimates import (

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.run.output import check_results_folder, staged
 from study.comparison import FINAL, ROLE_WINDOW, Comparison
 from study.groups import find, group

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from cory.errors import UserError
-from cory.run.summary import CURVES
+from cory.report.summary import CURVES
 from study.estimates import difference, relative
 from study.groups import DATA, Group, folders, method, single, varying
 from study.measures import collapsed, final, near_zero, rewards, spread, variance, variance_change

@@ -4,22 +4,22 @@ Eq. 4 rewards an agent with `r_1 + r_2`. What the observer earns teaches the pio
 response that the observer reads. The rest is noise, and the more so the more both rewards rise and fall with the query.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from cory.cli.settings import as_config, read_settings
+from cory.cli.load import as_config
 from cory.config import Config
 from cory.errors import UserError
+from cory.evaluation.agents import agent_weights, run_agents
 from cory.evaluation.responses import answer
-from cory.evaluation.settings import agent_models, run_agents
 from cory.models.load import ModelPool
 from cory.parallel.devices import choose_device
-from cory.task import Task
+from cory.run.record import read_settings
+from cory.tasks.kind import TaskKind
 from study.statistics import Interval, bootstrap, with_interval
 
 C = TypeVar("C", bound=Config)
@@ -50,25 +50,24 @@ def correlations(pioneer: np.ndarray, observer: np.ndarray) -> dict[str, Interva
     }
 
 
-def coupling(
-    folder: Path, kind: type[C], make_task: Callable[[C, torch.device, str], Task], queries: int = 200, samples: int = 8
-) -> dict[str, Interval]:
+def coupling(folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int = 8) -> dict[str, Interval]:
     """`correlations` of a run's first two agents on held-out queries, the second as observer of the first.
 
     Args:
         folder: of a run that has ended. Its agents are loaded as the run had them.
-        kind: the configuration class of its task; make_task: makes the task, of a split.
+        kind: of its task.
         queries: number of its rows that are answered, from the first. samples: responses to each.
 
     Raises:
         UserError: the run has not saved two agents.
     """
-    config = as_config(kind, read_settings(folder), folder / "config.yaml")
-    models = list(agent_models(run_agents(folder), config, {}).values())[:2]
+    config = as_config(kind.config, read_settings(folder), folder / "config.yaml")
+    models = list(agent_weights(run_agents(folder), config, {}).values())[:2]
     if len(models) < 2:
         raise UserError(f"{folder}: expected a run with two saved agents, got {len(models)}")
-    device = choose_device("auto")
-    task = make_task(config, device, "test")
+    config = config.on("auto")
+    device = choose_device(config.device)
+    task = kind.make_task(config, kind.held_out_rows(config, "test"))
     columns, pool = repeated(task.dataset[:queries], samples), ModelPool(device)
     rewards: list[np.ndarray] = []
     read = None

@@ -6,8 +6,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from cory.report.plots import colours
 from cory.run.output import replacing
-from cory.run.plots import colours
 
 
 def plot_bars(rows: Sequence[dict[str, Any]], metrics: dict[str, str], path: Path) -> None:

@@ -28,10 +28,10 @@ from typing import Literal
 
 from cory.cli import terminal
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.errors import UserError, expect, one_of
-from cory.evaluation.settings import extends
-from cory.run.identity import is_local
+from cory.evaluation.folder import extends
+from cory.provenance.models import is_local
 from cory.run.output import locked, replace_text, replacing
 from study import ray_engine
 from study.compare import check_out, write

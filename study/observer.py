@@ -13,7 +13,6 @@ the same for GSM8K, `python -m study.observer --config my.yaml` for a task of yo
 """
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,11 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cory.cli.settings import load, main
+from cory.cli.load import load
+from cory.cli.main import main
 from cory.config import Config
 from cory.errors import UserError, expect
-from cory.evaluation.settings import run_agents
+from cory.evaluation.agents import run_agents
 from cory.run.output import check_result_file, replace_text
+from cory.tasks.kind import TaskKind
 from study.statistics import Interval, bootstrap, over, with_interval
 
 if TYPE_CHECKING:
@@ -187,8 +188,7 @@ def table(name: str, probe: Probe) -> str:
 
 
 def command_line(
-    kind: type[Config],
-    task_module: str,
+    kind: TaskKind[Any],
     wordings: Mapping[str, str],
     default: Path | None = None,
     argv: Sequence[str] | None = None,
@@ -196,8 +196,7 @@ def command_line(
     """A task's command; see the module.
 
     Args:
-        kind: its configuration class. default: its usual configuration.
-        task_module: whose `make_task` makes it; it is imported late, as it imports torch.
+        kind: of the task. default: its usual configuration.
         wordings: templates of the observer's prompt, by name.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -209,7 +208,7 @@ def command_line(
     parser.add_argument("--out", type=Path)
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe keys of a configuration:\n")
-        load(kind, default, ["--help"])
+        load(kind.config, default, ["--help"])
     models = argv[: next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))]
     try:
         own, flags = parser.parse_known_args(argv[len(models) :])
@@ -226,13 +225,10 @@ def command_line(
             only = "no flag other than --queries with the folder of a run"
             named = {word.split("=")[0] for word in argv[len(models) :] if word.startswith("--")}
             expect(named <= {"--queries"}, "flags", only, " ".join(argv[len(models) :]))
-            make_task = importlib.import_module(task_module).make_task
-            print(f"{name}: {text(coupling(Path(name), kind, make_task, own.queries))}")
+            print(f"{name}: {text(coupling(Path(name), kind, own.queries))}")
             continue
-        config, _ = load(kind, default, [*flags, *([f"--model.name={name}"] if name else [])])
-        from cory.parallel.devices import choose_device  # after the settings are checked: importing torch takes seconds
-
-        task = importlib.import_module(task_module).make_task(config, choose_device(config.device), own.split)
+        config, _ = load(kind.config, default, [*flags, *([f"--model.name={name}"] if name else [])])
+        task = kind.make_task(config, kind.held_out_rows(config, own.split))
         chosen = {**wordings, **{template: template for template in more if template not in wordings.values()}}
         if own.out:
             check_result_file(own.out, MARK)
@@ -244,6 +240,6 @@ def command_line(
 
 
 if __name__ == "__main__":
-    from cory.tasks.config import OwnConfig
+    from cory.tasks.config import OWN
 
-    main(lambda: command_line(OwnConfig, "cory.tasks.own", {}))
+    main(lambda: command_line(OWN, {}))

@@ -1,7 +1,6 @@
 """An experiment's file, and the runs that it defines at one of its scales."""
 
 import hashlib
-import importlib
 import json
 import re
 import shlex
@@ -13,10 +12,11 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from cory.cli.settings import differences, load
-from cory.config import Config
+from cory.cli.load import load
 from cory.errors import UserError, expect
-from cory.tasks.config import OwnConfig
+from cory.resume.differences import differences
+from cory.tasks.config import OWN
+from cory.tasks.kind import kind_of_script
 from study.records import read
 
 ROOT = Path(__file__).resolve().parent.parent  # of the checkout, with its scripts and configurations
@@ -259,16 +259,13 @@ def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
 def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
     """The settings that a script would get, read as it reads them: with the configuration class of its task."""
     if is_module(script):
-        expect(script == "cory.train", "script", "a script of the checkout, or cory.train", script)
-        return asdict(load(OwnConfig, None, ["--config", file, *flags])[0])
-    package = checkout_file(script, "script").parent.name
+        if script != "cory.train":
+            raise UserError(f"script: expected a script of the checkout, or cory.train, got {script!r}")
+        return asdict(load(OWN.config, None, ["--config", file, *flags])[0])
+    checkout_file(script, "script")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    try:
-        found = vars(importlib.import_module(f"{package}.config")).values()
-    except ModuleNotFoundError:
-        raise UserError(f"script: expected one beside its task's config.py, got {script!r}") from None
+    kind = kind_of_script(script)
     path = checkout_file(file, "config")
-    (kind,) = (c for c in found if isinstance(c, type) and issubclass(c, Config) and c is not Config)
     single_agent = Path(script).stem == "ppo"
-    return asdict(load(kind, path, ["--config", str(path), *flags], single_agent=single_agent)[0])
+    return asdict(load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)[0])

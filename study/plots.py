@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from cory.run.plots import CURVE_TITLES, SMOOTHING, colours
+from cory.report.plots import CURVE_TITLES, SMOOTHING, colours
 from study.comparison import Curve, Point
 from study.statistics import nondominated
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.cli.settings import read_settings
 from cory.errors import UserError
 from cory.report.payload import flat as flat
 from cory.report.payload import shown as shown
-from cory.run.summary import CURVES
+from cory.report.summary import CURVES
+from cory.run.record import read_settings
 
 
 @dataclass

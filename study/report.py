@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.errors import UserError
+from cory.evaluation.folder import read_responses
 from cory.report import NAME
 from cory.report.page import MARK, write_page
 from cory.run.output import check_result_file, replace_text
@@ -35,8 +36,6 @@ def write_report(folder: Path) -> None:
     Raises:
         UserError: the folder holds no evaluation that has ended.
     """
-    from cory.evaluation.evaluator import read_responses  # here, as importing torch takes seconds
-
     try:
         evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
         done = read_responses(folder)

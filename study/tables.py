@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cory.run import summary
+from cory.report import tables
 from study.comparison import FINAL, Comparison
 from study.measures import LAST, spread
 from study.statistics import Interval, with_interval
@@ -40,7 +40,7 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
-    return f"{summary.markdown_table(list(rows[0]), [list(row.values()) for row in rows])}\n" if rows else "None.\n"
+    return f"{tables.markdown_table(list(rows[0]), [list(row.values()) for row in rows])}\n" if rows else "None.\n"
 
 
 def eta_shown(comparison: Comparison) -> str:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.cli.settings import load
+from cory.cli.load import load
 from cory.config import HubConfig, PPOConfig, keys
 from cory.errors import UserError
 from gsm8k_train.config import Gsm8kConfig

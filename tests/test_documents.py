@@ -21,7 +21,7 @@ import yaml
 from conftest import ROOT
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import load
+from cory.cli.load import load
 from cory.evaluation.settings import EvaluationConfig
 from cory.parallel import distributed
 from gsm8k_train.config import Gsm8kConfig

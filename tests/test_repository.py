@@ -141,7 +141,9 @@ GRAPH = {module(path): imports(path) for path in SOURCES}
 ORDER = [
     "cory.cli",
     "cory.parallel",
+    "cory.provenance",
     "cory.run",
+    "cory.resume",
     "cory.report",
     "cory.models",
     "cory.learners",

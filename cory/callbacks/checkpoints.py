@@ -1,4 +1,4 @@
-"""When a run's state is saved, and which checkpoints stay. `cory/run/checkpoint.py` has their format."""
+"""When a run's state is saved, and which checkpoints stay. `cory/resume/checkpoint.py` has their format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
 from cory.parallel import distributed
-from cory.run import checkpoint
+from cory.resume import checkpoint
 from cory.run.output import remove
 
 if TYPE_CHECKING:
@@ -114,9 +114,6 @@ class Checkpoints(Callback):
 def _is_better(value: float, best: Mapping[str, Any] | None) -> bool:
     """Whether a metric's value makes its checkpoint the best so far.
 
-    A value that is not finite (all updates of an iteration were skipped) is never the best. In checkpoints of earlier
-    versions it can be; any finite one replaces it.
+    A value that is not finite (all updates of an iteration were skipped) is never the best.
     """
-    if not math.isfinite(value):
-        return False
-    return best is None or not math.isfinite(best["value"]) or value > best["value"]
+    return math.isfinite(value) and (best is None or value > best["value"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
-from cory.run.guards import MEANING
+from cory.run.flags import MEANING
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer

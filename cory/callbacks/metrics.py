@@ -14,7 +14,7 @@ from cory.iteration import Iteration
 from cory.metrics import combined_reward, distinct
 from cory.parallel import distributed
 from cory.run.clock import timed
-from cory.run.guards import flags
+from cory.run.flags import flags
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer

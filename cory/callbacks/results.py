@@ -14,9 +14,10 @@ from cory.callbacks.callback import Callback
 from cory.errors import UserError, is_not_written
 from cory.parallel import distributed
 from cory.push.card import agent_card
+from cory.report.summary import summarise
+from cory.report.tables import sample_table, summary_table
 from cory.run.clock import peak_memory_mb
 from cory.run.output import staged
-from cory.run.summary import sample_table, summarise, table
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -54,7 +55,7 @@ class Results(Callback):
             self._save(trainer, run, summary)
         run.finished = True
         if run.writes:
-            print(table(means))
+            print(summary_table(means))
             print(sample_table(**summary["samples"]))
             speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
             print(f"\n{speed}. Curves, samples and agents are in {run.folder}; report.html shows them")
@@ -110,7 +111,7 @@ def _write_card(
 def _write_results(trainer: CoryTrainer, run: Run, summary: Mapping[str, Any], folder: Path) -> None:
     if not run.writes:
         return
-    from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
+    from cory.report.plots import plot_curves  # here, as importing matplotlib takes a while
 
     for agent in trainer.trained_agents:
         _write_card(trainer, run, agent.name, summary["agents"][agent.name], folder)

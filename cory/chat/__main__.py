@@ -11,7 +11,7 @@ need. The same query with the same seed gets the same responses. See docs/share.
 
 from cory.chat.config import ChatConfig
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main
+from cory.cli.main import main
 
 
 def run() -> None:
@@ -26,7 +26,7 @@ def run() -> None:
         from cory.chat.web import check_gradio, serve
 
         check_gradio()
-    from cory.chat.chain import opened  # after the settings are checked: importing torch takes seconds
+    from cory.chat.opened import opened  # after the settings are checked: importing torch takes seconds
     from cory.chat.terminal import talk
 
     with opened(settings) as (what, chain):

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from cory.chat.chain import Answer, Chain
 from cory.errors import UserError
-from cory.run.summary import printable
+from cory.report.escape import printable
 
 HELP = """A line is a query, or a JSON object with `prompt` and the other columns of the run's data.
 /exchange exchanges the roles, /seed N sets the seed, /help shows this; end of input or Ctrl-C ends the chat."""
@@ -66,20 +66,20 @@ def command(chain: Chain, line: str) -> None:
 
 def help_text(chain: Chain) -> str:
     """What can be typed."""
-    return f"{HELP}\n{SET.format(columns=', '.join(chain.further))}" if chain.further else HELP
+    return f"{HELP}\n{SET.format(columns=', '.join(chain.further_columns))}" if chain.further_columns else HELP
 
 
 def shown(answers: list[Answer], width: int) -> str:
     """Who answered, the reward and the text, wrapped to `width`; control characters are shown as escapes."""
-    margin = max(len(each.who) for each in answers)
+    margin = max(len(answer.who) for answer in answers)
     lines = []
-    for each in answers:
-        reward = "" if each.reward is None else f"{each.reward:+7.2f}"
-        head = f"{each.who:{margin}}{reward}  "
-        for part in printable(each.text).split("\n"):
-            folded = textwrap.wrap(part, max(20, width - len(head))) or [""]
-            for piece in folded:
-                lines.append(head + piece)
+    for answer in answers:
+        reward = "" if answer.reward is None else f"{answer.reward:+7.2f}"
+        head = f"{answer.who:{margin}}{reward}  "
+        for line in printable(answer.text).split("\n"):
+            folded = textwrap.wrap(line, max(20, width - len(head))) or [""]
+            for part in folded:
+                lines.append(head + part)
                 head = " " * len(head)
     return "\n".join(lines)
 

@@ -5,17 +5,17 @@ import importlib.util
 import os
 from typing import Any
 
-from cory.chat.chain import Chain
-from cory.errors import UserError, expect
-from cory.run.summary import printable
+from cory.chat.chain import Answer, Chain
+from cory.errors import UserError
+from cory.report.escape import printable
 
 EXTRA = "pip install -c constraints.txt -e '.[web]'"
 
 
 def check_gradio() -> None:
     """Raises a UserError if Gradio is not installed."""
-    there = importlib.util.find_spec("gradio") is not None
-    expect(there, "web", f"gradio to be installed ({EXTRA})", None)
+    if importlib.util.find_spec("gradio") is None:
+        raise UserError(f"web: expected gradio to be installed ({EXTRA}), got None")
 
 
 def serve(chain: Chain, title: str, port: int | None = None) -> None:
@@ -47,8 +47,8 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
         gradio.HTML(f"<h2>{html.escape(title)}</h2>")
         query = gradio.Textbox(label="Query", placeholder="text, or a JSON object with prompt and other columns")
         hint = "empty: as in the run's data, if the query is one of it"
-        with gradio.Row(visible=bool(chain.further)):
-            further = [gradio.Textbox(label=name, placeholder=hint) for name in chain.further]
+        with gradio.Row(visible=bool(chain.further_columns)):
+            further = [gradio.Textbox(label=name, placeholder=hint) for name in chain.further_columns]
         with gradio.Row():
             ask = gradio.Button("Ask", variant="primary")
             exchange = gradio.Button("Exchange roles", visible=len(chain.order) > 1)
@@ -60,25 +60,23 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
         inputs, outputs = [query, seed, order, *further], [*boxes, notes]
 
         def answer(text: str, number: float | None, roles: list[int], *columns: str) -> list[Any]:
-            chain.order, chain.seed = roles, int(number or 0)
-            said, texts = [], [gradio.update(label=who, value="") for who in chain.speakers]
+            chain.order = roles
+            chain.seed = int(number or 0)
+            shown = [gradio.update(label=who, value="") for who in chain.speakers]
+            errors = []
             try:
-                for name, value in zip(chain.further, columns, strict=True):
+                for name, value in zip(chain.further_columns, columns, strict=True):
                     chain.set_column(name, value.strip())
                 if text.strip():
-                    answers = chain.ask(text)
-                    labels = [
-                        one.who + ("" if one.reward is None else f": reward {one.reward:+.2f}") for one in answers
-                    ]
-                    texts = [
-                        gradio.update(label=label, value=printable(one.text))
-                        for label, one in zip(labels, answers, strict=True)
+                    shown = [
+                        gradio.update(label=_label(response), value=printable(response.text))
+                        for response in chain.ask(text)
                     ]
             except UserError as error:
-                said.append(str(error))
-            said = [*chain.notes, *said]
+                errors.append(str(error))
+            lines = [*chain.notes, *errors]
             chain.notes.clear()
-            return [*texts, gradio.update(value="\n".join(said), visible=bool(said))]
+            return [*shown, gradio.update(value="\n".join(lines), visible=bool(lines))]
 
         gradio.on(
             [ask.click, query.submit, *(field.submit for field in further)],
@@ -92,3 +90,8 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
             answer, inputs, outputs, concurrency_id="models"
         )
     return blocks, look
+
+
+def _label(answer: Answer) -> str:
+    """Who answered, and the reward."""
+    return answer.who if answer.reward is None else f"{answer.who}: reward {answer.reward:+.2f}"

@@ -1,4 +1,4 @@
-"""Evaluates runs of `cory.train`, on held-out prompts: reward, KL to the base, solo and joint, with 95 % intervals.
+"""Evaluates runs on held-out prompts: reward, KL to the base, solo and joint, with 95 % intervals.
 
     python -m cory.evaluation runs/my                                     # split test of the run's dataset
     python -m cory.evaluation runs/cory runs/ppo --split validation       # two agents beside one, and their base
@@ -9,14 +9,13 @@ run with one answers twice, the second time as its own observer. See `cory/evalu
 import it: `cory.evaluate` is the function.
 """
 
-from cory.cli.settings import main
-from cory.evaluation import command
+from cory.cli.main import main
+from cory.evaluation.command import evaluate_command
 from cory.evaluation.settings import EvaluationConfig
-from cory.tasks.config import OwnConfig
 
 
 def run() -> None:
-    folder = command.run(__doc__, EvaluationConfig, OwnConfig, "cory.tasks.own", "evaluation").folder
+    folder = evaluate_command(None, EvaluationConfig, __doc__, "evaluation").folder
     print(
         f"\nRows, responses and report.html are in {folder}; python -m study.report {folder} adds Markdown and a figure"
     )

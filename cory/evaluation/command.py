@@ -1,75 +1,102 @@
 """The command of a task's evaluation: its settings, and the task that they make. Importing it does not import torch."""
 
-import importlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import as_config, read_settings
+from cory.cli.load import as_config
 from cory.config import Config, changed
-from cory.errors import UserError, expect
-from cory.evaluation.settings import EvaluationConfig, run_agents
-from cory.run.identity import is_local
-from cory.tasks.config import OwnConfig
+from cory.errors import UserError
+from cory.evaluation.agents import run_agents
+from cory.evaluation.settings import EvaluationConfig
+from cory.provenance.models import is_local
+from cory.run.record import read_settings
+from cory.tasks.kind import TaskKind, kind_of_run
 
 if TYPE_CHECKING:
-    from cory.evaluation.evaluator import Evaluation
+    from cory.evaluation.evaluate import Evaluation
 
-C = TypeVar("C", bound=Config)
 E = TypeVar("E", bound=EvaluationConfig)
 
 
-def run(doc: str | None, settings_kind: type[E], kind: type[C], task_module: str, name: str) -> "Evaluation":
+def evaluate_command(kind: TaskKind[Any] | None, settings_class: type[E], doc: str | None, name: str) -> "Evaluation":
     """Evaluates the models on the command line.
 
     Args:
-        doc: the script's text. kind: the configuration class of the task's runs. name: of a new folder of results.
-        task_module: whose `make_task` makes the task, and `training_rows` what a run was trained on; it is imported
-            late, as it imports torch.
+        kind: of the task. None: that of the first run.
+        settings_class: with the task's defaults.
+        doc: the script's text, for `--help`.
+        name: of a new folder of results.
     """
-    settings = evaluation_settings(settings_kind, doc)
-    config = task_config(kind, settings)
-    from cory.evaluation.evaluator import evaluate  # after the settings are checked: importing torch takes seconds
-    from cory.parallel.devices import choose_device
+    settings = parse_settings(settings_class, doc)
+    run = first_run(settings.models)
+    if kind is None:
+        kind = _kind_of(run, settings.models)
+    config = task_config(kind, run, settings)
+    task = kind.make_task(config, kind.held_out_rows(config, settings.split))
 
-    module = importlib.import_module(task_module)
-    task = module.make_task(config, choose_device(settings.device), settings.split)
-    return evaluate(settings.models, task, settings, kind, name, module.training_rows)
+    from cory.evaluation.evaluate import evaluate  # after all is checked: importing torch takes seconds
+
+    return evaluate(settings.models, task, settings, name)
 
 
-def evaluation_settings(kind: type[E], description: str | None) -> E:
-    """The settings on the command line of a task's evaluation."""
+def parse_settings(settings_class: type[E], description: str | None) -> E:
+    """The settings on the command line of an evaluation."""
     parser = Arguments(description)
     parser.add_argument("models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)")
-    parser.add_class_arguments(kind, skip={"models"})
-    settings = kind(**vars(parser.of()))
+    parser.add_class_arguments(settings_class, skip={"models"})
+    settings = settings_class(**vars(parser.of()))
     settings.check()
     return settings
 
 
-def task_config(kind: type[C], settings: EvaluationConfig) -> C:
-    """The settings from which the evaluation's task is made: the first run's, with what `settings.task` changes.
+def first_run(models: Sequence[str]) -> Path | None:
+    """The first of the models that is the folder of a run. Raises a UserError if a folder does not exist."""
+    for name in models:
+        names_folder = is_local(name) or name.startswith("runs/")
+        if names_folder and not Path(name).exists():
+            raise UserError(f"models: expected folders of runs or models that exist, or Hub ids, got {name!r}")
+    return next((Path(name) for name in models if run_agents(Path(name))), None)
 
-    Raises:
-        UserError: the first run is not of this task, or a key is unknown.
-    """
-    for name in settings.models:
-        local = is_local(name) or name.startswith("runs/")
-        expect(not local or Path(name).exists(), "models", "folders of runs or models that exist, or Hub ids", name)
-    run = next((Path(name) for name in settings.models if run_agents(Path(name))), None)
+
+def _kind_of(run: Path | None, models: Sequence[str]) -> TaskKind[Any]:
     if run is None:
-        expect(kind is not OwnConfig, "models", "the folder of at least one run, for its prompts", settings.models)
-        config = kind()
+        raise UserError(f"models: expected the folder of at least one run, for its prompts, got {list(models)}")
+    kind = kind_of_run(read_settings(run))
+    if kind is None:
+        raise _made_in_python(run)
+    return kind
+
+
+def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfig) -> Config:
+    """The settings from which the evaluation's task is made: the run's, with what `settings.task` changes.
+
+    Raises a UserError: the run is not of this task, or a key is unknown.
+    """
+    if run is None:
+        config = kind.config()
         config.model.name = settings.base or settings.models[0]
     else:
-        made_of = read_settings(run)
-        if "task" not in made_of:
-            reward = (made_of.get("fingerprint") or {}).get("reward", "one of your own")
-            of = kind.__module__.removesuffix(".config")
+        recorded = read_settings(run)
+        run_kind = kind_of_run(recorded)
+        if run_kind is None:
+            raise _made_in_python(run)
+        if run_kind.name != kind.name:
             raise UserError(
-                f"{run}: expected a run of {of}, got one of another task (reward: {reward}). Evaluate it in Python, "
-                f"with its held-out task: cory.evaluate([{str(run)!r}], task)"
+                f"{run}: expected a run of {kind.name}, got one of {run_kind.name}. Any run is evaluated by: "
+                f"python -m cory.evaluation {run}"
             )
-        config = as_config(kind, made_of, run / "config.yaml")
-    config.seed, config.task = settings.seed, changed(config.task, settings.task)  # type: ignore[attr-defined]
+        config = as_config(kind.config, recorded, run / "config.yaml")
+    config.seed = settings.seed
+    config = config.on(settings.device)
+    config.task = changed(config.task, settings.task)
     return config
+
+
+def _made_in_python(run: Path) -> UserError:
+    reward = (read_settings(run).get("fingerprint") or {}).get("reward", "one of your own")
+    return UserError(
+        f"{run}: expected a run of a registered task, got one that was made in Python (reward: {reward}). Evaluate it "
+        f"in Python, with its held-out task: cory.evaluate([{str(run)!r}], task)"
+    )

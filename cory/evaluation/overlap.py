@@ -7,39 +7,45 @@ from typing import Any, TypeAlias
 
 from datasets import Dataset
 
-from cory.cli.settings import read_settings
 from cory.config import Config
 from cory.errors import UserError
 from cory.metrics import in_training
 from cory.prompts import query_text
-from cory.run.provenance import data_hash
+from cory.provenance.task import data_hash
+from cory.run.record import read_settings
+from cory.tasks.kind import TaskKind, kind_of_run
 
 # The rows that were trained on, or a function that makes them from a run's settings.
 TrainedOn: TypeAlias = Dataset | Callable[[Any], Dataset]
 
 
 def shares_in_training(
-    runs: Mapping[Path, Config], queries: Sequence[str], trained_on: TrainedOn | None
+    runs: Mapping[Path, Config], queries: Sequence[str], trained_on: TrainedOn | None = None
 ) -> dict[str, float | None]:
     """By the name of a run, the share of the held-out queries that also stand in its training data.
 
     None where that data is not known; why, is printed. The rows must be those that the run recorded, by their hash.
 
     Args:
-        runs: their settings, by folder. queries: held-out ones, as `query_text` has them.
+        runs: their settings, by folder.
+        queries: held-out ones, as `query_text` has them.
+        trained_on: what was trained on. None: as the kind of each run's task has it.
     """
     shares: dict[str, float | None] = {}
     texts: dict[str, set[str]] = {}  # by the hash of the rows: runs mostly were trained on the same
     for run, config in runs.items():
-        recorded = (read_settings(run).get("fingerprint") or {}).get("dataset_sha256")
+        settings = read_settings(run)
+        recorded = (settings.get("fingerprint") or {}).get("dataset_sha256")
         try:
             if recorded not in texts:
-                rows = _training_rows(config, trained_on)
-                found = data_hash(rows)
-                if recorded not in (found, None):
-                    raise UserError(f"expected the training data that it recorded, {recorded}, got other rows, {found}")
-                recorded = found
-                texts[found] = {query_text(prompt) for prompt in rows["prompt"]}
+                rows = _training_rows(kind_of_run(settings), config, trained_on)
+                current = data_hash(rows)
+                if recorded not in (current, None):
+                    raise UserError(
+                        f"expected the training data that it recorded, {recorded}, got other rows, {current}"
+                    )
+                recorded = current
+                texts[recorded] = {query_text(prompt) for prompt in rows["prompt"]}
             shares[run.name] = in_training(queries, texts[recorded])
         except UserError as error:
             shares[run.name] = None
@@ -47,10 +53,14 @@ def shares_in_training(
     return shares
 
 
-def _training_rows(config: Config, trained_on: TrainedOn | None) -> Dataset:
-    if trained_on is None:
+def _training_rows(kind: TaskKind[Any] | None, config: Config, trained_on: TrainedOn | None) -> Dataset:
+    if isinstance(trained_on, Dataset):
+        return trained_on
+    if trained_on is not None:
+        return trained_on(config)
+    if kind is None:
         raise UserError("expected its training data as evaluate(..., trained_on=task.dataset), got none")
-    return trained_on(config) if callable(trained_on) else trained_on
+    return kind.training_rows(config)
 
 
 def in_words(queries: Sequence[str], shares: Mapping[str, float | None]) -> str:
@@ -60,15 +70,17 @@ def in_words(queries: Sequence[str], shares: Mapping[str, float | None]) -> str:
     '3 queries (2 distinct), 0 to 33.3 % of them also in training (not known of three)'
     """
     text = f"{len(queries)} queries"
-    different = len(set(queries))
-    if different < len(queries):
-        text += f" ({different} distinct)"
+    distinct = len(set(queries))
+    if distinct < len(queries):
+        text += f" ({distinct} distinct)"
     if not shares:
         return text
-    known = sorted(share for share in shares.values() if share is not None)
-    unknown = [name for name, share in shares.items() if share is None]
-    if not known:
+    numbers = [share for share in shares.values() if share is not None]
+    if not numbers:
         return f"{text}, not known how many of them also in training"
-    ends = dict.fromkeys(f"{100 * share:.3g}" for share in (known[0], known[-1]))
+    ends = dict.fromkeys(f"{100 * share:.3g}" for share in (min(numbers), max(numbers)))
     text += f", {' to '.join(ends)} % of them also in training"
-    return f"{text} (not known of {', '.join(unknown)})" if unknown else text
+    unknown = [name for name, share in shares.items() if share is None]
+    if unknown:
+        text += f" (not known of {', '.join(unknown)})"
+    return text

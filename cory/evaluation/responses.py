@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,24 +23,31 @@ from cory.models.sampling import (
     sample,
 )
 from cory.models.tokens import rounded, token_texts
-from cory.prompts import fit_responses
+from cory.prompts import Prompt, fit_responses
 from cory.rewards import score
 from cory.roles import role_name
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
+# Model, base (None: the model with its adapters off) and tokenizer, as `ModelPool.loaded` has them.
+LoadedModel: TypeAlias = tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]
+
 
 @dataclass
 class Responses:
-    """Answers to prompts.
+    """Answers to prompts, as columns.
 
     Args:
-        prompts: what is answered. completions: the answers' texts. kl: to the base, in nats per response.
+        prompts: what is answered.
+        completions: the answers' texts.
+        kl: to the base, in nats per response.
         base_nll: their negative log-likelihood under the base, in nats per response.
-        tokens: their lengths, with the end token. token_texts, log_ratios: of each token its text, and log(pi / pi_0).
+        tokens: their lengths, with the end token.
+        token_texts: the text of each token.
+        log_ratios: log(pi / pi_0) of each token.
     """
 
-    prompts: list[Any]
+    prompts: list[Prompt]
     completions: list[str]
     kl: list[float]
     base_nll: list[float]
@@ -54,7 +61,7 @@ def respond(
     model: PreTrainedModel,
     base: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Any],
     sampling: SamplingConfig,
     batch_size: int = 64,
     seed: int = 0,
@@ -74,38 +81,56 @@ def respond(
             f"got {model.config.vocab_size} in {model.name_or_path!r}"
         )
     queries = [torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)]
-    check_lengths([len(query) for query in queries], sampling.max_new_tokens, context_length(model), list(prompts))
+    lengths = [len(query) for query in queries]
+    check_lengths(lengths, sampling.max_new_tokens, context_length(model), list(prompts))
     model.eval()
     generator = Stream(seed, Purpose.EVALUATION).torch(model.device)
+
     count = len(queries)
     result = Responses(
-        list(prompts), [""] * count, [0.0] * count, [0.0] * count, [0] * count, [[]] * count, [[]] * count
+        prompts=list(prompts),
+        completions=[""] * count,
+        kl=[0.0] * count,
+        base_nll=[0.0] * count,
+        tokens=[0] * count,
+        token_texts=[[]] * count,
+        log_ratios=[[]] * count,
     )
-    order, turn = sorted(range(len(queries)), key=lambda i: len(queries[i])), are_turns(prompts, chat_template)
-    for start in range(0, len(order), batch_size):
-        index = order[start : start + batch_size]
-        chosen = [queries[i].to(model.device) for i in index]
-        logits: list[list[torch.Tensor]] = [[] for _ in index] if kl else []
-        responses = sample(model, tokenizer, chosen, sampling, sampling.max_new_tokens, generator, logits, stems=True)
+    is_turn = are_turns(prompts, chat_template)
+    by_length = sorted(range(count), key=lambda i: lengths[i])
+    for start in range(0, count, batch_size):
+        batch = by_length[start : start + batch_size]
+        query_ids = [queries[i].to(model.device) for i in batch]
+        logits: list[list[torch.Tensor]] = [[] for _ in batch] if kl else []
+        responses = sample(
+            model, tokenizer, query_ids, sampling, sampling.max_new_tokens, generator, logits, stems=True
+        )
         if kl and base is not model:
             with model.disable_adapter() if base is None else nullcontext():
-                base_logits = window.response_logits(base or model, chosen, responses, pad_token(tokenizer))
-        for place, (i, response) in enumerate(zip(index, responses, strict=True)):
-            result.completions[i] = plain_text(tokenizer, response, sampling.stop, turn)
-            result.tokens[i], result.token_texts[i] = len(response), token_texts(tokenizer, response)
-            if kl:  # a response at a time, as a processor's cache holds one's vocabulary, not a batch's
-                own = torch.stack(logits[place]).float().log_softmax(-1)
-                both = own, own if base is model else base_logits[place, : len(response)].float().log_softmax(-1)
-                mine, theirs = (x.gather(-1, response[:, None])[:, 0] for x in both)
-                result.kl[i], result.base_nll[i] = full_kl(*both).sum().item(), -theirs.sum().item()
-                result.log_ratios[i] = rounded(mine - theirs)
-            else:
+                base_logits = window.response_logits(base or model, query_ids, responses, pad_token(tokenizer))
+
+        for row, (i, response) in enumerate(zip(batch, responses, strict=True)):
+            result.completions[i] = plain_text(tokenizer, response, sampling.stop, is_turn)
+            result.tokens[i] = len(response)
+            result.token_texts[i] = token_texts(tokenizer, response)
+            if not kl:
                 result.log_ratios[i] = [0.0] * len(response)
+                continue
+            # A response at a time, as a processor's cache holds one's vocabulary, not a batch's.
+            logprobs = torch.stack(logits[row]).float().log_softmax(-1)
+            base_logprobs = logprobs
+            if base is not model:
+                base_logprobs = base_logits[row, : len(response)].float().log_softmax(-1)
+            of_tokens = logprobs.gather(-1, response[:, None])[:, 0]
+            base_of_tokens = base_logprobs.gather(-1, response[:, None])[:, 0]
+            result.kl[i] = full_kl(logprobs, base_logprobs).sum().item()
+            result.base_nll[i] = -base_of_tokens.sum().item()
+            result.log_ratios[i] = rounded(of_tokens - base_of_tokens)
     return result
 
 
 def reply(
-    loaded: tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase],
+    loaded: LoadedModel,
     task: Task,
     columns: Mapping[str, Sequence[Any]],
     sampling: SamplingConfig,
@@ -115,7 +140,8 @@ def reply(
     """A response to each row of a task.
 
     Args:
-        loaded: model, base and tokenizer, as `ModelPool.loaded` has them. columns: of the rows, `prompt` among them.
+        loaded: model, base and tokenizer.
+        columns: of the rows, `prompt` among them.
         read: the responses that an observer reads; None: the prompts are the pioneer's.
         options: `batch_size`, `seed`, `chat_template` and `kl` of `respond`.
     """
@@ -123,14 +149,18 @@ def reply(
     if read is None:
         prompts = task.render(0, columns)
     else:
-        tokens = partial(encode, tokenizer, chat_template=options.get("chat_template", False))
-        render, length = partial(task.render, 1, columns), sampling.max_new_tokens
-        prompts = fit_responses(render, [read], tokens, context_length(model), length)
+        prompts = fit_responses(
+            partial(task.render, 1, columns),
+            [read],
+            partial(encode, tokenizer, chat_template=options.get("chat_template", False)),
+            context_length(model),
+            sampling.max_new_tokens,
+        )
     return respond(model, base, tokenizer, prompts, sampling, **options)
 
 
 def answer(
-    loaded: tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase],
+    loaded: LoadedModel,
     task: Task,
     columns: Mapping[str, Sequence[Any]],
     sampling: SamplingConfig,
@@ -140,7 +170,8 @@ def answer(
 ) -> tuple[Responses, list[float]]:
     """A response to each row of a task, as `reply` gives it, and their task rewards. `role` is passed to the reward."""
     responses = reply(loaded, task, columns, sampling, read, **options)
-    others = {name: values for name, values in columns.items() if name != "prompt"}
-    others["role"] = [role_name(role)] * len(responses.completions)
+    other_columns = {name: values for name, values in columns.items() if name != "prompt"}
+    other_columns["role"] = [role_name(role)] * len(responses.completions)
     with torch.autocast(loaded[0].device.type, enabled=False):  # rewards are computed as in training
-        return responses, score(task.reward, columns["prompt"], responses.completions, others).tolist()
+        rewards = score(task.reward, columns["prompt"], responses.completions, other_columns)
+    return responses, rewards.tolist()

@@ -1,8 +1,10 @@
-"""REINFORCE, RLOO and GRPO: an agent learns from how its response compares with others, without a value head.
+"""REINFORCE, RLOO and GRPO: an agent learns from how its response compares with others, without a
+value head.
 
-Each query is answered by `group_size` chains. A role's baseline comes from the other chains' rewards in that role, so
-each role of a chain of any length has its own baseline. With one agent, this is the ordinary algorithm. Where chains
-branch, an observer's baseline comes from the other observers of the same response.
+Each query is answered by `group_size` chains. A role's baseline comes from the other chains'
+rewards in that role, so each role of a chain of any length has its own baseline. With one agent,
+this is the ordinary algorithm. Where chains branch, an observer's baseline comes from the other
+observers of the same response.
 """
 
 from collections.abc import Sequence
@@ -39,7 +41,8 @@ class WindowPolicy(torch.nn.Module):
 
 
 class GroupLearner(Learner):
-    """One agent's REINFORCE, RLOO or GRPO, by `config.algorithm`; formulas: `group_advantages`, `group_losses`.
+    """One agent's REINFORCE, RLOO or GRPO, by `config.algorithm`; formulas: `group_advantages`,
+    `group_losses`.
 
     The KL to the reference acts where `config.ppo.kl_in` says:
 
@@ -49,7 +52,8 @@ class GroupLearner(Learner):
 
     Args:
         policy: without a value head.
-        reference, tokenizer, config, device: see `Learner`. The settings of values and GAE are ignored.
+        reference, tokenizer, config, device: see `Learner`. The settings of values and GAE are
+            ignored.
     """
 
     def __init__(

@@ -1,7 +1,9 @@
 """The base class of all learners: one update of one agent on its rollouts, in the response window.
 
-* Logits, KL and entropy exist only at response positions (`cory/models/window.py`): the others are masked.
-* The reference is read in batches of its own, statistics leave the device once, micro-batches fit the memory.
+* Logits, KL and entropy exist only at response positions (`cory/models/window.py`): the others are
+  masked.
+* The reference is read in batches of its own, statistics leave the device once, micro-batches fit
+  the memory.
 * No dropout in sampling or any pass, so the first epoch's probability ratio is 1.
 """
 
@@ -41,8 +43,9 @@ from cory.models.sampling import pad_token, sample
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 
-# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: PASS_CHUNK for a pass of the
-# reference, which many rows make efficient; READ_CHUNK for element-wise arithmetic, which is as fast with a few.
+# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them:
+# PASS_CHUNK for a pass of the reference, which many rows make efficient; READ_CHUNK for
+# element-wise arithmetic, which is as fast with a few.
 PASS_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 READ_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 PASS_COST = {"cpu": 64, "cuda": 8192}  # what one more pass costs, in padded tokens
@@ -52,7 +55,8 @@ T = TypeVar("T")
 class ForwardPass(NamedTuple):
     """What a forward pass gives for its rows, at their response positions.
 
-    logprobs: (rows, R), of the response tokens. all_logprobs: (rows, R, vocabulary). values: (rows, R), PPO only.
+    logprobs: (rows, R), of the response tokens. all_logprobs: (rows, R, vocabulary). values: (rows,
+    R), PPO only.
     """
 
     logprobs: Tensor
@@ -64,8 +68,8 @@ class ForwardPass(NamedTuple):
 class OldPolicy:
     """The batch under the policy that sampled it, all tensors (batch, R).
 
-    `kl` is that of each response token to the reference. `first_passes` are the forward passes, with their graphs, that
-    the first epoch takes over; empty where it computes its own.
+    `kl` is that of each response token to the reference. `first_passes` are the forward passes,
+    with their graphs, that the first epoch takes over; empty where it computes its own.
     """
 
     logprobs: Tensor
@@ -118,17 +122,20 @@ class Update:
 
 
 class Learner(ABC):
-    """One agent's learner: its policy, optimizer, KL controller and reward moments. A subclass defines the loss.
+    """One agent's learner: its policy, optimizer, KL controller and reward moments. A subclass
+    defines the loss.
 
     Args:
         model: the policy in its wrapper on its device, as the accelerator has prepared it.
         optimizer: of the model's trained parameters, as the accelerator has prepared it.
-        accelerator: exchanges gradients between processes. It places nothing, as its device is that of the process.
+        accelerator: exchanges gradients between processes. It places nothing, as its device is that
+            of the process.
         kl_controller: TRL's controller of the KL coefficient.
-        reference: pi_0 in its wrapper, frozen; may be shared by several learners. None: the policy with its adapters
-            off.
+        reference: pi_0 in its wrapper, frozen; may be shared by several learners. None: the policy
+            with its adapters off.
         tokenizer: of the policy.
-        config: the run's settings. Batches are over all processes there, and one process's share here.
+        config: the run's settings. Batches are over all processes there, and one process's share
+            here.
         device: where the agent computes.
     """
 
@@ -173,7 +180,8 @@ class Learner(ABC):
 
     @abstractmethod
     def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]) -> Targets:
-        """Advantages, and what else the loss needs, from the (batch,) training rewards of all rollouts together.
+        """Advantages, and what else the loss needs, from the (batch,) training rewards of all
+        rollouts together.
 
         Args:
             mask: (batch, R), 1 where there is a response token.
@@ -209,7 +217,8 @@ class Learner(ABC):
     def update(
         self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator
     ) -> list[UpdateStats]:
-        """One update: advantages, `ppo_epochs` passes of optimizer steps over the rows, and the KL coefficient.
+        """One update: advantages, `ppo_epochs` passes of optimizer steps over the rows, and the KL
+        coefficient.
 
         Args:
             rollouts: of the agent, one for each of its roles; each has `batch_size` rows, but for a pioneer after whom
@@ -217,8 +226,9 @@ class Learner(ABC):
             rewards: of each rollout, the training rewards of its rows.
             shuffle: draws the order of the rows in each epoch.
 
-        Returns the statistics of each rollout. Raises a ValueError if the number of rows is another, and NotFinite if a
-        loss or gradient is not finite (`guards.on_nonfinite`); the weights are then as before that optimizer step.
+        Returns the statistics of each rollout. Raises a ValueError if the number of rows is
+        another, and NotFinite if a loss or gradient is not finite (`guards.on_nonfinite`); the
+        weights are then as before that optimizer step.
         """
         for rollout, reward in zip(rollouts, rewards, strict=True):
             rows = self.batch_size * rollout.branches // self.config.branches
@@ -277,7 +287,8 @@ class Learner(ABC):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def _scale(self, rewards: Tensor) -> tuple[Tensor, RunningMoments]:
-        """Training rewards after the optional scaling, normalization and clipping, and the moments with them.
+        """Training rewards after the optional scaling, normalization and clipping, and the moments
+        with them.
 
         The learner's own moments stay, as the update may still fail.
         """
@@ -295,13 +306,15 @@ class Learner(ABC):
         rollouts = len(update.rollouts)
         sizes = [len(rollout.completions) for rollout in update.rollouts]
         mask = update.batch.response_mask
-        # The reported KL, and a response's length, are of the policy that sampled: before the first optimizer step.
-        # Each rollout has its own, the mean over its rows. They are summed here, and divided by the rows below.
+        # The reported KL, and a response's length, are of the policy that sampled: before the first
+        # optimizer step. Each rollout has its own, the mean over its rows. They are summed here,
+        # and divided by the rows below.
         kl_sums = [kl.sum() for kl in (update.old.kl * mask).split(sizes)]
         token_sums = [tokens.sum() for tokens in mask.split(sizes)]
         sums = distributed.all_reduce_sum(torch.stack([*kl_sums, *token_sums]))
 
-        # The others are means over the mini-batches of all epochs; NaN where every optimizer step was skipped.
+        # The others are means over the mini-batches of all epochs; NaN where every optimizer step
+        # was skipped.
         names = list(LossTerms._fields)
         if update.targets.returns is None:
             names.remove("value_loss")
@@ -355,21 +368,24 @@ class Learner(ABC):
         return max(1, min(self.micro_batch, limit // row))
 
     def _micro_batches(self, batch: Window, rows: Sequence[int]) -> list[tuple[list[int], Window]]:
-        """Splits the rows `rows` into micro-batches of at most `micro_batch` rows: the indices of each, and its rows.
+        """Splits the rows `rows` into micro-batches of at most `micro_batch` rows: the indices of
+        each, and its rows.
 
-        Rows are sorted by length, then by index, so that a split does not depend on the order of `rows`. Where less
-        padding makes up for another pass, there are more micro-batches than memory needs (`Window.micro_batches`).
+        Rows are sorted by length, then by index, so that a split does not depend on the order of
+        `rows`. Where less padding makes up for another pass, there are more micro-batches than
+        memory needs (`Window.micro_batches`).
         """
-        # Several processes wait for the slowest of them, so a mini-batch that fits into one pass stays one there.
-        # Sharded policies need equally many passes in each process, so as few as possible.
+        # Several processes wait for the slowest of them, so a mini-batch that fits into one pass
+        # stays one there. Sharded policies need equally many passes in each process, so as few as
+        # possible.
         alone = distributed.world_size() == 1 or (len(rows) > self.micro_batch and not sharding.is_sharded(self.policy))
         return batch.micro_batches(rows, self.micro_batch, self.pass_cost if alone else math.inf)
 
     def _evaluate(self, batch: Window, train: bool) -> OldPolicy:
         """The batch under the policy as it is, and its KL to the reference.
 
-        Where `train` is set and the whole batch is one micro-batch, its passes are kept for the first epoch, in which
-        the weights are still the same. Otherwise no graph is built.
+        Where `train` is set and the whole batch is one micro-batch, its passes are kept for the
+        first epoch, in which the weights are still the same. Otherwise no graph is built.
         """
         old = OldPolicy.zeros(batch)
         batch_rows = range(len(batch.input_ids))
@@ -387,7 +403,8 @@ class Learner(ABC):
                 policy = self._forward(micro_batch)
             if keep:
                 old.first_passes.append(policy)
-            # The reference needs no graph, and is read in batches of its own, whatever the policy's are.
+            # The reference needs no graph, and is read in batches of its own, whatever the policy's
+            # are.
             with torch.no_grad():
                 for chunk in micro_batch.by_length(at_a_time):
                     chunk_batch = micro_batch.rows(chunk)
@@ -457,15 +474,18 @@ class Learner(ABC):
         self.optimizer.zero_grad()
 
     def _backward(self, update: Update, rows: list[int], last: bool) -> LossTerms:
-        """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns the means of its terms.
+        """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns the
+        means of its terms.
 
         `last`: whether it is the last mini-batch of the optimizer step.
         """
         batch = update.batch
-        # Gradients are averaged over the processes, so each one's sum is divided by the mean of their tokens.
+        # Gradients are averaged over the processes, so each one's sum is divided by the mean of
+        # their tokens.
         tokens = distributed.all_reduce_sum(batch.response_mask[rows].sum()) / distributed.world_size()
-        # The first epoch's forward passes are those that gave the old log-probabilities: the weights have not changed
-        # since, and both split the batch alike, by length and then by index. Their graphs serve once.
+        # The first epoch's forward passes are those that gave the old log-probabilities: the
+        # weights have not changed since, and both split the batch alike, by length and then by
+        # index. Their graphs serve once.
         first_passes = update.old.first_passes
         update.old.first_passes = []
 
@@ -496,8 +516,8 @@ class Learner(ABC):
 
     @torch.no_grad()
     def _rows_not_finite(self, update: Update, rows: list[int]) -> set[int]:
-        """The rows with a number that is not finite: of the batch under the policy that sampled, and of `rows` under
-        the policy being trained.
+        """The rows with a number that is not finite: of the batch under the policy that sampled,
+        and of `rows` under the policy being trained.
         """
         old = update.old
         finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(-1)
@@ -512,9 +532,10 @@ class Learner(ABC):
     def _rows_of_gradient(self, update: Update, rows: list[int]) -> set[int]:
         """The rows of a mini-batch whose gradient is not finite.
 
-        The gradients of weights are sums over rows. That of the embedded tokens, which the backward pass reaches last,
-        has each row by itself, and a number that is not finite comes through to it. No gradient of a weight is made, so
-        nothing is exchanged between processes that hold whole agents.
+        The gradients of weights are sums over rows. That of the embedded tokens, which the backward
+        pass reaches last, has each row by itself, and a number that is not finite comes through to
+        it. No gradient of a weight is made, so nothing is exchanged between processes that hold
+        whole agents.
         """
         bad_rows: set[int] = set()
         embedded: list[Tensor] = []

@@ -15,10 +15,12 @@ KL_ESTIMATES = ("full", "kl", "abs", "mse")
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-softmax and the log-probabilities of the chosen tokens, in one array of the vocabulary's size.
+    """Log-softmax and the log-probabilities of the chosen tokens, in one array of the vocabulary's
+    size.
 
-    `apply(logits (..., V), ids (...))` returns `logprobs (...)`, which carry the gradient, and `all_logprobs (..., V)`
-    for entropy and KL, which do not. Autograd's own backward pass would make two more arrays of that size.
+    `apply(logits (..., V), ids (...))` returns `logprobs (...)`, which carry the gradient, and
+    `all_logprobs (..., V)` for entropy and KL, which do not. Autograd's own backward pass would
+    make two more arrays of that size.
     """
 
     @staticmethod
@@ -47,10 +49,12 @@ def entropy(logprobs: Tensor, rows: int) -> Tensor:
 
 
 def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The (batch, R) KL of each response token to the reference in nats, as TRL's `kl_penalty` names its estimates.
+    """The (batch, R) KL of each response token to the reference in nats, as TRL's `kl_penalty`
+    names its estimates.
 
     Args:
-        kind: `full`: KL(pi, pi_0) over the vocabulary (Eq. 2); `kl`, `abs` or `mse`: of the sampled token.
+        kind: `full`: KL(pi, pi_0) over the vocabulary (Eq. 2); `kl`, `abs` or `mse`: of the sampled
+            token.
         logprobs, ref_logprobs: (batch, R), for `full` (batch, R, vocabulary).
     """
     one_of("ppo.kl_penalty", KL_ESTIMATES, kind)
@@ -92,7 +96,8 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 def gae(
     values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float, whiten_rewards: bool
 ) -> tuple[Tensor, Tensor]:
-    """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within each process.
+    """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within
+    each process.
 
     Returns advantages and returns; all tensors, given or returned, are (batch, R).
     """
@@ -113,10 +118,11 @@ def gae(
 
 
 class LossTerms(NamedTuple):
-    """What is minimized, and the statistics beside it: scalar tensors, sums or means over response tokens.
+    """What is minimized, and the statistics beside it: scalar tensors, sums or means over response
+    tokens.
 
-    `loss` is the one that is minimized, and carries the gradient. The others: docs/metrics.md; `ratio` is the
-    probability ratio, `value_loss` PPO's alone.
+    `loss` is the one that is minimized, and carries the gradient. The others: docs/metrics.md;
+    `ratio` is the probability ratio, `value_loss` PPO's alone.
     """
 
     loss: Tensor
@@ -142,7 +148,8 @@ def ppo_losses(
     """TRL's clipped losses (Eq. 11, 13), summed over response tokens.
 
     Args:
-        new: log-probabilities, values and entropies of the policy being trained; all tensors are (batch, R).
+        new: log-probabilities, values and entropies of the policy being trained; all tensors are
+            (batch, R).
         old: log-probabilities and values of the policy that sampled, advantages, returns.
         mask: 1 where there is a response token.
         cliprange, cliprange_value: of the probability ratio and of the values.
@@ -186,9 +193,10 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, branches:
         branches: above 1, so many responses to the same response of the role before are a group instead. The mean of
             the others is then REINFORCE's baseline, too: they share all that the response depends on.
 
-    `grpo`: minus the group's mean, over its standard deviation + 1e-4 (Shao et al., 2024); `dr_grpo`: without the
-    division (Liu et al., 2025); `rloo`: minus the mean of the others of the group (Ahmadian et al., 2024);
-    `reinforce`: minus the mean of the role's batch, over all processes.
+    `grpo`: minus the group's mean, over its standard deviation + 1e-4 (Shao et al., 2024);
+    `dr_grpo`: without the division (Liu et al., 2025); `rloo`: minus the mean of the others of the
+    group (Ahmadian et al., 2024); `reinforce`: minus the mean of the role's batch, over all
+    processes.
 
     >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
     [-2.0, 2.0, 0.0, 0.0]
@@ -219,18 +227,21 @@ def group_losses(
 ) -> LossTerms:
     """The clipped loss, summed over responses, and statistics summed over response tokens.
 
-    `grpo`: mean over a response's tokens, each with its probability ratio; `dr_grpo`: their sum over `longest`, a
-    constant; `rloo`, `reinforce`: one ratio, that of the whole response (as current TRL has it).
+    `grpo`: mean over a response's tokens, each with its probability ratio; `dr_grpo`: their sum
+    over `longest`, a constant; `rloo`, `reinforce`: one ratio, that of the whole response (as
+    current TRL has it).
 
     Args:
-        new: log-probabilities and entropies of the policy being trained; all tensors are (batch, R).
-        old: log-probabilities of the policy that sampled and of the reference, advantages (equal along a row).
+        new: log-probabilities and entropies of the policy being trained; all tensors are (batch,
+            R).
+        old: log-probabilities of the policy that sampled and of the reference, advantages (equal
+            along a row).
         mask: 1 where there is a response token.
         algorithm: see above.
         cliprange: of the probability ratio.
         longest: most tokens of a response.
-        kl_coef: of the KL to the reference as a loss term, by the k3 estimate `exp(d) - d - 1`, `d` the reference's
-            log-probability minus the policy's (Schulman, 2020); 0: none.
+        kl_coef: of the KL to the reference as a loss term, by the k3 estimate `exp(d) - d - 1`, `d`
+            the reference's log-probability minus the policy's (Schulman, 2020); 0: none.
     """
     one_of("algorithm", ALGORITHMS, algorithm)
     logprobs, entropies = new

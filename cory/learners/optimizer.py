@@ -31,7 +31,8 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, opti
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = getattr(torch.optim, name)
     if "fused" in inspect.signature(kind).parameters and "foreach" not in options:
-        # One kernel instead of one for each operation; of sharded weights, PyTorch has it for these two.
+        # One kernel instead of one for each operation; of sharded weights, PyTorch has it for these
+        # two.
         floats = all(p.is_floating_point() for p in trained)
         fused = floats and (name in ("Adam", "AdamW") or not is_shard(trained[0]))
         options = {"fused": fused, **options}
@@ -44,9 +45,11 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, opti
 
 
 def learning_rate_factor(schedule: str, warmup: int, iterations: int, k: int) -> float:
-    """The factor of the learning rate in iteration `k` (from 0), by transformers' schedules, which depend on k only.
+    """The factor of the learning rate in iteration `k` (from 0), by transformers' schedules, which
+    depend on k only.
 
-    `warmup` iterations rise linearly to 1; then `constant`, or `linear` or `cosine` down to 0 after the last.
+    `warmup` iterations rise linearly to 1; then `constant`, or `linear` or `cosine` down to 0 after
+    the last.
     """
     one_of("ppo.schedule", SCHEDULES, schedule)  # transformers has others, which do not depend on k alone
     if schedule == "constant" and not warmup:

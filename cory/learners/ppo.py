@@ -1,10 +1,11 @@
 """One agent's PPO: a `trl.PPOTrainer` (0.11.4), updated in the response window.
 
-`update()` computes what `trl.PPOTrainer.step()` does (tests compare the two), and differs on purpose where
-`cory/learners/learner.py` says so and in this:
+`update()` computes what `trl.PPOTrainer.step()` does (tests compare the two), and differs on
+purpose where `cory/learners/learner.py` says so and in this:
 
 * constructing a trainer leaves the random streams alone (TRL reseeds everything);
-* agents share one frozen reference; gradient clipping works after the first step, and reward scaling works at all.
+* agents share one frozen reference; gradient clipping works after the first step, and reward
+  scaling works at all.
 
 Only this file and `trl_parts.py` know TRL.
 """
@@ -30,7 +31,8 @@ from cory.parallel import sharding
 
 
 class PPOLearner(Learner):
-    """PPO (Eq. 10 to 13). Holds a `trl.PPOTrainer`, whose model, optimizer, accelerator and KL controller it uses.
+    """PPO (Eq. 10 to 13). Holds a `trl.PPOTrainer`, whose model, optimizer, accelerator and KL
+    controller it uses.
 
     Args:
         policy: with a value head.
@@ -86,9 +88,11 @@ def make_trainer(policy: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase
     optimizer = make_optimizer(policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options)
     with (
         warnings.catch_warnings(),
-        # TRL reseeds everything here, so that making an agent would restart every random stream of the run.
+        # TRL reseeds everything here, so that making an agent would restart every random stream of
+        # the run.
         patch.object(trl_ppo, "set_seed", lambda seed: None),
-        # It would also copy the policy as the reference, and wrap it to exchange gradients that it does not have.
+        # It would also copy the policy as the reference, and wrap it to exchange gradients that it
+        # does not have.
         patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
     ):
         for message in ("`PPOTrainer` is deprecated", "No dataset is provided", "`is_gradient_checkpointing`"):

@@ -5,10 +5,11 @@ from dataclasses import dataclass, fields
 
 @dataclass(kw_only=True)
 class UpdateStats:
-    """Statistics of one rollout's part in an update; names and formulas are those of docs/metrics.md.
+    """Statistics of one rollout's part in an update; names and formulas are those of
+    docs/metrics.md.
 
-    `kl` and `response_tokens` are the rollout's own. The others are of the whole update, the same for all its rollouts;
-    a frozen agent has none of them.
+    `kl` and `response_tokens` are the rollout's own. The others are of the whole update, the same
+    for all its rollouts; a frozen agent has none of them.
     """
 
     kl: float

@@ -1,8 +1,10 @@
-"""Sampling by an inference engine: a vLLM server, which gets the agents' weights through a folder (docs/scaling.md).
+"""Sampling by an inference engine: a vLLM server, which gets the agents' weights through a folder
+(docs/scaling.md).
 
-One server samples for all agents of one base. LoRA agents are adapters there, under a new name after each update;
-otherwise the server takes over the whole weights of the agent that is to answer. The policy computes the old
-log-probabilities itself, so that the engine's arithmetic is not part of the update.
+One server samples for all agents of one base. LoRA agents are adapters there, under a new name
+after each update; otherwise the server takes over the whole weights of the agent that is to answer.
+The policy computes the old log-probabilities itself, so that the engine's arithmetic is not part of
+the update.
 """
 
 import os
@@ -76,11 +78,12 @@ class Engine:
         longest: int,
         stop: list[str] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's weights of now.
+        """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's
+        weights of now.
 
-        Queries and responses are 1-d tensors of token ids. The second list has the log-probability of each token, as
-        the engine computes it, at temperature 1. The random numbers are the server's. `stop`: texts that end a
-        response; None: those of the settings.
+        Queries and responses are 1-d tensors of token ids. The second list has the log-probability
+        of each token, as the engine computes it, at temperature 1. The random numbers are the
+        server's. `stop`: texts that end a response; None: those of the settings.
 
         Raises a UserError if the server does not answer, or refuses.
         """
@@ -188,10 +191,12 @@ def _command(agents: Sequence[Config]) -> str:
 
 
 def difference(logprobs: Tensor, sampled: Sequence[Tensor], mask: Tensor) -> float:
-    """Mean absolute difference of the policy's and the engine's log-probabilities over the response tokens.
+    """Mean absolute difference of the policy's and the engine's log-probabilities over the response
+    tokens.
 
     Args:
-        logprobs, mask: (rows, R), the policy's and the tokens that count. sampled: of each row the engine's.
+        logprobs, mask: (rows, R), the policy's and the tokens that count. sampled: of each row the
+            engine's.
 
     Raises a UserError if it is so large that the engine must have sampled from other weights.
     """

@@ -1,7 +1,9 @@
-"""Whether a model can be sampled and trained: do padding and its cache leave its log-probabilities as they are?
+"""Whether a model can be sampled and trained: do padding and its cache leave its log-probabilities
+as they are?
 
-Responses are sampled, and passes are made, in padded batches. A model that reads padding as text, or a cache that is
-handed over wrongly, gives log-probabilities of another text, and nothing would say so.
+Responses are sampled, and passes are made, in padded batches. A model that reads padding as text,
+or a cache that is handed over wrongly, gives log-probabilities of another text, and nothing would
+say so.
 """
 
 from collections.abc import Sequence
@@ -19,14 +21,16 @@ from cory.models.sampling import pad_token, sample
 from cory.parallel.sharding import device_of
 from cory.streams import Purpose, Stream
 
-# Families with attention alone. tests/policies/test_families.py compares them with the plain pass, so no run has to.
+# Families with attention alone. tests/policies/test_families.py compares them with the plain pass,
+# so no run has to.
 TESTED = (
     "bloom", "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "mixtral",
     "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
 )  # fmt: skip
 PROMPTS, RESPONSES = (2, 5, 9), (5, 3, 7)  # tokens
-# What padding may change, as a share of what a text's first token changes. Measured with tiny models: rounding to
-# bfloat16 gives up to 0.07; models that read padding, or lose their cache, 0.2 to 760.
+# What padding may change, as a share of what a text's first token changes. Measured with tiny
+# models: rounding to bfloat16 gives up to 0.07; models that read padding, or lose their cache, 0.2
+# to 760.
 LIMIT = 0.1
 
 
@@ -45,7 +49,8 @@ def check_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokeniz
     Args:
         samples: whether the model samples itself; False if an engine does.
 
-    Raises a UserError that names the model's type if the log-probabilities differ by more than rounding.
+    Raises a UserError that names the model's type if the log-probabilities differ by more than
+    rounding.
     """
     if is_tested(model):
         return

@@ -30,7 +30,7 @@ from cory.errors import UserError, expect
 from cory.models import AVAILABLE
 from cory.models.families import check_model
 from cory.parallel.devices import configure
-from cory.run.identity import is_local
+from cory.provenance.models import is_local
 
 # What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
 LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
@@ -42,13 +42,15 @@ NAMED = 5  # tensors that an error names; it counts the others
 def find(
     name: str, what: str, revision: str | None = None, kind: str = "model", cached: bool = False
 ) -> dict[str, Any]:
-    """Where to load `name` from, as from_pretrained arguments; distinguishes a missing folder from an unreachable Hub.
+    """Where to load `name` from, as from_pretrained arguments; distinguishes a missing folder from
+    an unreachable Hub.
 
     Args:
-        what: the key that named it, for the message. kind: `model` or `dataset`. cached: whether it is known to be in
-            the local cache; for models this is looked up.
+        what: the key that named it, for the message. kind: `model` or `dataset`. cached: whether it
+            is known to be in the local cache; for models this is looked up.
 
-    Raises a UserError: no such folder, no such repository, or no answer from the Hub within a few seconds.
+    Raises a UserError: no such folder, no such repository, or no answer from the Hub within a few
+    seconds.
     """
     if Path(name).exists():
         return {"local_files_only": True}
@@ -73,7 +75,8 @@ def find(
 def load_tokenizer(
     name: str, where: dict[str, Any], trust_remote_code: bool = False, what: str = "model.name"
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model. One without a pad token pads with its end token: padding is masked everywhere.
+    """The tokenizer of a model. One without a pad token pads with its end token: padding is masked
+    everywhere.
 
     Args:
         what: the key that named the model, for the message.
@@ -85,8 +88,8 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
     except LOADING as error:
         raise UserError(f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})") from None
-    # Where the files are missing, transformers makes up a tokenizer of special tokens alone, which encodes any text as
-    # no token at all. T5's also has the mark of a space.
+    # Where the files are missing, transformers makes up a tokenizer of special tokens alone, which
+    # encodes any text as no token at all. T5's also has the mark of a space.
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "\u2581"}:
         raise UserError(f"{expected}, which has no tokenizer files: save the tokenizer there, too")
     if tokenizer.pad_token_id is None:
@@ -99,16 +102,18 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The causal language model and its tokenizer, on the CPU if not quantized.
 
-    A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any reference made of it.
+    A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any
+    reference made of it.
 
     Args:
         device: where quantized weights are put; None: the CPU.
-        merge: False leaves the adapter unmerged, which is exact for a quantized base, where merging rounds.
+        merge: False leaves the adapter unmerged, which is exact for a quantized base, where merging
+            rounds.
 
     Raises:
-        UserError: the model or its tokenizer is missing; it is not a causal language model, lacks weights, or has fewer
-            embeddings than its tokenizer ids; an adapter lacks weights, or its base is missing or does not fit it;
-            quantization is not available.
+        UserError: the model or its tokenizer is missing; it is not a causal language model, lacks
+            weights, or has fewer embeddings than its tokenizer ids; an adapter lacks weights, or
+            its base is missing or does not fit it; quantization is not available.
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
@@ -124,11 +129,13 @@ def load_policy(
     check_vocabulary(policy, tokenizer, "model.name", model.name)
     for module in list(policy.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass; TRL trains in eval().
+            # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass;
+            # TRL trains in eval().
             module.support_avx512bf16_for_cpu = False
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
-                # In one kernel: transformers writes GPT-2's GELU as eight, half the time of a small model's update.
+                # In one kernel: transformers writes GPT-2's GELU as eight, half the time of a small
+                # model's update.
                 setattr(module, name, GELUTanh())
     return policy, tokenizer
 
@@ -148,7 +155,8 @@ def load_model(
         kind: what it loads. what: the key that named the model. Both are for messages.
         options: of the model's from_pretrained. where: see `find`.
 
-    Raises a UserError: it is no such model, it has no tokenizer, or weights are missing or of another shape.
+    Raises a UserError: it is no such model, it has no tokenizer, or weights are missing or of
+    another shape.
     """
     trust = options.get("trust_remote_code", False)
     try:
@@ -169,11 +177,12 @@ def load_model(
 
 
 def check_complete(model: PreTrainedModel, report: dict[str, Any], what: str, name: str) -> None:
-    """Raises a UserError that names the weights which transformers made up, as they were not saved or did not fit.
+    """Raises a UserError that names the weights which transformers made up, as they were not saved
+    or did not fit.
 
     Args:
-        report: from_pretrained's loading info. A tensor that is tied to one which was saved is not missing there, nor
-            is a buffer that is never saved.
+        report: from_pretrained's loading info. A tensor that is tied to one which was saved is not
+            missing there, nor is a buffer that is never saved.
     """
     expected = f"{what}: expected all weights of a {type(model).__name__} in {name!r}"
     if report["missing_keys"]:
@@ -206,7 +215,8 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
         model = PeftModel.from_pretrained(base, str(folder))
-        # PEFT warns of missing weights and passes over superfluous ones. Setting them once more reports both.
+        # PEFT warns of missing weights and passes over superfluous ones. Setting them once more
+        # reports both.
         mapping = getattr(base, "_checkpoint_conversion_mapping", None)
         report = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu", key_mapping=mapping))
     except KeyError as error:  # a module that is trained and saved whole, beside LoRA's
@@ -243,7 +253,8 @@ def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrai
 
 
 class ModelPool:
-    """The models of an evaluation: adapters share their base, and of full models only one is in memory at a time.
+    """The models of an evaluation: adapters share their base, and of full models only one is in
+    memory at a time.
 
     The base to which KL is measured stays in memory until a model with another base is requested.
     """

@@ -24,8 +24,8 @@ LanguageModel: TypeAlias = PreTrainedModel | PeftModel  # without adapters, or w
 def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     """`base` with a new trainable adapter, made the active one; everything else is frozen.
 
-    Raises a UserError if no module has a name in `lora.target_modules`, or PEFT does not take those modules; it lists
-    those that exist.
+    Raises a UserError if no module has a name in `lora.target_modules`, or PEFT does not take those
+    modules; it lists those that exist.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
     exist = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))})
@@ -78,8 +78,8 @@ def save_base(policy: PeftModel, folder: Path) -> bool:
 def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> bool:
     """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 
-    The policy in memory is unchanged. Of several processes the main one writes, but if the policy is sharded, all must
-    call this. Returns whether this process wrote.
+    The policy in memory is unchanged. Of several processes the main one writes, but if the policy
+    is sharded, all must call this. Returns whether this process wrote.
     """
     weights = None
     if is_sharded(policy):
@@ -94,7 +94,8 @@ def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> 
             policy.save_pretrained(folder, state_dict=weights)
         return True
     folder.mkdir(parents=True, exist_ok=True)
-    # PEFT's own save_pretrained would write a named adapter one folder further down, and a model card above it.
+    # PEFT's own save_pretrained would write a named adapter one folder further down, and a model
+    # card above it.
     weights = get_peft_model_state_dict(policy, state_dict=weights, adapter_name=name)
     weights = {key: value.contiguous() for key, value in weights.items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})

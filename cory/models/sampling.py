@@ -30,28 +30,35 @@ from cory.parallel.sharding import device_of
 def encode(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False
 ) -> list[list[int]]:
-    """Token ids of prompts: text unchanged, or with `chat_template` as a user turn; chat messages always as turns.
+    """Token ids of prompts: text unchanged, or with `chat_template` as a user turn; chat messages
+    always as turns.
 
-    A mapping sets options of the template. The generation prompt follows the turns. Raises a UserError if the tokenizer
-    has no chat template, or the template rejects a prompt's messages.
+    A mapping sets options of the template. The generation prompt follows the turns. Raises a
+    UserError if the tokenizer has no chat template, or the template rejects a prompt's messages.
     """
     if not are_turns(prompts, chat_template):
         return tokenizer(list(prompts))["input_ids"]
-    has_one, name = bool(tokenizer.chat_template), tokenizer.name_or_path
-    needed = "a tokenizer with a chat template" + ("" if chat_template else ", as the prompts are chat messages")
-    expect(has_one, "model.chat_template" if chat_template else "model.name", needed, name)
+    name = tokenizer.name_or_path
+    if not tokenizer.chat_template:
+        if chat_template:
+            raise UserError(f"model.chat_template: expected a tokenizer with a chat template, got {name!r}")
+        expected = "a tokenizer with a chat template, as the prompts are chat messages"
+        raise UserError(f"model.name: expected {expected}, got {name!r}")
     options = chat_template if isinstance(chat_template, Mapping) else {}
     for key in options:  # a template ignores what it does not know
-        known = key in tokenizer.chat_template and key not in ("messages", "add_generation_prompt")
-        expect(known, "model.chat_template", f"options that {name}'s template reads", key)
+        is_read = key in tokenizer.chat_template and key not in ("messages", "add_generation_prompt")
+        expect(is_read, "model.chat_template", f"options that {name}'s template reads", key)
+
     texts = []
     for row, prompt in enumerate(prompts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
-            texts.append(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options))
+            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
         except TemplateError as error:  # as of a template without a system message
-            taken = "messages that the chat template takes"
-            raise UserError(f"prompt in row {row}: expected {taken}, got {prompt!r} ({error})") from None
+            raise UserError(
+                f"prompt in row {row}: expected messages that the chat template takes, got {prompt!r} ({error})"
+            ) from None
+        texts.append(text)
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
 
 
@@ -63,30 +70,35 @@ def are_turns(prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = 
 def plain_text(
     tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequence[str] = (), turn: bool = False
 ) -> str:
-    """The text of a response before its first stop text, without special tokens, even those that ordinary tokens spell.
+    """The text of a response before its first stop text, without special tokens, even those that
+    ordinary tokens spell.
 
-    The text goes into another agent's prompt and to the reward function, where a special token would act as one. A
-    `turn` is a text of its own; other responses continue one, so a space before the first word belongs to them, which
-    SentencePiece's tokenizers drop at the start of a text.
+    The text goes into another agent's prompt and to the reward function, where a special token
+    would act as one. A `turn` is a text of its own; other responses continue one, so a space before
+    the first word belongs to them, which SentencePiece's tokenizers drop at the start of a text.
     """
-    lead = [] if turn else tokenizer("a", add_special_tokens=False)["input_ids"]
-    known, text = (
-        tokenizer.decode(each, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        for each in (lead, [*lead, *ids.tolist()])
-    )
-    text = before = text[len(known) :]
+    before = [] if turn else tokenizer("a", add_special_tokens=False)["input_ids"]
+    text = _decode(tokenizer, [*before, *ids.tolist()])[len(_decode(tokenizer, before)) :]
     while True:
+        cleaned = text
         for token in tokenizer.all_special_tokens:
-            text = text.replace(token, "")
-        if text == before:
-            return min((text.split(end)[0] for end in stop), key=len, default=text)
-        before = text
+            cleaned = cleaned.replace(token, "")
+        if cleaned == text:
+            break
+        text = cleaned  # in which what was around a special token may spell another one
+    return min((text.split(end)[0] for end in stop), key=len, default=text)
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def warpers(settings: SamplingConfig) -> LogitsProcessorList:
-    """The processors applied to logits before a token is drawn, in transformers' order; none by default.
+    """The processors applied to logits before a token is drawn, in transformers' order; none by
+    default.
 
-    A model's own generation_config.json is ignored: Llama-2-chat's temperature of 0.6 would make samples off-policy.
+    A model's own generation_config.json is ignored: Llama-2-chat's temperature of 0.6 would make
+    samples off-policy.
     """
     chosen = LogitsProcessorList()
     if settings.repetition_penalty != 1.0:
@@ -103,8 +115,9 @@ def warpers(settings: SamplingConfig) -> LogitsProcessorList:
 def draw(probabilities: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
 
-    Inverts the distribution function with one random number a row; `torch.multinomial` draws one for every token of the
-    vocabulary. In float64, so that 50,000 sums lose nothing, and on the generator's device.
+    Inverts the distribution function with one random number a row; `torch.multinomial` draws one
+    for every token of the vocabulary. In float64, so that 50,000 sums lose nothing, and on the
+    generator's device.
     """
     device = generator.device
     cumulative = probabilities.to(device).cumsum(-1, dtype=torch.float64)
@@ -128,60 +141,83 @@ def sample(
 ) -> list[torch.Tensor]:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
-    Draws what `model.generate` would, with less work: a prompt that several queries share is read once, and rows that
-    have ended leave the batch. A model that remembers more than keys and values, such as Mamba, is run by `generate`,
-    which knows its cache; the tokens are drawn here all the same.
+    Draws what `model.generate` would, with less work: a prompt that several queries share is read
+    once, and rows that have ended leave the batch. A model that remembers more than keys and
+    values, such as Mamba, is run by `generate`, which knows its cache; the tokens are drawn here
+    all the same.
 
-    Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends with its first end
-    token, with the token that completes its first stop text, or after `max_new_tokens` tokens. All random numbers come
-    from `generator` (`cory/streams.py`). `seen`, where given, has a list for each query, which gets the logits
-    (vocabulary) of each of its tokens, as they are before warping. With `stems` common beginnings of prompts are read
-    once, too (`read_stems`); that changes logits in their last bits. `ends`: the end tokens; by default the model's.
+    Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends
+    with its first end token, with the token that completes its first stop text, or after
+    `max_new_tokens` tokens. All random numbers come from `generator` (`cory/streams.py`). `seen`,
+    where given, has a list for each query, which gets the logits (vocabulary) of each of its
+    tokens, as they are before warping. With `stems` common beginnings of prompts are read once, too
+    (`read_stems`); that changes logits in their last bits. `ends`: the end tokens; by default the
+    model's.
     """
-    device, asked = device_of(model), [tuple(query.tolist()) for query in queries]
-    distinct = {query: row for row, query in enumerate(dict.fromkeys(asked))}
-    copies = torch.tensor([distinct[query] for query in asked], device=device)
-    ids, mask = pad([torch.tensor(query, device=device) for query in distinct], pad_token(tokenizer), "left")
+    device = device_of(model)
+    prompts = [tuple(query.tolist()) for query in queries]
+    # A prompt that several queries share is read once; `copies` has the row of each query's.
+    row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+    copies = torch.tensor([row_of_prompt[prompt] for prompt in prompts], device=device)
+    distinct = [torch.tensor(prompt, device=device) for prompt in row_of_prompt]
+    ids, mask = pad(distinct, pad_token(tokenizer), "left")
     width = ids.shape[1]
     # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
-    stopping = Stopping(tokenizer, width, end_tokens(model) if ends is None else ends, settings.stop)
+
+    ends = end_tokens(model) if ends is None else ends
+    stopping = Stopping(tokenizer, width, ends, settings.stop)
+    warp = warpers(settings)
     if not keeps_keys_and_values(model):
-        drawing = Drawing(warpers(settings), generator, seen, stopping)
+        drawing = Drawing(warp, generator, seen, stopping)
         return _sample_by_generate(model, ids[copies], mask[copies], max_new_tokens, drawing, stopping)
-    warp, cache = warpers(settings), DynamicCache(config=model.config)
+
+    cache = DynamicCache(config=model.config)
     options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
     takes_positions = accepts(model, "position_ids")
-    new, position = ids, (mask.cumsum(1) - 1).clamp(min=0)
-    if stems and (read := read_stems(model, list(distinct), pad_token(tokenizer))):
-        cache, (new, rest) = read.cache, pad([torch.tensor(rest, device=device) for rest in read.rests], 0, "left")
-        mask = torch.cat([read.mask, rest], 1)
-        position = (mask.cumsum(1) - 1)[:, -rest.shape[1] :]
+    # What the next pass reads, and where it stands in the text; at first the prompts.
+    new = ids
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    if stems:
+        read = read_stems(model, list(row_of_prompt), pad_token(tokenizer))
+        if read is not None:
+            cache = read.cache
+            new, rest = pad([torch.tensor(rest, device=device) for rest in read.rests], 0, "left")
+            mask = torch.cat([read.mask, rest], 1)
+            position = (mask.cumsum(1) - 1)[:, -rest.shape[1] :]
+
     responses: dict[int, torch.Tensor] = {}
     rows = list(range(len(queries)))  # those still in the batch
     while True:
         if takes_positions:
             options["position_ids"] = position
-        logits = model(new, attention_mask=mask, past_key_values=cache, use_cache=True, **options).logits[:, -1]
-        if len(ids) < len(rows) and ids.shape[1] == width:  # prompts have been read: from here on a row for each query
+        output = model(new, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
+        logits = output.logits[:, -1]
+        if len(ids) < len(rows) and ids.shape[1] == width:
+            # Prompts have been read: from here on there is a row for each query.
             ids, mask, position, logits = (x[copies] for x in (ids, mask, position, logits))
             cache.batch_select_indices(copies)
-        for row, its_logits in zip(rows, logits, strict=True) if seen else ():
-            if row not in responses:
-                seen[row].append(its_logits)
+        if seen:
+            for row, row_logits in zip(rows, logits, strict=True):
+                if row not in responses:
+                    seen[row].append(row_logits)
+
         new = draw(warp(ids, logits.float()).softmax(-1), generator)
-        ids, mask, position = torch.cat([ids, new], 1), torch.cat([mask, mask[:, -1:]], 1), position[:, -1:] + 1
+        ids = torch.cat([ids, new], 1)
+        mask = torch.cat([mask, mask[:, -1:]], 1)
+        position = position[:, -1:] + 1
+
         ended = stopping.ended(ids)
-        last = ids.shape[1] == width + max_new_tokens
+        is_last = ids.shape[1] == width + max_new_tokens
         for index, row in enumerate(rows):
-            if (ended[index] or last) and row not in responses:
+            if (ended[index] or is_last) and row not in responses:
                 responses[row] = ids[index, width:].clone()
-        stay = [index for index, row in enumerate(rows) if row not in responses]
-        if not stay:
+        unfinished = [index for index, row in enumerate(rows) if row not in responses]
+        if not unfinished:
             return [responses[row] for row in range(len(queries))]
-        if len(stay) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
-            kept = torch.tensor(stay, device=device)
-            rows = [rows[index] for index in stay]
+        if len(unfinished) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
+            kept = torch.tensor(unfinished, device=device)
+            rows = [rows[index] for index in unfinished]
             ids, mask, position, new = (x[kept] for x in (ids, mask, position, new))
             cache.batch_select_indices(kept)
 
@@ -196,7 +232,9 @@ class Stopping(StoppingCriteria):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, width: int, ends: Sequence[int], stop: Sequence[str]
     ) -> None:
-        self.tokenizer, self.width, self.stop = tokenizer, width, stop
+        self.tokenizer = tokenizer
+        self.width = width
+        self.stop = stop
         self.ends = torch.tensor(list(ends), dtype=torch.long)
         self.tail = 8 + max((len(text.encode()) for text in stop), default=0)  # tokens that surely hold a stop text
         self.lengths: dict[int, int] = {}  # of the responses that have ended, by row; filled by `generate` alone
@@ -235,9 +273,10 @@ class Drawing(LogitsProcessor):
         self.stopping = stopping
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for row, logits in enumerate(scores.clone()) if self.seen else ():
-            if row not in self.stopping.lengths:
-                self.seen[row].append(logits)
+        if self.seen:
+            for row, logits in enumerate(scores.clone()):
+                if row not in self.stopping.lengths:
+                    self.seen[row].append(logits)
         new = draw(self.warp(input_ids, scores).softmax(-1), self.generator)
         return torch.full_like(scores, -torch.inf).scatter(-1, new, 0.0)
 
@@ -271,7 +310,8 @@ def _sample_by_generate(
 @contextmanager
 def _without_generation_config(model: PreTrainedModel) -> Iterator[None]:
     """Hides the model's own settings: `generate` reads there whatever its caller leaves open."""
-    kept, model.generation_config = model.generation_config, GenerationConfig()
+    kept = model.generation_config
+    model.generation_config = GenerationConfig()
     try:
         yield
     finally:
@@ -279,9 +319,11 @@ def _without_generation_config(model: PreTrainedModel) -> Iterator[None]:
 
 
 def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
-    """Whether all that a model remembers of a text are keys and values, handed over as `past_key_values`.
+    """Whether all that a model remembers of a text are keys and values, handed over as
+    `past_key_values`.
 
-    Recurrent models keep states as well. Some take them under another name, and drop `past_key_values` silently.
+    Recurrent models keep states as well. Some take them under another name, and drop
+    `past_key_values` silently.
     """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if "past_key_values" not in inspect.signature(base.forward).parameters:
@@ -298,8 +340,11 @@ def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
 def end_tokens(policy: PreTrainedModel) -> list[int]:
     """The ids that end a response; empty for a model that has none."""
     ends = policy.generation_config.eos_token_id
-    ends = policy.config.eos_token_id if ends is None else ends
-    return [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
+    if ends is None:
+        ends = policy.config.eos_token_id
+    if ends is None:
+        return []
+    return list(ends) if isinstance(ends, (list, tuple)) else [ends]
 
 
 def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, prompts: Sequence[Any]) -> None:

@@ -28,6 +28,7 @@ def token_record(
     """What is stored of a response for reading.
 
     Args:
-        ids: (tokens,). kl: to the reference, in nats. log_ratios: (at least tokens,), log(pi / pi_0) of each token.
+        ids: (tokens,). kl: to the reference, in nats. log_ratios: (at least tokens,), log(pi /
+            pi_0) of each token.
     """
     return {"kl": kl, "token_texts": token_texts(tokenizer, ids), "log_ratios": rounded(log_ratios[: len(ids)])}

@@ -1,9 +1,10 @@
-"""The response window: prompts padded on the left, responses on the right, and a forward pass that stops there.
+"""The response window: prompts padded on the left, responses on the right, and a forward pass that
+stops there.
 
     [pad prompt | response pad]     prompt width P, response width R
 
-Logits and hidden states exist only at the R positions that predict response tokens, so an observer's long prompt costs
-no vocabulary projection and no memory for it.
+Logits and hidden states exist only at the R positions that predict response tokens, so an
+observer's long prompt costs no vocabulary projection and no memory for it.
 """
 
 import inspect
@@ -20,10 +21,12 @@ BY_POSITIONS = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen2", "qwen3", "smollm3
 
 
 class Window(NamedTuple):
-    """A ragged batch as tensors. `input_ids` leaves out the last response position, which predicts nothing.
+    """A ragged batch as tensors. `input_ids` leaves out the last response position, which predicts
+    nothing.
 
-    Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask (batch, R).
-    The lengths of prompts and responses are Python ints, so that reading them does not wait for the device.
+    Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask
+    (batch, R). The lengths of prompts and responses are Python ints, so that reading them does not
+    wait for the device.
     """
 
     input_ids: Tensor
@@ -36,12 +39,14 @@ class Window(NamedTuple):
 
     def rows(self, index: Sequence[int]) -> "Window":
         """The rows `index`, without padding that all of them share."""
-        prompts, responses = [self.prompt_lengths[i] for i in index], [self.response_lengths[i] for i in index]
-        left, right = max(self.prompt_lengths) - max(prompts), max(self.response_lengths) - max(responses)
+        prompt_lengths = [self.prompt_lengths[i] for i in index]
+        response_lengths = [self.response_lengths[i] for i in index]
+        left = max(self.prompt_lengths) - max(prompt_lengths)
+        right = max(self.response_lengths) - max(response_lengths)
         chosen = torch.tensor(index, device=self.input_ids.device)
-        contexts = (x[chosen, left : x.shape[1] - right] for x in self[:3])
-        answers = (x[chosen, : max(responses)] for x in self[3:5])
-        return Window._make([*contexts, *answers, prompts, responses])
+        contexts = [x[chosen, left : x.shape[1] - right] for x in self[:3]]
+        answers = [x[chosen, : max(response_lengths)] for x in self[3:5]]
+        return Window._make([*contexts, *answers, prompt_lengths, response_lengths])
 
     def padded_tokens(self, index: Sequence[int]) -> int:
         """Positions that a pass over these rows computes."""
@@ -49,17 +54,20 @@ class Window(NamedTuple):
         return len(index) * longest
 
     def micro_batches(self, index: Sequence[int], most: int, pass_cost: float) -> list[tuple[list[int], "Window"]]:
-        """The rows `index` in micro-batches of similar length, each of at most `most` rows: their indices, and they.
+        """The rows `index` in micro-batches of similar length, each of at most `most` rows: their
+        indices, and they.
 
-        More micro-batches save padding, but each costs as much as `pass_cost` padded tokens; the cheapest split is
-        taken. If that is the whole window in one, it is returned itself.
+        More micro-batches save padding, but each costs as much as `pass_cost` padded tokens; the
+        cheapest split is taken. If that is the whole window in one, it is returned itself.
         """
-        sizes = {-(-len(index) // count) for count in (-(-len(index) // most), 1, 2, 4, 8)}
+        # Into as many as memory needs, or into one, two, four or eight.
+        fewest = -(-len(index) // most)
+        sizes = {-(-len(index) // count) for count in (fewest, 1, 2, 4, 8)}
         splits = [list(self.by_length(size, index)) for size in sorted(sizes, reverse=True) if size <= most]
-        chosen = min(splits, key=lambda split: sum(self.padded_tokens(rows) + pass_cost for rows in split))
-        if len(chosen) == 1 and len(index) == len(self.input_ids):
+        cheapest = min(splits, key=lambda split: sum(self.padded_tokens(rows) + pass_cost for rows in split))
+        if len(cheapest) == 1 and len(index) == len(self.input_ids):
             return [(list(range(len(index))), self)]
-        return [(rows, self.rows(rows)) for rows in chosen]
+        return [(rows, self.rows(rows)) for rows in cheapest]
 
     def by_length(self, rows: int, index: Sequence[int] | None = None) -> Iterator[list[int]]:
         """The rows `index` (all by default) as lists of at most `rows`, of similar length each."""
@@ -84,14 +92,21 @@ def pack(queries: Sequence[Tensor], responses: Sequence[Tensor], pad_id: int) ->
     input_ids = torch.cat([query_ids, response_ids], 1)[:, :-1]
     attention_mask = torch.cat([query_mask, response_mask], 1)[:, :-1]
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    lengths = [len(query) for query in queries], [len(response) for response in responses]
-    return Window(input_ids, attention_mask, position_ids, response_ids, response_mask, *lengths)
+    return Window(
+        input_ids,
+        attention_mask,
+        position_ids,
+        response_ids,
+        response_mask,
+        prompt_lengths=[len(query) for query in queries],
+        response_lengths=[len(response) for response in responses],
+    )
 
 
 def accepts(model: torch.nn.Module, argument: str) -> bool:
     """Whether a model's forward pass takes this argument."""
-    accepted = inspect.signature(model.forward).parameters
-    return argument in accepted or "kwargs" in accepted
+    parameters = inspect.signature(model.forward).parameters
+    return argument in parameters or "kwargs" in parameters
 
 
 def forward(
@@ -102,7 +117,8 @@ def forward(
     width: int,
     cache: DynamicCache | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that they come from.
+    """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that
+    they come from.
 
     `cache`: of what stands before `input_ids`; the mask covers it, too.
     """
@@ -120,26 +136,31 @@ def forward(
         logits = model(input_ids=input_ids, attention_mask=attention_mask, **reading, **options).logits
     finally:
         hook.remove()
-    # A model that does not take logits_to_keep projects every position. (A slice of everything is not free either.)
+    # A model that does not take logits_to_keep projects every position. (A slice of everything is
+    # not free either.)
     logits, hidden = (x if x.shape[1] == width else x[:, -width:] for x in (logits, seen[-1]))
     return logits, hidden
 
 
 def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """What each prompt begins with, in such groups that few tokens are read if a group's beginning is read once.
+    """What each prompt begins with, in such groups that few tokens are read if a group's beginning
+    is read once.
 
-    Prompts are taken in the order of their tokens. One joins those before it if that saves a quarter of its tokens. Its
-    last token is left, to predict the first of the response.
+    Prompts are taken in the order of their tokens. One joins those before it if that saves a
+    quarter of its tokens. Its last token is left, to predict the first of the response.
     """
     groups: list[tuple[tuple[int, ...], list[int]]] = []  # the beginning, and the prompts
     for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
-        mine = prompts[i][:-1]
+        prompt = prompts[i][:-1]
         stem, members = groups[-1] if groups else ((), [])
-        common = mine[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stem, mine, strict=False)))]
-        if len(common) - (len(stem) - len(common)) * (len(members) - 1) > len(mine) / 4:
-            groups[-1] = common, [*members, i]
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(stem, prompt, strict=False))
+        common = prompt[: len(list(pairs))]
+        # The members would have to read again what the stem loses.
+        saved = len(common) - (len(stem) - len(common)) * (len(members) - 1)
+        if saved > len(prompt) / 4:
+            groups[-1] = (common, [*members, i])
         else:
-            groups.append((mine, [i]))
+            groups.append((prompt, [i]))
     return [stem for _, stem in sorted((i, stem) for stem, members in groups for i in members)]
 
 
@@ -152,15 +173,17 @@ class Stems(NamedTuple):
 
 
 def read_stems(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int) -> Stems | None:
-    """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their tokens.
+    """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their
+    tokens.
 
-    Also None for models that are not known to find distances by `position_ids`. Padding stands between beginnings and
-    rests, and sliding windows, for example, count it.
+    Also None for models that are not known to find distances by `position_ids`. Padding stands
+    between beginnings and rests, and sliding windows, for example, count it.
     """
     cache = DynamicCache(config=model.config)
     if model.config.model_type not in BY_POSITIONS or any(type(layer) is not DynamicLayer for layer in cache.layers):
         return None
-    stems, device = stems_of(prompts), next(model.parameters()).device
+    stems = stems_of(prompts)
+    device = next(model.parameters()).device
     rows = {stem: row for row, stem in enumerate(dict.fromkeys(stems))}
     saved = sum(map(len, stems)) - sum(map(len, rows))
     if () in rows or saved < sum(map(len, prompts)) / 5:  # two passes must pay

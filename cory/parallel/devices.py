@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that a name stands for. Raises a UserError if there is none of that name on this machine.
+    """The device that a name stands for. Raises a UserError if there is none of that name on this
+    machine.
 
-    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it lacks float64 and is not tested. Of
-    several processes each has its own GPU.
+    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it lacks float64 and is
+    not tested. Of several processes each has its own GPU.
     """
     gpus = torch.cuda.device_count()
     if name == "auto":
@@ -37,7 +38,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def configure(device: torch.device, sharded: bool = False) -> None:
-    """Sets this process's arithmetic and memory for training and sampling on `device`; call it before loading models.
+    """Sets this process's arithmetic and memory for training and sampling on `device`; call it
+    before loading models.
 
     `sharded`: whether the agents are split over processes.
     """
@@ -49,9 +51,9 @@ def configure(device: torch.device, sharded: bool = False) -> None:
 def _configure_cpu(sharded: bool) -> None:
     """Numbers below 1e-38 count as 0: many of them make PyTorch's GELU take six times as long.
 
-    Freed memory stays with the process (glibc): else the pages of every large array go back to the system and are asked
-    for again. Where agents are sharded they do go back, to save memory: layers come and go, and what is freed between
-    them would not be used again.
+    Freed memory stays with the process (glibc): else the pages of every large array go back to the
+    system and are asked for again. Where agents are sharded they do go back, to save memory: layers
+    come and go, and what is freed between them would not be used again.
     """
     torch.set_flush_denormal(True)  # threads that are started later do the same
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -65,10 +67,11 @@ def _configure_cpu(sharded: bool) -> None:
 
 
 def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What each of `calls` returns, each in a thread with its share of the CPU's cores; PyTorch releases Python's lock.
+    """What each of `calls` returns, each in a thread with its share of the CPU's cores; PyTorch
+    releases Python's lock.
 
-    All of them come to their end, also if one fails. Raises the first error, in the order of `calls`; others are noted
-    on it.
+    All of them come to their end, also if one fails. Raises the first error, in the order of
+    `calls`; others are noted on it.
     """
     cores = torch.get_num_threads()
     share = max(1, cores // len(calls))

@@ -4,17 +4,19 @@ Each process holds all agents, whole or sharded, and answers its share of the qu
 
 What happens to an error of one process:
 
-1. Work in which processes do not wait for each other (rewards, callbacks, files) runs in `agreed`. All processes tell
-   each other how it went. The one that failed raises its own error, the others a `FailedElsewhere` that quotes it.
-2. An update exchanges losses and gradients, from which all processes see alike whether it is finite: each raises its
-   `NotFinite`.
-3. Any other error is raised in its process alone, such as memory that runs out in an update. That process ends;
-   torchrun then ends the others, which wait for it in vain.
+1. Work in which processes do not wait for each other (rewards, callbacks, files) runs in `agreed`.
+   All processes tell each other how it went. The one that failed raises its own error, the others a
+   `FailedElsewhere` that quotes it.
+2. An update exchanges losses and gradients, from which all processes see alike whether it is
+   finite: each raises its `NotFinite`.
+3. Any other error is raised in its process alone, such as memory that runs out in an update. That
+   process ends; torchrun then ends the others, which wait for it in vain.
 
-`raised_everywhere` tells the first two from the third. `CoryTrainer.train` sees all three. If the error is everywhere,
-and no agent has changed since the iteration began, the processes save a checkpoint together
-(`Checkpoints.saved_on_error`). Then each says what is saved and how to continue (`CoryTrainer._explaining_errors`), and
-the script ends with a message and status 2, or a traceback (`cory.cli.settings.main`).
+`raised_everywhere` tells the first two from the third. `CoryTrainer.train` sees all three. If the
+error is everywhere, and no agent has changed since the iteration began, the processes save a
+checkpoint together (`Checkpoints.saved_on_error`). Then each says what is saved and how to continue
+(`CoryTrainer._explaining_errors`), and the script ends with a message and status 2, or a traceback
+(`cory.cli.main.main`).
 """
 
 import os
@@ -56,10 +58,11 @@ class FailedElsewhere(UserError):
 
 
 def start(device: torch.device, offload: bool = False) -> None:
-    """Starts the process group if torchrun or accelerate has launched several processes; `device` is this one's.
+    """Starts the process group if torchrun or accelerate has launched several processes; `device`
+    is this one's.
 
-    Call this before any other use of accelerate, or each process takes itself for the only one. `offload`: sums over
-    shards in the host's memory are made there.
+    Call this before any other use of accelerate, or each process takes itself for the only one.
+    `offload`: sums over shards in the host's memory are made there.
 
     Raises a UserError if this process has begun on another kind of device.
     """
@@ -197,10 +200,11 @@ def even(rows: int) -> int:
 
 
 def agreed(compute: Callable[[], T]) -> T:
-    """`compute()`, in which processes do not wait for each other. An error of one is raised in all of them.
+    """`compute()`, in which processes do not wait for each other. An error of one is raised in all
+    of them.
 
-    All processes must call this, and equally often. The one that failed raises its own error, the others a
-    FailedElsewhere that quotes it.
+    All processes must call this, and equally often. The one that failed raises its own error, the
+    others a FailedElsewhere that quotes it.
     """
     if world_size() == 1:
         return compute()

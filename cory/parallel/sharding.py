@@ -1,7 +1,8 @@
-"""Policies split over processes, layer by layer, by PyTorch's FSDP2; without effect on those that are not.
+"""Policies split over processes, layer by layer, by PyTorch's FSDP2; without effect on those that
+are not.
 
-Each process computes with whole layers, which are put together before they are used and dropped after. So all processes
-must run equally many passes, whatever their prompts and responses are.
+Each process computes with whole layers, which are put together before they are used and dropped
+after. So all processes must run equally many passes, whatever their prompts and responses are.
 """
 
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ W = TypeVar("W", bound=nn.Module)
 
 
 def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
-    """Shards a policy in its wrapper, in place, if `parallel.shard` asks for it and it is not sharded yet.
+    """Shards a policy in its wrapper, in place, if `parallel.shard` asks for it and it is not
+    sharded yet.
 
-    `precision`: with `bf16`, layers are put together and computed in bfloat16, gradients are summed in float32.
+    `precision`: with `bf16`, layers are put together and computed in bfloat16, gradients are summed
+    in float32.
     """
     if parallel.shard == "none":
         return wrapped
@@ -72,10 +75,11 @@ def device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def gathered(policy: nn.Module, gather: str) -> Iterator[None]:
-    """In this context, processes may run the policy, without gradient, on batches and lengths of their own.
+    """In this context, processes may run the policy, without gradient, on batches and lengths of
+    their own.
 
-    `gather`, of `parallel`: with `rollout` it is put together in the first pass and kept until the end. With `layer`,
-    processes that are done run along with those that are not.
+    `gather`, of `parallel`: with `rollout` it is put together in the first pass and kept until the
+    end. With `layer`, processes that are done run along with those that are not.
     """
     if not isinstance(policy, FSDPModule):
         yield

@@ -1,7 +1,8 @@
-"""An agent's tensors in safetensors files: one file, or of a sharded agent one by each process with its part.
+"""An agent's tensors in safetensors files: one file, or of a sharded agent one by each process with
+its part.
 
-A sharded tensor is cut into rows, in the order of the processes. A reader that joins them has it whole, so any number
-of processes can read the files, also one that does not shard.
+A sharded tensor is cut into rows, in the order of the processes. A reader that joins them has it
+whole, so any number of processes can read the files, also one that does not shard.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,8 @@ def file_names(agents: Sequence[str], count: int) -> list[str]:
 def write(tensors: Mapping[str, Tensor], folder: Path, agent: str) -> None:
     """Writes what this process has to write of an agent's tensors: of sharded ones its rows.
 
-    Tensors that are whole in all processes are written by the main one. Raises an OSError or SafetensorError.
+    Tensors that are whole in all processes are written by the main one. Raises an OSError or
+    SafetensorError.
     """
     sharded = any(isinstance(tensor, DTensor) for tensor in tensors.values())
     if not sharded and not distributed.is_main():

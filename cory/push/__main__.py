@@ -7,14 +7,13 @@
 Needs a token: `hf auth login`, or HF_TOKEN. Held-out results are those of the run's newest evaluation beside it.
 """
 
-import shutil
 from pathlib import Path
 
 from cory.cli.arguments import Arguments
-from cory.cli.settings import main, read_settings
+from cory.cli.main import main
 from cory.config import HubConfig
 from cory.run.output import filled
-from cory.tasks.kinds import kind_of
+from cory.tasks.kind import run_config
 
 
 def run() -> None:
@@ -25,26 +24,23 @@ def run() -> None:
     parser.add_argument("--base", type=str | None, help="Hub id of the base, where the run used a local folder")
     parser.add_argument("--evaluation", type=Path | None, help="folder of an evaluation of the run")
     parser.add_argument("--look", type=Path | None, help="write what would be uploaded to this new folder instead")
-    given = parser.of()
-    folder, hub = Path(given.run), HubConfig(given.repository, given.public, given.base)
-    if given.look is None:
+    arguments = parser.of()
+    folder = Path(arguments.run)
+    hub = HubConfig(arguments.repository, arguments.public, arguments.base)
+    if arguments.look is None:
         hub.check_token()
-    kind, _ = kind_of(read_settings(folder))
-    from cory.evaluation.settings import run_config
-    from cory.push.upload import contents, push
+    config = run_config(folder)
 
-    config = run_config(kind, folder)
-    if given.look is None:
-        print(push(folder, config, hub, given.evaluation))
+    if arguments.look is None:
+        from cory.push.upload import push
+
+        print(push(folder, config, hub, arguments.evaluation))
         return
-    with filled(given.look) as complete:
-        for name, content in contents(folder, config, hub, given.evaluation).items():
-            (complete / name).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, bytes):
-                (complete / name).write_bytes(content)
-            else:
-                shutil.copy(content, complete / name)
-    print(f"What would be uploaded to {hub.push} is in {given.look}")
+    from cory.push.stage import stage
+
+    with filled(arguments.look) as complete:
+        stage(complete, folder, config, hub, arguments.evaluation)
+    print(f"What would be uploaded to {hub.push} is in {arguments.look}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A chain: `query` (an index into the report's queries), `method`, `seed`, `stage` (`before`, `after`, `evaluation`, or an
 iteration), and `steps`, one for each role: `agent`, `role`, `prompt` where it is not the query alone, `text`, `reward`,
-`kl`, and `tokens` with their `ratios`. What an older version did not store is null.
+`kl`, and `tokens` with their `ratios`.
 """
 
 import re
@@ -68,13 +68,17 @@ class Texts:
     def add_evaluation(self, queries: Sequence[str], records: Mapping[tuple[str, int], Mapping[str, Any]]) -> None:
         """Adds the first response of each model to each query of an evaluation, with the responses that it read."""
         for (name, index), record in records.items():
-            query, chain = queries[index], [record]
-            while (before := records.get((chain[0].get("read") or "", index))) and len(chain) < ROLES:
+            query = queries[index]
+            chain = [record]
+            while len(chain) < ROLES:
+                before = records.get((chain[0].get("read") or "", index))
+                if before is None:
+                    break
                 chain.insert(0, before)
             roles = ["pioneer", *["observer"] * (len(chain) - 1)] if len(chain) > 1 else [None]
             steps = [_evaluated(query, *pair) for pair in zip(chain, roles, strict=True)]
             seed = SEED.search(name)
-            self.add(query, SEED.sub("", name), seed and int(seed[1]), "evaluation", steps)
+            self.add(query, SEED.sub("", name), int(seed[1]) if seed else None, "evaluation", steps)
 
 
 def _by_role(records: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], ...]]:

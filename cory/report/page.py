@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cory.report.escape import one_line
 from cory.run.output import replace_text
-from cory.run.summary import one_line
 
 HERE = Path(__file__).parent
-STYLES, SCRIPTS = ("uplot.css", "page.css"), ("curves.js", "completions.js", "page.js")
+STYLES = ("uplot.css", "page.css")
+LIBRARY = ("uplot.js",)
+SCRIPTS = ("curves.js", "completions.js", "page.js")
 BY_TEMPLATE = ("title", "facts", "notes", "tables", "settings")  # what the template shows; the script reads the rest
 MARK = '<a class="skip" href="#main">Skip to the report</a>'  # in every report: `page.html` has it
 LIMIT = 5_000_000  # bytes of a report
@@ -41,13 +43,19 @@ def _render(payload: dict[str, Any]) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters["literal"] = lambda value: one_line(str(value))
-    style, *scripts = map(_sources, (STYLES, ("uplot.js",), SCRIPTS))
+    style = _sources(STYLES)
+    scripts = [_sources(LIBRARY), _sources(SCRIPTS)]
     hashes = " ".join(map(_hash, scripts))
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {hashes}; base-uri 'none'; form-action 'none'"
     data = {key: value for key, value in payload.items() if key not in BY_TEMPLATE}
     template = environment.get_template("page.html")
-    own = {"style": Markup(style), "scripts": list(map(Markup, scripts))}
-    return template.render(payload=payload, data=data, policy=policy, **own)
+    return template.render(
+        payload=payload,
+        data=data,
+        policy=policy,
+        style=Markup(style),
+        scripts=[Markup(script) for script in scripts],
+    )
 
 
 def _sources(names: Sequence[str]) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.cli.settings import read_settings
 from cory.report.completions import Texts, short
-from cory.run.summary import summarise
+from cory.report.summary import summarise
+from cory.run.record import read_settings
 
 ENDS = ("start", "end", "change")
 NUMBERS = 150_000  # of all curves; longer ones are averaged over neighbouring iterations
@@ -56,22 +56,30 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_run(folder: Path, group: str) -> ReportedRun:
     """Reads the folder of a run. Raises a UserError if it is none."""
-    settings, summary = read_settings(folder), {}
+    settings = read_settings(folder)
+    summary = {}
     with suppress(FileNotFoundError):
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    rows, samples = (read_lines(folder / f"{name}.jsonl") for name in ("metrics", "samples"))
-    return ReportedRun(folder.name, group, settings, rows, samples, summary.get("samples", {}))
+    return ReportedRun(
+        name=folder.name,
+        group=group,
+        settings=settings,
+        rows=read_lines(folder / "metrics.jsonl"),
+        samples=read_lines(folder / "samples.jsonl"),
+        fixed=summary.get("samples", {}),
+    )
 
 
 def of_run(folder: Path, method: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     """The payload of a single run. `notes`: caveats. Raises a UserError if the folder is no run's."""
     run = read_run(folder, method)
-    done, planned = 1 + max((row["iteration"] for row in run.rows), default=-1), run.settings.get("iterations")
+    done = 1 + max((row["iteration"] for row in run.rows), default=-1)
+    planned = run.settings.get("iterations")
     values = flat(run.settings)
     facts = [method, f"model {shown(values.get('model.name'))}", f"{done} of {planned} iterations", f"seed {run.seed}"]
     tables = [_ends(run.rows)] if run.rows else []
-    every = [[key, shown(value)] for key, value in values.items()]
-    settings = {"title": "All settings", "note": "", "columns": ["setting", "value"], "rows": every}
+    settings_rows = [[key, shown(value)] for key, value in values.items()]
+    settings = {"title": "All settings", "note": "", "columns": ["setting", "value"], "rows": settings_rows}
     return payload(folder.name, facts, [*notes, *accepted_changes(run.settings)], [run], tables, settings)
 
 
@@ -87,8 +95,8 @@ def accepted_changes(settings: Mapping[str, Any]) -> list[str]:
 
 def of_evaluation(folder: Path) -> dict[str, Any]:
     """The payload of an evaluation that has ended. Raises OSError, ValueError or LookupError if it has not."""
-    table, texts, said = evaluation_parts(folder)
-    return payload(folder.name, [said], [], [], [table], None, texts)
+    table, texts, description = evaluation_parts(folder)
+    return payload(folder.name, [description], [], [], [table], None, texts)
 
 
 def evaluation_parts(folder: Path, texts: Texts | None = None) -> tuple[dict[str, Any], Texts, str]:
@@ -158,11 +166,12 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     rows = [row for run in runs for row in run.rows]
     agents = _agents(rows)
     roles = list(dict.fromkeys(row["role"] for row in rows))
-    found = dict.fromkeys(key for row in rows for key, value in row.items() if is_number(value) and key != "iteration")
-    metrics = {
-        key: TITLES.get(key, key)
-        for key in [*(k for k in TITLES if k in found), *(k for k in found if k not in TITLES)]
-    }
+    recorded = dict.fromkeys(
+        key for row in rows for key, value in row.items() if is_number(value) and key != "iteration"
+    )
+    titled = [key for key in TITLES if key in recorded]
+    others = [key for key in recorded if key not in TITLES]
+    metrics = {key: TITLES.get(key, key) for key in [*titled, *others]}
     every = max(1, math.ceil(len(rows) * len(metrics) / NUMBERS))
     points = []
     for run in runs:
@@ -192,19 +201,20 @@ def _mean(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
 
 def flags(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Signs of trouble (docs/metrics.md, `flags`): by run, agent and kind the iterations, and what it means."""
-    found: dict[tuple[int, str, str], list[Mapping[str, Any]]] = {}
+    flagged: dict[tuple[int, str, str], list[Mapping[str, Any]]] = {}
     for number, run in enumerate(runs):
         for row in run.rows:
             for flag in row.get("flags") or []:
-                found.setdefault((number, row["agent"], flag), []).append(row)
-    if not found:
+                flagged.setdefault((number, row["agent"], flag), []).append(row)
+    if not flagged:
         return []
-    from cory.run.guards import MEANING  # here, as importing torch takes seconds
+    from cory.run.flags import MEANING  # here, as importing torch takes seconds
 
     result = []
-    for (number, agent, flag), rows in found.items():
+    for (number, agent, flag), rows in flagged.items():
         worst = max(rows, key=lambda row: row["kl"])
-        meaning, iterations = MEANING.get(flag, "{flag}").format(flag=flag, **worst), [row["iteration"] for row in rows]
+        meaning = MEANING.get(flag, "{flag}").format(flag=flag, **worst)
+        iterations = [row["iteration"] for row in rows]
         result.append({"run": number, "agent": agent, "flag": flag, "iterations": iterations, "meaning": meaning})
     return result
 

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from cory.config import Config
 from cory.errors import UserError
 from cory.parallel import distributed
+from cory.provenance.versions import versions
 from cory.run.jsonl import JsonlWriter, read_rows
 from cory.run.output import new_folder, remove, remove_partial, replace_text
-from cory.run.provenance import versions
 
 FILES = ("metrics", "samples", "timings")
 

@@ -27,7 +27,9 @@ class JsonlWriter:
 
     def __init__(self, path: Path) -> None:
         self.file = open(path, "ab", buffering=0)
-        self.path, self.length, self.waiting = path, path.stat().st_size, b""
+        self.path = path
+        self.length = path.stat().st_size
+        self.waiting = b""  # lines that could not be written yet
 
     def cut(self, length: int) -> None:
         """Keeps the first `length` bytes."""
@@ -50,7 +52,8 @@ class JsonlWriter:
         except OSError:
             self.file.truncate(self.length)
             raise
-        self.length, self.waiting = self.length + len(self.waiting), b""
+        self.length += len(self.waiting)
+        self.waiting = b""
 
     def flushed(self) -> int:
         """Flushes the file to the disk and returns its length. Raises OSError if that fails."""

@@ -200,11 +200,11 @@ def check_results_folder(folder: Path, files: Sequence[str]) -> None:
         raise UserError(f"--out: expected a folder, got the file {str(folder)!r}")
     if (folder / files[0]).exists():
         return
-    there = [name for name in files if (folder / name).exists()]
-    if there:
+    replaced = [name for name in files if (folder / name).exists()]
+    if replaced:
         raise UserError(
             f"--out: expected a new folder, or one with earlier results of this kind ({files[0]}), "
-            f"got {str(folder)!r}, where {', '.join(there)} would be replaced"
+            f"got {str(folder)!r}, where {', '.join(replaced)} would be replaced"
         )
 
 

@@ -1,8 +1,28 @@
-"""How far a run is, by what its folder holds. Importing this does not import torch."""
+"""What a run's folder records: its settings, and how far it is. Importing this does not import torch."""
 
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cory.errors import UserError
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """A run's config.yaml: settings, fingerprint, versions, changes. Nothing in it is executed.
+
+    Raises a UserError if there is none.
+    """
+    try:
+        settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
+    return settings
 
 
 def recorded_iterations(run: Path) -> int:

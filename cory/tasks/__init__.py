@@ -1,1 +1,1 @@
-"""Tasks defined by settings alone: your own prompts and reward files, with `cory.train` and `cory.evaluation`."""
+"""Tasks: what describes a kind of them, and the kind that is defined by settings alone, your own."""

@@ -7,6 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from cory.config import Config, Settings
 from cory.errors import UserError
+from cory.tasks.kind import TaskKind
 
 
 @dataclass
@@ -65,3 +66,6 @@ class OwnConfig(Config):
     """
 
     task: OwnTaskConfig = Field(default_factory=OwnTaskConfig)
+
+
+OWN = TaskKind("own", OwnConfig, "cory.tasks.own")

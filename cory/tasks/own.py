@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cory.errors import UserError, expect
-from cory.tasks.config import OwnConfig, OwnTaskConfig
+from cory.errors import UserError
+from cory.tasks.config import OWN, OwnConfig, OwnTaskConfig
 from cory.tasks.rewards_file import load_rewards
 
 if TYPE_CHECKING:
@@ -14,53 +14,35 @@ if TYPE_CHECKING:
     from cory.task import Task
 
 
-def make_task(config: OwnConfig, device: Any = None, split: str | None = None) -> "Task":
-    """The task of a run; with `split`, of held-out prompts. `device` is for tasks with a reward model.
+# What a task provides: see `cory.tasks.kind.TaskKind`.
 
-    Raises a UserError that names the key: a file or a column is missing, or a value does not fit.
-    """
-    settings = config.task if split is None else held_out(config.task, split)
+
+def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
+    """The task of a run, on `rows` or on the prompts of training."""
+    settings = config.task
     settings.check()
-    expect(bool(settings.dataset), "task.dataset", "a file, a folder or a Hub id", settings.dataset)
-    loaded = load_rewards(settings.rewards, settings.team_reward)
-    from cory.prompts import RolePrompts  # here, as importing torch takes seconds
+    _check_dataset(settings)
+    functions = load_rewards(settings.rewards, settings.team_reward)  # before the imports below, which take seconds
+    from cory.prompts import RolePrompts
     from cory.rewards import Reward
     from cory.task import Task
 
     team_reward = None
     if settings.team_reward is not None:
-        team = loaded.pop()
+        team = functions.pop()
         team_reward = Reward(team.function, name=team.name, sha256=team.sha256)
-    weights = settings.reward_weights or [1.0] * len(loaded)
-    parts = [Reward(one.function, weight, one.name, one.sha256) for one, weight in zip(loaded, weights, strict=True)]
-    dataset = load_prompts(settings)
+    weights = settings.reward_weights or [1.0] * len(functions)
+    rewards = [
+        Reward(loaded.function, weight, loaded.name, loaded.sha256)
+        for loaded, weight in zip(functions, weights, strict=True)
+    ]
+    if rows is None:
+        rows = training_rows(config)
     try:
         prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
-        return Task(dataset, parts, prompts, team_reward=team_reward).with_roles(config.roles)
+        return Task(rows, rewards, prompts, team_reward=team_reward, kind=OWN.name)
     except UserError as error:
         raise UserError(f"task: {error}") from None
-
-
-def load_prompts(settings: OwnTaskConfig) -> "Dataset":
-    """The dataset, its prompts in a column `prompt`. Raises a UserError that names the key."""
-    from cory.prompts import check_prompt  # here, as importing torch takes seconds
-    from cory.task import load_dataset
-
-    column, local = settings.prompt_column, Path(settings.dataset).exists()
-    expect(settings.subset is None or not local, "task.subset", "null for local data", settings.subset)
-    try:
-        dataset = load_dataset(settings.dataset, settings.split, [], settings.subset)
-    except UserError as error:
-        raise UserError(f"task.{error}") from None
-    names = dataset.column_names
-    expect(column in names, "task.prompt_column", f"a column of {settings.dataset!r}, among {names}", column)
-    if column != "prompt":  # as templates call it
-        free = "prompt" not in names
-        expect(free, "task.prompt_column", "'prompt', as the dataset has a column of that name", column)
-        dataset = dataset.rename_column(column, "prompt")
-    for row, prompt in enumerate(dataset["prompt"]):
-        check_prompt(prompt, f"task.prompt_column {column!r}, row {row}")
-    return dataset
 
 
 def training_rows(config: OwnConfig) -> "Dataset":
@@ -68,14 +50,54 @@ def training_rows(config: OwnConfig) -> "Dataset":
     return load_prompts(config.task)
 
 
-def held_out(settings: OwnTaskConfig, split: str, flag: str = "--split") -> OwnTaskConfig:
-    """The settings with held-out prompts in place of those of training: `eval_dataset`, or another split.
+def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
+    """Held-out prompts: those of `eval_dataset`, or another split of `dataset`. None: the split `eval_split`.
 
     Raises a UserError if the dataset is a single file, which is trained on as a whole, unless its split is named.
     """
+    settings = config.task
+    flag = "--split"
+    if split is None:
+        flag = "--task.eval_split"
+        split = settings.eval_split
     if settings.eval_dataset is not None:
-        return replace(settings, dataset=settings.eval_dataset, subset=None, split=split)
-    whole = Path(settings.dataset).is_file() and split != settings.split
-    none = f"a file of held-out prompts, as all of {settings.dataset!r} is trained on ({flag} {settings.split} uses it)"
-    expect(not whole, "task.eval_dataset", none, settings.eval_dataset)
-    return replace(settings, split=split)
+        return load_prompts(replace(settings, dataset=settings.eval_dataset, subset=None, split=split))
+    if Path(settings.dataset).is_file() and split != settings.split:
+        raise UserError(
+            f"task.eval_dataset: expected a file of held-out prompts, as all of {settings.dataset!r} is trained on "
+            f"({flag} {settings.split} uses it), got None"
+        )
+    return load_prompts(replace(settings, split=split))
+
+
+def load_prompts(settings: OwnTaskConfig) -> "Dataset":
+    """The dataset, its prompts in a column `prompt`. Raises a UserError that names the key."""
+    from cory.prompts import check_prompt  # here, as importing torch takes seconds
+    from cory.task import load_dataset
+
+    _check_dataset(settings)
+    if settings.subset is not None and Path(settings.dataset).exists():
+        raise UserError(f"task.subset: expected null for local data, got {settings.subset!r}")
+    try:
+        dataset = load_dataset(settings.dataset, settings.split, [], settings.subset)
+    except UserError as error:
+        raise UserError(f"task.{error}") from None
+
+    column = settings.prompt_column
+    names = dataset.column_names
+    if column not in names:
+        raise UserError(f"task.prompt_column: expected a column of {settings.dataset!r}, among {names}, got {column!r}")
+    if column != "prompt":  # as templates call it
+        if "prompt" in names:
+            raise UserError(
+                f"task.prompt_column: expected 'prompt', as the dataset has a column of that name, got {column!r}"
+            )
+        dataset = dataset.rename_column(column, "prompt")
+    for row, prompt in enumerate(dataset["prompt"]):
+        check_prompt(prompt, f"task.prompt_column {column!r}, row {row}")
+    return dataset
+
+
+def _check_dataset(settings: OwnTaskConfig) -> None:
+    if not settings.dataset:
+        raise UserError("task.dataset: expected a file, a folder or a Hub id, got ''")

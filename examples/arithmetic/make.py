@@ -14,7 +14,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
 
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.run.output import filled
 
 FOLDER = Path(__file__).resolve().parent

@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from rewards import ORDERS, WINDS, right_call
 
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.prompts import fill
 from cory.run.output import check_results_folder, staged
 from study.small_models import save_half, train_gpt2, train_tokenizer

@@ -22,7 +22,7 @@ from make import FALSE_REPORTS, FOLDER, FOLLOWED, SIZE, STEPS, TEXTS, TRAINING, 
 from make import rows as foggy_rows
 from rewards import WINDS, right_call
 
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.prompts import fill
 from cory.run.output import check_results_folder, staged
 from study.small_models import save_half, train_gpt2, train_tokenizer

@@ -17,14 +17,15 @@ from conftest import ROOT, sentences
 
 from cory.agent import make_agents
 from cory.chat import terminal, web
-from cory.chat.chain import Answer, opened
+from cory.chat.chain import Answer
 from cory.chat.config import ChatConfig
+from cory.chat.opened import opened
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.responses import respond
 from cory.models.load import attach, load_policy
 from cory.prompts import RolePrompts
-from cory.run.summary import printable
+from cory.report.escape import printable
 from cory.task import Task
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.own import make_task
@@ -213,7 +214,7 @@ def test_imdb_has_its_reward_without_its_data(config, classifier_folder, reviews
     task = ImdbTaskConfig(dataset=str(data), min_chars=0, reward_model=str(classifier_folder))
     imdb = ImdbConfig(**{**vars(config), "iterations": 1, "task": task})
     agents = make_agents(imdb)
-    run = CoryTrainer(imdb, agents, make_imdb_task(imdb, agents[0].device)).train().folder
+    run = CoryTrainer(imdb, agents, make_imdb_task(imdb)).train().folder
     shutil.rmtree(data)
     answers = ask(run)
     logits = PositiveLogit(str(classifier_folder), 1, agents[0].device)

@@ -15,7 +15,11 @@ from cory.agent import make_agents
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation import responses
-from cory.evaluation.evaluator import Evaluator, read_responses, summarise
+from cory.evaluation.evaluator import Evaluator
+from cory.evaluation.folder import read_responses
+from cory.evaluation.lineup import line_up
+from cory.evaluation.responses import respond
+from cory.evaluation.rows import table_rows
 from cory.evaluation.settings import EvaluationConfig
 from cory.models import load
 from cory.prompts import RolePrompts
@@ -67,7 +71,7 @@ def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
     with torch.no_grad():
         model.lm_head.weight.mul_(3)
     prompts = held_out.dataset["prompt"]
-    answers = responses.respond(model, base, tokenizer, prompts, SamplingConfig(5, 5))
+    answers = respond(model, base, tokenizer, prompts, SamplingConfig(5, 5))
     for prompt, text, nll, tokens in zip(prompts, answers.completions, answers.base_nll, answers.tokens, strict=True):
         ids = [tokenizer(part)["input_ids"] for part in (prompt, text)]
         if len(ids[1]) != tokens:
@@ -85,7 +89,7 @@ def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path
     """Joint: the other agent's; compute-matched: the same agent's own first answer."""
     ppo = make_run(config, 1)
     seen = []
-    original = responses.respond
+    original = respond
 
     def spy(model, base, tokenizer, prompts, *rest, **options):
         answers = original(model, base, tokenizer, prompts, *rest, **options)
@@ -127,7 +131,7 @@ def test_a_4_bit_lora_run_is_evaluated_in_4_bit(config, held_out, llama_folder, 
     config = replace(config, lora=LoraConfig(rank=4), sampling=replace(config.sampling, max_new_tokens=3))
     folder = make_run(config, model=ModelConfig(str(llama_folder), quantization="4bit"))
     kinds = []
-    original = responses.respond
+    original = respond
 
     def spy(model, base, *rest, **options):
         kinds.append(({type(module).__name__ for module in model.modules()}, base))
@@ -163,7 +167,7 @@ def test_adapters_share_one_base(config, held_out, tmp_path, monkeypatch):
     base, _ = load.load_policy(config.model)
     sampling = replace(config.sampling, min_new_tokens=1)
     prompts = list(held_out.dataset["prompt"])
-    alone = responses.respond(policy.eval(), base, tokenizer, prompts, sampling, 100, 0)
+    alone = respond(policy.eval(), base, tokenizer, prompts, sampling, 100, 0)
     assert sum(alone.kl) / len(alone.kl) == pytest.approx(two, rel=1e-5)
 
 
@@ -285,11 +289,13 @@ def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, polic
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    evaluator = Evaluator(held_out, settings(tmp_path, models=[str(policy_folder)]))
+    chosen = settings(tmp_path, models=[str(policy_folder)])
+    lineup = line_up(held_out, chosen)
+    evaluator = Evaluator(lineup, held_out.dataset[:], chosen, torch.device("cpu"))
     drawn = []
     for pioneer, role in ((None, 0), ("base", 1), ("base after itself", 2)):
-        answered = evaluator._respond(evaluator.candidates["base"], (model, model, tokenizer), [0], pioneer, role, 1,
-                                      evaluator.sampling)[0]  # fmt: skip
+        loaded = (model, model, tokenizer)
+        answered, _ = evaluator._respond(lineup.candidates["base"], loaded, [0], pioneer, role, 1, lineup.sampling)
         drawn.append(answered.token_texts[0])
         evaluator.done["base" if role == 0 else "base after itself", 0] = {"completions": answered.completions}
     assert len({" ".join(tokens[:3]) for tokens in drawn}) == 3
@@ -325,7 +331,7 @@ def test_copies_of_what_was_read_are_counted(held_out):
     solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
     chain = [{**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])]
     records = {"one": solo, "two": chain}
-    one, two = summarise(records, ["first", "second"], held_out, EvaluationConfig(samples=2), 0.1)
+    one, two = table_rows(records, ["first", "second"], held_out, EvaluationConfig(samples=2), 0.1)
     assert "copied" not in one and two["copied"] == 0.5
 
 
@@ -336,9 +342,9 @@ def test_intervals_are_over_the_queries_that_differ(held_out):
         {"rewards": rewards, "kl": [0.0, 0.0], "tokens": [1, 1], "base_nll": [1.0, 1.0], "completions": completions}
         for rewards, completions in zip(([0.0, 2.0], [1.0, 1.0], [3.0, 5.0]), texts, strict=True)
     ]
-    (row,) = summarise({"one": records}, ["q", "q", "other"], held_out, EvaluationConfig(samples=2), 0.1)
+    (row,) = table_rows({"one": records}, ["q", "q", "other"], held_out, EvaluationConfig(samples=2), 0.1)
     assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(1.96 / 3 * (2 * (4 + 4)) ** 0.5)
-    (row,) = summarise({"one": records}, ["q", "r", "other"], held_out, EvaluationConfig(samples=2), 0.1)
+    (row,) = table_rows({"one": records}, ["q", "r", "other"], held_out, EvaluationConfig(samples=2), 0.1)
     assert row["task_reward_ci"] == pytest.approx(1.96 * 3**0.5 / 3**0.5)  # of the means 1, 1 and 4
 
 

@@ -9,7 +9,7 @@ import types
 import pytest
 from conftest import ROOT
 
-from cory.cli.settings import load
+from cory.cli.load import load
 from cory.tasks.config import OwnConfig
 from cory.tasks.own import make_task
 

@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT
 
 from cory.agent import make_agents
-from cory.cli.settings import load
+from cory.cli.load import load
 from cory.prompts import fill
 from cory.tasks.config import OwnConfig
 from cory.tasks.own import make_task

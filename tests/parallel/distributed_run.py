@@ -27,7 +27,7 @@ from accelerate import PartialState  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
 
 from cory.callbacks import Callback  # noqa: E402
-from cory.cli.settings import main  # noqa: E402
+from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.parallel import distributed  # noqa: E402
 

@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.pare
 import torch  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
 
-from cory.cli.settings import main  # noqa: E402
+from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.errors import UserError  # noqa: E402
 from cory.parallel import distributed, sharding  # noqa: E402

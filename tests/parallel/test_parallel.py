@@ -98,7 +98,7 @@ def base(tmp_path_factory, tokenizer):
 def sharded(base, tmp_path_factory):
     """Settings that are run sharded in two processes, and otherwise; one that is resumed sharded, and one killed."""
     lora, saved = LoraConfig(rank=4), CheckpointConfig(save_every=1)
-    drawn = {"sampling": SamplingConfig(4, 8), "iterations": 2, "algorithm": "grpo", "group_size": 2}
+    drawn = {"sampling": SamplingConfig(4, 8, stop=["e", "a"]), "iterations": 2, "algorithm": "grpo", "group_size": 2}
     steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05, "micro_batch": 1}
     drawn |= {"ppo": steps | {"ratio_threshold": 1.02}}
     whole = {

@@ -14,7 +14,7 @@ from cory.models.load import load_policy
 from cory.models.lora import add_adapter, save_policy
 from cory.prompts import RolePrompts
 from cory.push.card import agent_card
-from cory.push.upload import contents
+from cory.push.stage import stage
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig
@@ -71,12 +71,11 @@ def test_the_code_of_an_agents_card_loads_it_and_asks_it_as_the_run_does(config,
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_code_of_an_uploaded_card_runs_the_chain(config, tmp_path, rank):
     run, config, agents = trained(replace(config, lora=LoraConfig(rank=rank)))
-    files = contents(run, config, HubConfig("user/pair"))
-    for name, content in files.items():
-        (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "there" / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-    card = (tmp_path / "there/README.md").read_text()
-    places = {"user/pair": tmp_path / "there"}
+    look = tmp_path / "look"
+    look.mkdir()
+    stage(look, run, config, HubConfig("user/pair"))
+    card = (look / "README.md").read_text()
+    places = {"user/pair": look}
     base = config.model.name
     if rank:
         places["path/to/gpt2"] = base
@@ -93,8 +92,11 @@ def test_the_code_of_an_uploaded_card_runs_the_chain(config, tmp_path, rank):
         (names["agent_1"], PROMPTS.render(0, row)),
         (names["agent_2"], PROMPTS.render(1, row, [" a good film"])),
     ]
-    known = contents(run, config, HubConfig("user/pair", base="org/base"))["README.md"].decode()
-    assert ('from_pretrained("org/base", dtype="float32")' in known) == (rank > 0)
+    again = tmp_path / "again"
+    again.mkdir()
+    stage(again, run, config, HubConfig("user/pair", base="org/base"))
+    with_base = (again / "README.md").read_text()
+    assert ('from_pretrained("org/base", dtype="float32")' in with_base) == (rank > 0)
 
 
 def test_a_base_of_the_hub_is_named_with_its_commit(config):

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.cli.settings import announce
 from cory.config import Config, HubConfig, LoraConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
-from cory.push.upload import contents, push
+from cory.push.stage import stage
+from cory.push.upload import push
 from cory.task import Task
+from cory.train import announce
 from cory.trainer import CoryTrainer
 
 REPO = "user/pair"
@@ -56,8 +58,15 @@ def server(monkeypatch):
         yield served
 
 
-def written(files: dict[str, Path | bytes]) -> dict[str, bytes]:
-    return {name: each if isinstance(each, bytes) else each.read_bytes() for name, each in files.items()}
+def staged(run: Path, config: Config, hub: HubConfig = HUB, evaluation: Path | None = None) -> dict[str, bytes]:
+    """What is passed on, by its name in the repository."""
+    with tempfile.TemporaryDirectory() as temporary:
+        stage(Path(temporary), run, config, hub, evaluation)
+        return files_of(Path(temporary))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_is_uploaded_private_and_once(config, server):
@@ -65,7 +74,7 @@ def test_a_run_is_uploaded_private_and_once(config, server):
     assert push(run, config, HUB) == f"{server.url}/{REPO}"
     repo = server.repos[REPO]
     assert repo["private"] and server.tokens - {""} == {"Bearer hf_secret"}  # a large file goes to storage, without
-    expected = written(contents(run, config, HUB))
+    expected = staged(run, config)
     assert {name: repo["files"][name] for name in repo["files"] if name != ".gitattributes"} == expected
     model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     agents = {f"{agent}/{name}" for agent in ("agent_1", "agent_2") for name in model}
@@ -147,7 +156,7 @@ def test_nothing_of_the_machine_is_uploaded(config, rank, capsys, policy_folder,
         json.dumps(json.loads((run / "agent_1/tokenizer_config.json").read_text()) | {"vocab_file": str(policy_folder)})
     )
     capsys.readouterr()
-    files = written(contents(run, config, HUB))
+    files = staged(run, config)
     said = capsys.readouterr().err
     assert f"Not uploaded: {run}/agent_1/optimizer.bin" in said and "is a local folder, so nobody else" in said
     for name, content in files.items():
@@ -176,7 +185,7 @@ def test_the_card_says_what_it_is_about(config, policy_folder, tmp_path):
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Base\n")
     run, config = train(replace(config, model=replace(config.model, name=str(base))))
     evaluation = evaluate([run], TASK, EvaluationConfig(queries=4, output=str(run.parent / "evaluation")))
-    card = ModelCard(written(contents(run, config, replace(HUB, base="org/base")))["README.md"].decode())
+    card = ModelCard(staged(run, config, replace(HUB, base="org/base"))["README.md"].decode())
     data = card.data.to_dict()
     assert (
         data["base_model"] == "org/base" and data["license"] == "apache-2.0" and data["library_name"] == "transformers"
@@ -191,9 +200,9 @@ def test_the_card_says_what_it_is_about(config, policy_folder, tmp_path):
     # Trained on: another evaluation's results are not this run's.
     settings = json.loads((evaluation.folder / "settings.json").read_text())
     (evaluation.folder / "settings.json").write_text(json.dumps(settings | {"trained": {str(run): "other"}}))
-    assert "not evaluated on held-out" in written(contents(run, config, HUB))["README.md"].decode()
+    assert "not evaluated on held-out" in staged(run, config)["README.md"].decode()
     with pytest.raises(UserError, match="evaluation: expected the folder of an evaluation of"):
-        contents(run, config, HUB, evaluation.folder)
+        staged(run, config, HUB, evaluation.folder)
 
 
 def test_a_response_acts_neither_as_markdown_nor_as_html(config):
@@ -204,7 +213,7 @@ def test_a_response_acts_neither_as_markdown_nor_as_html(config):
         for samples in part.values():
             samples[0] |= {"query": hostile, "completion": hostile}
     (run / "summary.json").write_text(json.dumps(summary))
-    text = ModelCard(written(contents(run, config, HUB))["README.md"].decode()).text
+    text = ModelCard(staged(run, config)["README.md"].decode()).text
     page = MarkdownIt("commonmark").enable("table").render(text)
     assert "alert(1)" in page and "<script>" not in page
     assert "Heading" not in re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL)
@@ -222,10 +231,8 @@ def test_the_command(config, tmp_path):
         return subprocess.run(words, env=environment, capture_output=True, text=True)
 
     assert command(REPO, "--look", str(tmp_path / "look")).returncode == 0
-    looked = {
-        str(p.relative_to(tmp_path / "look")): p.read_bytes() for p in (tmp_path / "look").rglob("*") if p.is_file()
-    }
-    assert looked == written(contents(run, config, HUB))
+    assert files_of(tmp_path / "look") == staged(run, config)
+    assert not any(path.is_symlink() for path in (tmp_path / "look").rglob("*"))  # it may be sent to somebody else
     done = command(REPO)
     assert done.returncode == 2 and "expected a token" in done.stderr and "Traceback" not in done.stderr
     with hub() as served:

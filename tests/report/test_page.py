@@ -11,7 +11,7 @@ from written import write_run
 
 from cory.report import page, payload
 from cory.report.completions import Texts
-from cory.run.plots import COLOURS
+from cory.report.plots import COLOURS
 from study.page import make_payload
 from study.records import read
 

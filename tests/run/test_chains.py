@@ -14,7 +14,7 @@ from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
-from cory.run.guards import Interrupted
+from cory.run.signals import Interrupted
 
 CHAINS = {
     "three agents": {"cory": CoryConfig(num_agents=3, exchange_period=1, credit="counterfactual")},

@@ -14,7 +14,7 @@ from test_resume import count_good, make_trainer, one  # noqa: F401
 
 from cory.config import CheckpointConfig
 from cory.errors import UserError
-from cory.run import resume
+from cory.resume import find
 
 BROKEN = """
 calls = [0]
@@ -145,4 +145,4 @@ def test_other_versions_are_named(one, capsys, monkeypatch):  # noqa: F811
 def test_the_names_of_versions_are_those_that_are_recorded(one):  # noqa: F811
     folder = make_trainer(replace(one, iterations=1)).train().folder
     recorded = yaml.safe_load((folder / "config.yaml").read_text())["versions"]
-    assert set(resume.WATCHED_VERSIONS) <= set(recorded)
+    assert set(find.WATCHED_VERSIONS) <= set(recorded)

@@ -23,7 +23,7 @@ from cory.agent import make_agents
 from cory.config import CheckpointConfig, Config, LoraConfig
 from cory.errors import UserError
 from cory.prompts import RolePrompts
-from cory.run.provenance import data_hash, function_name, source_hash
+from cory.provenance.task import data_hash, function_name, source_hash
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate

@@ -10,7 +10,7 @@ from test_resume import AGENTS, after, count_good, flip, interrupt, make_trainer
 
 from cory.config import CheckpointConfig
 from cory.errors import UserError
-from cory.run.guards import Interrupted
+from cory.run.signals import Interrupted
 from study.records import read as read_record
 
 EVERY_TEN = CheckpointConfig()  # the default: no iteration of these short runs reaches `save_every`

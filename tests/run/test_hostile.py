@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from test_resume import make_trainer
 
 from cory.agent import make_agents
-from cory.cli.settings import load
+from cory.cli.load import load
 from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.models.load import load_policy
-from cory.run import checkpoint
+from cory.resume import checkpoint
 from cory.task import load_dataset
 from imdb_train.task import load_classifier
 

@@ -16,16 +16,16 @@ from test_resume import make_trainer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.chat.chain import opened
 from cory.chat.config import ChatConfig
+from cory.chat.opened import opened
 from cory.config import LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
-from cory.run import resume
-from cory.run.identity import check_models, model_identity, policy_models
+from cory.provenance.models import check_models, model_identity, policy_models
+from cory.resume import find
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
-from imdb_train.task import make_task
+from imdb_train.task import held_out_rows, make_task
 
 
 def negated(folder: Path) -> None:
@@ -50,7 +50,7 @@ def world(config, policy_folder, classifier_folder, reviews, tmp_path):
 
 def train(config):
     agents = make_agents(config)
-    return CoryTrainer(config, agents, make_task(config, agents[0].device)).train().folder
+    return CoryTrainer(config, agents, make_task(config)).train().folder
 
 
 def test_config_yaml_identifies_every_model_that_matters(world):
@@ -73,8 +73,8 @@ def test_another_model_behind_the_same_path_is_refused(world, which, tmp_path):
     with pytest.raises(UserError, match=expected):
         train(replace(config, iterations=4, resume=str(folder)))
     with pytest.raises(UserError, match=expected):
-        make = make_task(config, torch.device("cpu"), "test")
-        evaluate([folder], make, EvaluationConfig(device="cpu", output=str(tmp_path / "e")), ImdbConfig)
+        make = make_task(config, held_out_rows(config, "test"))
+        evaluate([folder], make, EvaluationConfig(device="cpu", output=str(tmp_path / "e")))
     with pytest.raises(UserError, match=expected), opened(ChatConfig(str(folder), device="cpu")):
         pass
     assert not (tmp_path / "e").exists()
@@ -86,8 +86,8 @@ def test_a_reward_model_that_was_chosen_for_an_evaluation_is_allowed_and_said(wo
     other = shutil.copytree(classifier, tmp_path / "other")
     negated(other)
     chosen = replace(config, task=replace(config.task, reward_model=str(other)))
-    task = make_task(chosen, torch.device("cpu"), "test")
-    evaluate([folder], task, EvaluationConfig(device="cpu", output=str(tmp_path / "e")), ImdbConfig)
+    task = make_task(chosen, held_out_rows(chosen, "test"))
+    evaluate([folder], task, EvaluationConfig(device="cpu", output=str(tmp_path / "e")))
     assert f"Warning: {folder} was trained with task.reward_model" in capsys.readouterr().err
 
 
@@ -97,7 +97,7 @@ def test_an_evaluation_does_not_go_on_with_another_model(world, which, tmp_path)
     settings = EvaluationConfig(device="cpu", output=str(tmp_path / "e"), queries=4)
     plain = shutil.copytree(policy, tmp_path / "plain")
     models = [str(plain)] if which == "base" else [str(folder)]
-    run = lambda: evaluate(models, make_task(config, torch.device("cpu"), "test"), settings, ImdbConfig)  # noqa: E731
+    run = lambda: evaluate(models, make_task(config, held_out_rows(config, "test")), settings)  # noqa: E731
     run()
     before = (tmp_path / "e/responses.jsonl").read_bytes()
     negated({"base": plain, "reward model": classifier, "agent": folder / "agent_1"}[which])
@@ -188,6 +188,6 @@ def test_a_branch_that_moved_can_be_named_by_the_commit_that_was_used():
         return {"model": {"name": "user/name", "revision": revision}, "fingerprint": {"models": models}}
 
     saved = record(None, "commit:a")
-    assert resume._changed(saved, record("a", "commit:a"), config) == []
-    assert resume._changed(saved, record("b", "commit:b"), config) == ["model.revision: None -> 'b'"]
-    assert resume._changed(record(None, None), record("a", None), config) == ["model.revision: None -> 'a'"]
+    assert find._changed(saved, record("a", "commit:a"), config) == []
+    assert find._changed(saved, record("b", "commit:b"), config) == ["model.revision: None -> 'b'"]
+    assert find._changed(record(None, None), record("a", None), config) == ["model.revision: None -> 'a'"]

@@ -20,7 +20,7 @@ from conftest import ROOT
 from test_resume import interrupt, make_trainer, outcome, same
 
 from cory.config import CheckpointConfig, CoryConfig
-from cory.run.guards import Signals
+from cory.run.signals import Signals
 
 HERE = Path(__file__).resolve().parent
 RUN = f"""
@@ -29,7 +29,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}, {str(HERE.parent)!r}]
 from jsonargparse import ArgumentParser
 from cory.config import Config
 from test_resume import make_trainer
-from cory.cli.settings import main
+from cory.cli.main import main
 parser = ArgumentParser()
 parser.add_class_arguments(Config, "config")
 

@@ -15,10 +15,11 @@ from test_resume import after, count_good, interrupt, make_trainer, one, same
 
 from cory import evaluate
 from cory.agent import Agent
-from cory.cli.settings import main
+from cory.cli.main import main
 from cory.errors import UserError
-from cory.run import checkpoint, folder
-from cory.run.guards import Interrupted
+from cory.resume import checkpoint
+from cory.run import folder
+from cory.run.signals import Interrupted
 
 __all__ = ["finished", "held_out", "one"]  # fixtures
 

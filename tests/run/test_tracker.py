@@ -13,13 +13,13 @@ from conftest import ROOT, sentences
 from markdown_it import MarkdownIt
 
 from cory.agent import make_agents
-from cory.cli.settings import announce
+from cory.callbacks.trackers import COLUMNS
 from cory.config import TRACKER_PACKAGES, CheckpointConfig
 from cory.errors import UserError
 from cory.prompts import RolePrompts
-from cory.run.summary import markdown_table
-from cory.run.tracker import COLUMNS
+from cory.report.tables import markdown_table
 from cory.task import Task
+from cory.train import announce
 from cory.trainer import CoryTrainer
 
 HOSTILE = "| `x` **b** <script>alert(1)</script> [l](https://example.org) \n# h $y$ \x1b[31m \\"

@@ -11,7 +11,7 @@ import yaml
 from handmade import compared, make_run
 
 from cory.errors import UserError
-from cory.run.plots import COLOURS, colours
+from cory.report.plots import COLOURS, colours
 from study import plots
 from study.compare import command_line, write
 from study.evaluation_plots import plot_bars

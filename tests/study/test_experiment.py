@@ -16,7 +16,7 @@ from conftest import ROOT
 from handmade import make_run
 
 from cory.errors import UserError
-from cory.evaluation.settings import trained
+from cory.evaluation.folder import trained
 from imdb_train import toy
 from study import experiment
 from study.plan import Planned

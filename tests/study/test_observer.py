@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import make_gpt2
 from peft import PeftModel
 
@@ -18,7 +17,7 @@ from cory.trainer import CoryTrainer
 from gsm8k_train import observer as gsm8k_observer
 from gsm8k_train.config import Gsm8kTaskConfig
 from imdb_train import observer as imdb_observer
-from imdb_train.config import ImdbConfig, ImdbTaskConfig
+from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig
 from imdb_train.task import make_task
 from study.coupling import correlations, coupling
 from study.observer import dependence, slope
@@ -52,7 +51,7 @@ def trained(run, model, classifier_folder, reviews, rank=0, agents=2):
         sampling=SamplingConfig(3, 6),
         task=ImdbTaskConfig(dataset=str(reviews), min_chars=0, reward_model=str(classifier_folder)),
     )  # fmt: skip
-    CoryTrainer(config, make_agents(config), make_task(config, torch.device("cpu"))).train()
+    CoryTrainer(config, make_agents(config), make_task(config)).train()
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -68,7 +67,7 @@ def test_agents_are_loaded_as_their_run_had_them(
 
     original = responses.respond
     monkeypatch.setattr(responses, "respond", respond)
-    found = coupling(run, ImdbConfig, make_task, 6, 4)
+    found = coupling(run, IMDB, 6, 4)
     assert set(found) == {"all", "response"} and all(-1 <= value <= 1 for value, _, _ in found.values())
     assert [row[:3] for row in said] == [(rank > 0, rank > 0, True)] * 2
     pioneer, observer = (row[3] for row in said)

@@ -15,7 +15,7 @@ from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
 from cory.agent import make_agents
-from cory.cli.settings import load
+from cory.cli.load import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.evaluation import responses

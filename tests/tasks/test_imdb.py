@@ -13,15 +13,15 @@ from conftest import ROOT
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cory.agent import make_agents
-from cory.cli.settings import load
+from cory.cli.load import load
 from cory.config import ModelConfig
 from cory.errors import UserError
-from cory.evaluation.evaluator import TITLES
+from cory.evaluation.rows import TITLES
 from cory.prompts import fill
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
-from imdb_train.task import PositiveLogit, held_out, make_task, queries
+from imdb_train.task import PositiveLogit, held_out_rows, make_task, queries
 from study.report import evaluation_markdown
 from study.tables import markdown_table, over_seeds
 
@@ -103,7 +103,7 @@ def runs(policy_folder, classifier_folder, reviews, tmp_path_factory):
     for method in ("cory", "ppo"):
         argv = [f"--output={folder}/imdb_{method}_tiny", *flags(policy_folder, classifier_folder, reviews)]
         config, _ = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv, single_agent=method == "ppo")
-        CoryTrainer(config, make_agents(config), make_task(config, torch.device("cpu"))).train()
+        CoryTrainer(config, make_agents(config), make_task(config)).train()
     return folder
 
 
@@ -180,7 +180,7 @@ def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
     assert name == "imdb_cory_tiny" and config.model.name == config.task.dataset == config.task.reward_model == "tiny"
     assert Path(config.resolve("tiny")) == toy.POLICY and config.resolve("some/model") == "some/model"
     config.iterations, config.output, config.ppo.batch_size, config.ppo.mini_batch_size = 1, str(tmp_path / "run"), 4, 4
-    CoryTrainer(config, make_agents(config), make_task(config, torch.device("cpu"))).train()
+    CoryTrainer(config, make_agents(config), make_task(config)).train()
     text = (tmp_path / "run/config.yaml").read_text()
     recorded = yaml.safe_load(text)
     assert recorded["model"]["name"] == recorded["task"]["dataset"] == recorded["task"]["reward_model"] == "tiny"
@@ -198,6 +198,6 @@ def test_held_out_queries_are_not_those_of_training(reviews, policy_folder):
     config = ImdbConfig(eval_every=2, model=ModelConfig(str(policy_folder)))
     config.task = replace(config.task, dataset=str(reviews / "train.jsonl"), min_chars=0)
     with pytest.raises(UserError, match=r"eval_every: task.dataset: expected a folder with files named"):
-        held_out(config)
+        held_out_rows(config)
     config.task = replace(config.task, dataset=str(reviews))
-    assert len(held_out(config)) > 0 and held_out(replace(config, eval_every=0)) is None
+    assert len(held_out_rows(config)) > 0

@@ -16,7 +16,7 @@ import yaml
 from conftest import ROOT, sentences
 
 from cory.agent import make_agents
-from cory.cli.settings import as_config, load
+from cory.cli.load import as_config, load
 from cory.config import keys
 from cory.errors import UserError
 from cory.models.sampling import encode
@@ -24,7 +24,7 @@ from cory.prompts import RolePrompts
 from cory.rewards import Reward, score
 from cory.task import Task
 from cory.tasks.config import OwnConfig, OwnTaskConfig
-from cory.tasks.own import make_task
+from cory.tasks.own import held_out_rows, make_task
 from cory.tasks.rewards_file import load_rewards
 from cory.trainer import CoryTrainer
 from study import experiment
@@ -355,7 +355,7 @@ def command(monkeypatch, capsys):
 
     def run(module, *argv):
         monkeypatch.setattr(sys, "argv", [module, *argv])
-        monkeypatch.setattr("cory.cli.settings.read_command_line", False)
+        monkeypatch.setattr("cory.cli.invocation.from_command_line", False)
         capsys.readouterr()
         status = 0
         try:
@@ -402,24 +402,25 @@ def test_a_single_file_has_no_held_out_prompts(here):
     with pytest.raises(
         UserError, match=r"task.eval_dataset: expected a file of held-out prompts, as all of 'prompts.j"
     ):
-        make_task(config, split="test")
-    assert len(make_task(config, split="train").dataset) == 24
-    assert len(make_task(settings(eval_dataset="held_out.jsonl"), split="test").dataset) == 6
+        held_out_rows(config, "test")
+    assert len(held_out_rows(config, "train")) == 24
+    assert len(held_out_rows(settings(eval_dataset="held_out.jsonl"), "test")) == 6
     (here / "data").mkdir()
     for split in ("train", "test"):
         (here / f"data/{split}.jsonl").write_text(json.dumps({"ask": split}) + "\n")
     folder = settings(dataset="data", prompt_column="ask")
-    assert [make_task(folder, split=s).dataset["prompt"][0] for s in (None, "test")] == ["train", "test"]
+    assert make_task(folder).dataset["prompt"][0] == "train"
+    assert held_out_rows(folder)["prompt"][0] == held_out_rows(folder, "test")["prompt"][0] == "test"
 
 
 def test_mistakes_are_told_before_torch_is_imported(here, policy_folder):
     write_config(here, policy_folder)
     code = """
 import sys
-from cory.train import train
+from cory.train import run
 sys.argv = ["x", "--config", "my.yaml", "--task.reward", "no.py:f"]
 try:
-    train()
+    run()
 except Exception as error:
     print(error)
 print("torch" in sys.modules)
@@ -438,7 +439,8 @@ def test_help_names_every_key_of_the_task(command):
 
 def test_a_run_of_another_task_is_refused(here, policy_folder, command):
     (here / "run/agent_1").mkdir(parents=True)
-    (here / "run/config.yaml").write_text(yaml.safe_dump({"task": {"text_column": "text"}}))
+    recorded = {"task": {"text_column": "text"}, "fingerprint": {"task": "own"}}
+    (here / "run/config.yaml").write_text(yaml.safe_dump(recorded))
     (here / "run/summary.json").write_text("{}")
     status, _, error = command("cory.evaluation", "run")
     assert status == 2 and "text_column" in error
@@ -447,7 +449,7 @@ def test_a_run_of_another_task_is_refused(here, policy_folder, command):
 def test_evaluate_of_the_package_is_the_function():
     code = "import cory.evaluation.command, cory; from cory import evaluate; print(evaluate.__module__, cory.evaluate)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.startswith("cory.evaluation.evaluator <function evaluate"), done.stderr
+    assert done.stdout.startswith("cory.evaluation.evaluate <function evaluate"), done.stderr
 
 
 def test_settings_are_read_back_from_a_run(here):

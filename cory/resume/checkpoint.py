@@ -20,6 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from cory.config import Config
 from cory.errors import UserError
 from cory.parallel import distributed, shards
 from cory.run.folder import FILES, SavedAgent
@@ -186,6 +187,15 @@ def _json(file: Path) -> dict[str, Any]:
         raise Damaged(f"{file.name} is not JSON") from None
     _require(isinstance(content, dict), f"{file.name} is not a JSON object")
     return content
+
+
+def may_have_none(config: Config, recorded: int) -> bool:
+    """Whether a run that has recorded so many iterations may not have completed its first checkpoint.
+
+    An iteration is recorded before its checkpoint is written, so that of iteration `save_every` may be missing.
+    """
+    every = config.checkpoint.save_every
+    return not every or recorded <= every
 
 
 def newest(run: Path, agents: Sequence[str]) -> tuple[Path, RunState] | None:

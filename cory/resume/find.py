@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cory.cli.settings import differences, read_settings, resume_command
 from cory.config import Config
-from cory.errors import UserError, expect
-from cory.run import checkpoint
-from cory.run.checkpoint import Damaged, RunState
-from cory.run.identity import check_models
+from cory.errors import UserError
+from cory.provenance.models import check_models
+from cory.resume import checkpoint
+from cory.resume.advice import new_run, resume_command
+from cory.resume.checkpoint import Damaged, RunState
+from cory.resume.differences import differences
 from cory.run.output import lock
-from cory.run.record import finished_iterations, recorded_iterations
+from cory.run.record import finished_iterations, read_settings, recorded_iterations
 
 # What `accept_changes: reward` accepts: keys of config.yaml.
 OF_THE_REWARD = (
@@ -66,26 +67,34 @@ def find_resumed(
     process is writing it, or continuing would lose what is finished.
     """
     if config.resume is None:
-        expect(not config.overwrite, "overwrite", "false, unless resume names a checkpoint", True)
+        _refuse_overwrite(config)
         return None
     wanted = json.loads(json.dumps(wanted))
+    if config.resume == "auto":
+        _refuse_overwrite(config)
+        run = _newest_alike(config, wanted, name)
+        if run is None:
+            print("resume: no earlier run with these settings; starting a new one.", flush=True)
+            return None
+        lock(run, locks)
+        return _from_newest(run, config, wanted, agents)
+
     path = Path(config.resume)
-    if config.resume != "auto" and (path / "manifest.json").exists():
-        if (path.parent.parent / "config.yaml").exists():
-            lock(path.parent.parent, locks)
+    if (path / "manifest.json").exists():
+        run = path.parent.parent
+        if (run / "config.yaml").exists():
+            lock(run, locks)
         return _from_checkpoint(path, config, wanted, agents)
-    expect(not config.overwrite, "overwrite", "false, unless resume names a checkpoint", True)
-    if config.resume != "auto":
-        is_run = (path / "config.yaml").exists()
-        expect(is_run, "resume", "auto, or the folder of a run or of a checkpoint", config.resume)
-        lock(path, locks)
-        return _from_newest(path, config, wanted, agents)
-    run = _newest_alike(config, wanted, name)
-    if run is None:
-        print("resume: no earlier run with these settings; starting a new one.", flush=True)
-        return None
-    lock(run, locks)
-    return _from_newest(run, config, wanted, agents)
+    _refuse_overwrite(config)
+    if not (path / "config.yaml").exists():
+        raise UserError(f"resume: expected auto, or the folder of a run or of a checkpoint, got {config.resume!r}")
+    lock(path, locks)
+    return _from_newest(path, config, wanted, agents)
+
+
+def _refuse_overwrite(config: Config) -> None:
+    if config.overwrite:
+        raise UserError("overwrite: expected false, unless resume names a checkpoint, got True")
 
 
 def _newest_alike(config: Config, wanted: Mapping[str, Any], name: str) -> Path | None:
@@ -110,11 +119,12 @@ def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: S
     newest = checkpoint.newest(run, agents)
     path, state = newest or (None, RunState(config=_settings(run)))
     changes = _checked(run, state, config, wanted)
-    recorded, finished = recorded_iterations(run), finished_iterations(run)
+    recorded = recorded_iterations(run)
+    finished = finished_iterations(run)
     if config.iterations < recorded:
         raise UserError(
             f"iterations: expected at least {recorded}, as many as {str(run)!r} has done, got {config.iterations}. "
-            f"Nothing was changed. {_new_run(run)}"
+            f"Nothing was changed. {new_run(run)}"
         )
     saved = all((run / name).is_dir() for name in agents)
     if saved and finished == recorded == config.iterations:
@@ -124,7 +134,7 @@ def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: S
     if finished is not None and state.iteration < finished:
         raise UserError(
             f"resume: expected a checkpoint of the end of {str(run)!r}, which has finished {finished} iterations, got "
-            f"{path or 'no valid one'}. Nothing was changed. {_new_run(run)}"
+            f"{path or 'no valid one'}. Nothing was changed. {new_run(run)}"
         )
     if newest is None:
         _check_never_saved(run, config, recorded)
@@ -136,36 +146,13 @@ def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: S
 def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
     """Raises a UserError if a run without a valid checkpoint has had one, so that it cannot start again by itself."""
     damaged = checkpoint.folders(run / "checkpoints")
-    if not damaged and _none_was_due(config, recorded):
+    if not damaged and checkpoint.may_have_none(config, recorded):
         return
-    found = f"{len(damaged)} damaged ones" if damaged else "none"
+    checkpoints = f"{len(damaged)} damaged ones" if damaged else "none"
     raise UserError(
         f"resume: expected a valid checkpoint in {str(run / 'checkpoints')!r}, as {recorded} iterations are recorded, "
-        f"got {found}. Nothing was changed. {_new_run(run)}"
+        f"got {checkpoints}. Nothing was changed. {new_run(run)}"
     )
-
-
-def _none_was_due(config: Config, recorded: int) -> bool:
-    """Whether a run of so many iterations may not have completed its first checkpoint.
-
-    An iteration is recorded before its checkpoint is written, so that of iteration `save_every` may be missing.
-    """
-    every = config.checkpoint.save_every
-    return not every or recorded <= every
-
-
-def how_to_continue(run: Path, newest: Path | None, config: Config, recorded: int, of_reward: bool) -> str:
-    """What the message of a run that failed ends with: what is saved, and the command that continues from there.
-
-    Args:
-        newest: checkpoint, if there is one. recorded: iterations that are done.
-        of_reward: whether the reward function failed, so that it will be another one.
-    """
-    saved = f"The last good state is {newest}." if newest else "No state is saved."
-    if newest is None and not _none_was_due(config, recorded):  # --resume would refuse
-        return f"{saved} {_new_run(run)}"
-    first = "Mend the reward, then continue with" if of_reward else "Continue with"
-    return f"{saved}\n{first}: {resume_command(run, mended_reward=of_reward)}"
 
 
 def _from_checkpoint(path: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]) -> Resumed:
@@ -203,10 +190,6 @@ def _announce(run: Path, where: str, state: RunState, changes: Sequence[Mapping[
         )
 
 
-def _new_run(run: Path) -> str:
-    return f"A new run with its settings: --config {run / 'config.yaml'}"
-
-
 def _settings(run: Path) -> dict[str, Any]:
     try:
         return read_settings(run)
@@ -223,18 +206,25 @@ def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, An
         if all(change.startswith(OF_THE_REWARD) for change in changed):
             hint = ". If the reward was changed on purpose: --accept_changes reward"
         raise UserError(f"resume: expected the settings of {str(run)!r}, got others: {'; '.join(changed)}{hint}")
-    before, now = saved.get("fingerprint") or {}, wanted.get("fingerprint") or {}
-    check_models(before.get("models") or {}, now.get("models") or {}, str(run))
+    saved_fingerprint = saved.get("fingerprint") or {}
+    fingerprint = wanted.get("fingerprint") or {}
+    check_models(saved_fingerprint.get("models") or {}, fingerprint.get("models") or {}, str(run))
     _warn_of_versions(saved.get("versions") or {}, wanted["versions"])
+
     changes = list(saved.get("changes") or [])
-    keys = ["reward", "reward_sha256"]
-    keys += [key for key in ("team_reward", "team_reward_sha256") if key in before or key in now]
-    if before and any(before.get(key) != now.get(key) for key in keys):
-        was, is_now = ({key: record.get(key) for key in keys} for record in (before, now))
+    old_reward = _reward_of(saved_fingerprint)
+    new_reward = _reward_of(fingerprint)
+    if saved_fingerprint and old_reward != new_reward:
         if changes and changes[-1]["iteration"] == state.iteration:  # no iteration was trained with that one
-            was = changes.pop()["from"]
-        changes.append({"iteration": state.iteration, "from": was, "to": is_now})
+            old_reward = changes.pop()["from"]
+        changes.append({"iteration": state.iteration, "from": old_reward, "to": new_reward})
     return changes
+
+
+def _reward_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ["reward", "reward_sha256"]
+    keys += [key for key in ("team_reward", "team_reward_sha256") if key in fingerprint]
+    return {key: fingerprint.get(key) for key in keys}
 
 
 def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config) -> list[str]:
@@ -242,14 +232,14 @@ def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config
     accepted: tuple[str, ...] = OF_THE_REWARD if config.accept_changes == "reward" else ()
     if _same_models(saved, wanted):
         accepted += ("model.revision",)  # such as a branch that has moved since, now named by its commit
-    changed = differences(saved, wanted)
-    return [change for change in changed if not change.startswith(tuple(f"{key}:" for key in accepted))]
+    beginnings = tuple(f"{key}:" for key in accepted)
+    return [change for change in differences(saved, wanted) if not change.startswith(beginnings)]
 
 
 def _same_models(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether both record the same policy, by its identity."""
-    before, now = _identity_of_policy(saved), _identity_of_policy(wanted)
-    return before is not None and before == now
+    identity = _identity_of_policy(saved)
+    return identity is not None and identity == _identity_of_policy(wanted)
 
 
 def _identity_of_policy(record: Mapping[str, Any]) -> str | None:

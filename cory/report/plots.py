@@ -38,7 +38,8 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
     for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
         for name, colour in zip(labels, colours(len(labels)), strict=True):
             rows = [record for record in history if label(record) == name]
-            x, y = [r["iteration"] for r in rows], [r[metric] for r in rows]
+            x = [record["iteration"] for record in rows]
+            y = [record[metric] for record in rows]
             axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
             axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=name)
         for k in observing:

@@ -82,8 +82,8 @@ def check_models(recorded: Mapping[str, Any], current: Models, run: str, chosen:
         before = recorded.get(key) or {}
         if chosen and model["name"] != before.get("name"):
             continue
-        known = before.get("identity") and model["identity"]
-        if known and model["identity"] != before["identity"]:
+        both_identified = before.get("identity") and model["identity"]
+        if both_identified and model["identity"] != before["identity"]:
             raise UserError(
                 f"{key}: expected {model['name']!r} to be the model of {run} ({before['identity']}), "
                 f"got another one behind this name ({model['identity']})"

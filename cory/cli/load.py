@@ -1,47 +1,23 @@
-"""Settings from command lines, YAML files and a run's record, and the frame of a script.
-
-Nothing here imports torch, so `--help` and mistakes are answered at once.
-"""
+"""A configuration from a YAML file and flags. Importing this imports neither torch nor jsonargparse."""
 
 import argparse
 import difflib
-import os
-import shlex
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
-
+from cory.cli import invocation
 from cory.cli.help import help_text
 from cory.config import Config, blocks, keys
-from cory.errors import UserError, is_disk_full
+from cory.errors import UserError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-RECORDED = ("versions", "fingerprint", "changes")  # what config.yaml holds beside the settings
-# What may differ on resume; `iterations` only where the learning rate does not depend on it.
-FREE = {"iterations", "output", "tracker", "resume", "checkpoint", "sample_every", "eval_every", "eval_queries"}
-FREE |= {"overwrite", "accept_changes", "changes", "fingerprint.models"}  # cory/run/resume.py checks models
-FREE |= {"versions", "hub", "parallel", "sampling.engine", "sampling.engine_url", "sampling.engine_folder"}
+RECORDED = ("versions", "fingerprint", "changes")  # what a run's config.yaml holds beside its settings
 SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 C = TypeVar("C", bound=Config)
-read_command_line = False  # whether this process got its settings from its command line
-
-
-def read_settings(run: Path) -> dict[str, Any]:
-    """A run's config.yaml: settings and RECORDED. Nothing in it is executed. Raises a UserError if there is none."""
-    try:
-        settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
-    return settings
 
 
 def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
@@ -55,28 +31,6 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
     except (ArgumentError, UserError) as error:
         raise UserError(f"{where}: {_with_nearest(str(error), kind)}") from None
     return config
-
-
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Differences of two runs, in what matters: "key: saved -> wanted". A fingerprint counts if both have one."""
-    free = FREE if saved.get("ppo", {}).get("schedule", "constant") == "constant" else FREE - {"iterations"}
-    for key in [*saved, *(key for key in wanted if key not in saved)]:
-        one_has_none = prefix + key == "fingerprint" and not (saved.get(key) and wanted.get(key))
-        if prefix + key in free or one_has_none:
-            continue
-        old, new = saved.get(key), wanted.get(key)
-        if prefix + key == "agents":  # together or apart, they learn the same
-            old, new = _without_devices(old or []), _without_devices(new or [])
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key}: {old!r} -> {new!r}"
-
-
-def _without_devices(agents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of `agents` without their devices; empty if nothing is left of any of them."""
-    entries = [{key: value for key, value in entry.items() if key != "device"} for entry in agents]
-    return entries if any(entries) else []
 
 
 def load(
@@ -101,9 +55,10 @@ def load(
         UserError: a file is missing or not YAML, a key is unknown (the nearest is named), a value has the wrong type or
             is out of range.
     """
-    global read_command_line
-    read_command_line = read_command_line or argv is None
-    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        invocation.from_command_line = True
+        argv = sys.argv[1:]
+    argv = list(argv)
     if {"-h", "--help"} & {*argv}:
         print(help_text(Path(sys.argv[0]).name, config_class(), default))
         sys.exit(0)
@@ -227,64 +182,3 @@ def _with_nearest(message: str, config_class: type[Config]) -> str:
         if near and word not in key_of:
             return f"unknown key {word!r} ({message}). Did you mean {key_of[near[0]]!r}?"
     return message
-
-
-def main(work: Callable[[], None]) -> None:
-    """Runs a script's work. A UserError or a full disk ends it with status 2 and a message, Ctrl-C with status 130."""
-    # What PEFT and torch say of their own calls.
-    for message in (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor"):
-        warnings.filterwarnings("ignore", message=message)
-    try:
-        work()
-        if (torch := sys.modules.get("torch")) and torch.distributed.is_initialized():
-            torch.distributed.barrier()  # one that leaves early takes connections with it, which aborts the others
-            torch.distributed.destroy_process_group()
-            # All is written and closed. While Python ends, threads of libtorch that still want its lock may abort the
-            # process ("terminate called without an active exception"), and torchrun then takes the run for failed.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # what read the output, such as head, has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except Exception as error:
-        if not is_disk_full(error):
-            raise
-        print(f"error: the disk is full ({error})", file=sys.stderr)
-        sys.exit(2)
-
-
-def announce(config: Config, name: str) -> None:
-    """The first line of a run, before the libraries are loaded, which takes seconds.
-
-    Raises a UserError if the run is to be uploaded at its end and there is no token, or if its tracker is missing.
-    """
-    config.hub.check_token()
-    config.check_tracker()
-    if os.environ.get("RANK", "0") == "0":
-        models = " and ".join(dict.fromkeys(config.of_agent(i).model.name for i in range(config.cory.num_agents)))
-        print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)
-
-
-def resume_command(run: Path, mended_reward: bool = False) -> str:
-    """How to continue the run of this process: the command, or the settings if the script reads no command line.
-
-    `mended_reward`: whether its reward function may differ from that of the run.
-    """
-    flags = f"--resume {shlex.quote(str(run))}" + " --accept_changes reward" * mended_reward
-    if not read_command_line:
-        settings = f"config.resume = {str(run)!r}"
-        if mended_reward:
-            settings += "; config.accept_changes = 'reward'"
-        return f"{settings} (as flags: {flags})"
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m MODULE`
-    script = f"-m {spec.name}" if spec and spec.origin == sys.argv[0] else shlex.quote(sys.argv[0])
-    return f"{start} {script} {flags}"

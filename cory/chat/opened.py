@@ -1,0 +1,147 @@
+"""Opens the chat of a run: its agents, from its end or from a checkpoint, its task, and its data."""
+
+import gc
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from cory.agent import make_agents
+from cory.chat.chain import Chain, template_columns
+from cory.chat.config import ChatConfig
+from cory.config import Config, ParallelConfig, changed
+from cory.errors import UserError
+from cory.evaluation.lineup import reward_differs
+from cory.parallel.devices import choose_device
+from cory.prompts import RolePrompts
+from cory.provenance.models import check_models, policy_models
+from cory.resume import checkpoint
+from cory.resume.checkpoint import RunState
+from cory.rewards import MissingColumns
+from cory.run.record import read_settings
+from cory.task import Task
+from cory.tasks.kind import TaskKind, kind_of_run, run_config
+
+
+@contextmanager
+def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
+    """A run's chain, and a line that says what it is.
+
+    Raises a UserError: no such run, it has neither saved agents nor a valid checkpoint, or a setting does not fit it.
+    """
+    path = Path(settings.run)
+    run = path.parent.parent if (path / "manifest.json").exists() else path
+    recorded = read_settings(run)
+    fingerprint = recorded.get("fingerprint") or {}
+    kind = kind_of_run(recorded)
+    config = run_config(run).on(settings.device)
+    config.parallel = ParallelConfig()  # whatever the run's processes were
+    if settings.task:
+        if kind is None:
+            raise UserError(f"task: expected none, as the run has no task block, got {settings.task}")
+        config.task = changed(config.task, settings.task)  # type: ignore[attr-defined]
+
+    device = choose_device(settings.device)
+    with _saved_agents(path, run, config) as (folder, iterations):
+        prompts = fingerprint.get("prompts")
+        task, datasets, note = _task(kind, config, RolePrompts(**prompts) if prompts else None)
+        recorded_models = fingerprint.get("models") or {}
+        check_models(recorded_models, policy_models(config), str(run))
+        check_models(recorded_models, task.models(), str(run), chosen=True)
+        chain = Chain(folder, config, settings, task, device, datasets)
+        note = note or reward_differs(run, fingerprint, task)
+        if note:
+            chain.note(note)
+        yield f"{run.name}: {config.method()} after {iterations}", chain
+
+
+def _task(kind: TaskKind[Any] | None, config: Config, prompts: RolePrompts | None) -> tuple[Task, list[Dataset], str]:
+    """The run's task, with the prompts that it has recorded; its data; and what the user should know, if anything."""
+    columns = ["prompt", *template_columns(prompts or RolePrompts())]
+    without_reward = Task(_stand_in(columns), [], prompts or RolePrompts())
+    if kind is None:
+        return (
+            without_reward,
+            [],
+            "No rewards: the run was started from Python, and its folder does not hold the reward.",
+        )
+
+    datasets: list[Dataset] = []
+    no_data = ""
+    try:
+        datasets.append(kind.training_rows(config))
+    except UserError as error:
+        no_data = f"Queries of the run's data are not known by their text: {error}"
+    else:
+        with suppress(UserError):  # held-out queries, where there are any
+            datasets.append(kind.held_out_rows(config))
+
+    try:
+        if datasets:
+            task = kind.make_task(config, datasets[0])
+            no_data = ""
+        else:
+            task, needs_data = _without_data(kind, config, columns)
+            no_data = no_data if needs_data else ""
+    except UserError as error:
+        return without_reward, [], f"No rewards: {error}"
+    return replace(task, prompts=prompts or task.prompts), datasets, no_data
+
+
+def _without_data(kind: TaskKind[Any], config: Config, columns: Sequence[str]) -> tuple[Task, bool]:
+    """A task whose data is not at hand, and whether its prompts or its reward need more of it than the query."""
+    try:
+        return kind.make_task(config, _stand_in(columns)), len(columns) > 1
+    except MissingColumns as error:
+        return kind.make_task(config, _stand_in([*columns, *error.names])), True
+
+
+def _stand_in(columns: Sequence[str]) -> Dataset:
+    """A row in place of the data, for a task whose prompts and reward alone are used."""
+    return Dataset.from_dict({name: ["-"] for name in columns})
+
+
+@contextmanager
+def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path, str]]:
+    """A folder with config.yaml and the agents, and after how many iterations they are.
+
+    Those of a run that has not ended are written from a checkpoint: the newest valid one, or the one that `path` is.
+    """
+    if path == run and (run / "summary.json").exists():
+        summary: Mapping[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        yield run, f"{summary['iterations']} iterations"
+        return
+    names = [f"agent_{number + 1}" for number in range(config.cory.num_agents)]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / run.name
+        try:
+            saved, state = _checkpoint(path, run, names)
+            _write_agents(saved, state, config, folder)
+        except (checkpoint.Damaged, FileNotFoundError) as error:  # a run that goes on removes old checkpoints
+            raise UserError(f"{path}: expected a valid checkpoint, got: {error}") from None
+        shutil.copy(run / "config.yaml", folder)
+        gc.collect()  # the agents' optimizers
+        yield folder, f"{state.iteration} of {config.iterations} iterations (checkpoint {saved.name})"
+
+
+def _checkpoint(path: Path, run: Path, agents: Sequence[str]) -> tuple[Path, RunState]:
+    if path != run:
+        return path, checkpoint.read(path, agents)
+    newest = checkpoint.newest(run, agents)
+    if newest is None:
+        raise UserError(f"{run}: expected a run that has ended, or has a valid checkpoint, got one without")
+    return newest
+
+
+def _write_agents(saved: Path, state: RunState, config: Config, folder: Path) -> None:
+    """Writes the agents of a checkpoint into folders, as a run does at its end."""
+    agents = make_agents(config)
+    checkpoint.load(saved, state, agents)
+    for agent in agents:
+        agent.save(folder / agent.name)

@@ -1,0 +1,17 @@
+"""How this process was started, for messages that name the command to repeat."""
+
+import os
+import shlex
+import sys
+
+from_command_line = False  # whether this process has read its settings from its command line
+
+
+def command() -> str:
+    """The program of this process, without its arguments, as it is typed: `python imdb_train/cory.py`, ..."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m MODULE`
+    if spec and spec.origin == sys.argv[0]:
+        return f"{start} -m {spec.name}"
+    return f"{start} {shlex.quote(sys.argv[0])}"

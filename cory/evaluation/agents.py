@@ -1,0 +1,66 @@
+"""The saved agents of a run, and how they are loaded. Importing this does not import torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cory.config import Config, ModelConfig, changed
+from cory.errors import UserError
+
+
+class Weights(NamedTuple):
+    """How a model is loaded, as `ModelPool.loaded` takes it.
+
+    Args:
+        model: its settings.
+        adapter: the folder of an adapter on it, or None.
+        base: the model to which its KL is measured.
+    """
+
+    model: ModelConfig
+    adapter: Path | None
+    base: ModelConfig
+
+
+def run_agents(folder: Path) -> dict[str, Path]:
+    """A run's saved agents, named RUN/agent_1, ...; empty if it is no run. Raises a UserError if it has not ended.
+
+    Without a summary it has not ended, whatever agents lie there: they may be those of a run that has gone back since.
+    """
+    if not (folder / "config.yaml").exists():
+        return {}
+    agents = agent_folders(folder)
+    if not agents or not (folder / "summary.json").exists():
+        raise UserError(
+            f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
+        )
+    return agents
+
+
+def agent_folders(folder: Path) -> dict[str, Path]:
+    """The agents in a folder, in their order: by their names in an evaluation, FOLDER/agent_1, ..."""
+    agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
+    agents.sort(key=lambda path: int(path.name[6:]))
+    return {f"{folder.name}/{agent.name}": agent for agent in agents}
+
+
+def agent_weights(agents: Mapping[str, Path], config: Config, changes: Mapping[str, Any]) -> dict[str, Weights]:
+    """How saved agents are loaded, by name.
+
+    Args:
+        agents: their folders, by name.
+        config: the settings of their run.
+        changes: to the `model` block of each of them.
+    """
+    weights = {}
+    for name, folder in agents.items():
+        index = int(folder.name.removeprefix("agent_")) - 1
+        model = config.of_agent(index).model
+        base = changed(replace(model, name=config.resolve(model.name)), changes)
+        if (folder / "adapter_config.json").exists():
+            weights[name] = Weights(base, folder, base)
+        else:
+            full_model = replace(base, name=str(folder), revision=None, quantization="none")
+            weights[name] = Weights(full_model, None, base)
+    return weights

@@ -1,0 +1,91 @@
+"""`cory.evaluate`: models on held-out queries, as a table and a folder of responses."""
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cory.evaluation.evaluator import Evaluator
+from cory.evaluation.folder import output_folder
+from cory.evaluation.lineup import line_up
+from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
+from cory.evaluation.rows import table_rows, titles
+from cory.evaluation.settings import EvaluationConfig
+from cory.parallel.devices import choose_device
+from cory.prompts import query_text, text_of
+from cory.report import write_evaluation_report
+from cory.report.tables import interval_table
+from cory.run.output import replace_text
+from cory.task import Task
+
+# Settings that may name folders of a machine, left out of evaluation.json.
+OF_THE_MACHINE = ("models", "base", "task", "model", "device", "output")
+
+
+class Evaluation(NamedTuple):
+    """Its folder, and a row per model and chain: `name`, and each METRIC with its interval's half-width METRIC_ci."""
+
+    folder: Path
+    rows: list[dict[str, Any]]
+
+
+def evaluate(
+    models: Sequence[str | Path],
+    task: Task,
+    settings: EvaluationConfig | None = None,
+    name: str = "evaluation",
+    trained_on: TrainedOn | None = None,
+) -> Evaluation:
+    """Evaluates models on a held-out task, prints the table, and writes rows and responses into a folder.
+
+    Args:
+        models: Hub ids, local folders, or folders of runs (all their agents).
+        task: on held-out queries.
+        settings: default `EvaluationConfig()`; its `models` are ignored.
+        name: of the folder if `settings.output` is null.
+        trained_on: of runs whose task was made in Python, the rows that they were trained on, as `task.dataset` of
+            their task, or a function that makes them from a run's configuration. The share of held-out queries among
+            them is reported.
+
+    Raises a UserError: a model or a run cannot be loaded, or the folder holds an evaluation of other settings.
+    """
+    settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
+    settings.check()
+    device = choose_device(settings.device)
+    lineup = line_up(task, settings)
+
+    count = min(settings.queries or len(task.dataset), len(task.dataset))
+    columns = task.dataset[:count]
+    query_texts = [query_text(prompt) for prompt in columns["prompt"]]
+    queries = [text_of(prompt) for prompt in columns["prompt"]]
+    shares = shares_in_training(lineup.runs, query_texts, trained_on)
+
+    reward = task.fingerprint_of_reward()["reward_sha256"]
+    with ExitStack() as locks:
+        folder = output_folder(settings, name, reward, lineup.identities, queries, locks)
+        records = Evaluator(lineup, columns, settings, device).run(folder)
+        rows = table_rows(records, query_texts, task, settings, lineup.kl_coef)
+        shown = {
+            metric: title for metric, title in titles(task, settings).items() if all(metric in row for row in rows)
+        }
+
+        responses = "1 response" if settings.samples == 1 else f"{settings.samples} responses"
+        description = (
+            f"{in_words(query_texts, shares)}, {responses} each, temperature {lineup.sampling.temperature:g}, "
+            f"eta = {lineup.kl_coef:g}"
+        )
+        print(f"\n{description}; mean +- half-width of the 95 % interval over queries\n{interval_table(rows, shown)}")
+        content = {
+            "settings": {key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE},
+            "said": description,
+            "distinct_queries": len(set(query_texts)),
+            "in_training": shares,
+            "titles": shown,
+            "queries": queries,
+            "rows": rows,
+        }
+        replace_text(folder / "evaluation.json", json.dumps(content, indent=2))
+        write_evaluation_report(folder)
+    return Evaluation(folder, rows)

@@ -1,0 +1,137 @@
+"""The folder of an evaluation: a new one, or one that was begun and goes on. Importing this does not import torch."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cory.errors import UserError
+from cory.evaluation.agents import run_agents
+from cory.evaluation.settings import EvaluationConfig
+from cory.provenance.models import Models, check_models, model_identity
+from cory.run.output import lock, new_folder, remove_partial, replace_text
+
+FREE = ("device", "output", "ks", "shown", "identities")  # may differ when an evaluation is continued
+RESPONSES = "responses.jsonl"  # a line for each model and query
+
+
+def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The records of responses.jsonl, by model and query, without a line that was cut short by a kill."""
+    records = {}
+    for line in (folder / RESPONSES).read_text(encoding="utf-8").splitlines():
+        with suppress(json.JSONDecodeError):
+            record = json.loads(line)
+            records[record["model"], record["query"]] = record
+    return records
+
+
+def trained(models: Sequence[str]) -> dict[str, str]:
+    """For each run among the models, a hash of its results and its agents, which differs if it was trained again."""
+    hashes = {}
+    for name in models:
+        with suppress(OSError, ValueError):
+            summary = json.loads((Path(name) / "summary.json").read_text(encoding="utf-8"))
+            results: list[Any] = [summary.get(key) for key in ("iterations", "agents", "samples")]
+            results += [model_identity(str(agent)) for agent in run_agents(Path(name)).values()]
+            hashes[name] = _hash(results)
+    return hashes
+
+
+def extends(models: Sequence[str], before: Mapping[str, Any]) -> bool:
+    """Whether an evaluation with the settings `before` can go on with these models, more or fewer.
+
+    The first model and the first run must be the same, as they decide on base, prompts and sampling; runs must be
+    unchanged.
+    """
+    earlier_models = before.get("models") or []
+    if _first_model_and_run(models) != _first_model_and_run(earlier_models):
+        return False
+    now = trained(models)
+    then = before.get("trained", now)
+    by_folder = {Path(name).name: name for name in earlier_models}  # a folder's name is that of its rows
+    for name in models:
+        earlier = by_folder.get(Path(name).name)
+        if earlier is not None and (earlier != name or then.get(name) != now.get(name)):
+            return False
+    return True
+
+
+def _first_model_and_run(models: Sequence[str]) -> list[str]:
+    runs = [name for name in models if (Path(name) / "config.yaml").exists()]
+    return [*models[:1], *runs[:1]]
+
+
+def output_folder(
+    settings: EvaluationConfig,
+    name: str,
+    reward: str,
+    identities: Models,
+    queries: Sequence[str],
+    locks: ExitStack,
+) -> Path:
+    """The folder of the results, which is locked until `locks` is closed.
+
+    Args:
+        settings: whose `output` it is; null: a new one.
+        name: of a new one.
+        reward: the hash of the reward's source.
+        identities: of base, reward model and models that are no runs.
+        queries: their texts, as responses are stored by the number of their query.
+
+    Raises a UserError if the folder was begun with other settings, or a run was trained on since.
+    """
+    content = asdict(settings)
+    content["reward_sha256"] = reward
+    content["queries_sha256"] = _hash(list(queries))
+    content["trained"] = trained(settings.models)
+    content["identities"] = identities
+    if settings.output and (Path(settings.output) / "settings.json").exists():
+        folder = Path(settings.output)
+        content = _continued(folder, content, locks)
+    else:
+        folder = new_folder(settings.output, name, locks)
+    replace_text(folder / "settings.json", json.dumps(content, indent=2))
+    return folder
+
+
+def _continued(folder: Path, content: Mapping[str, Any], locks: ExitStack) -> dict[str, Any]:
+    """The settings of an evaluation that goes on. Raises a UserError if it was begun with others."""
+    _begun_settings(folder)  # refuses another folder before anything is written
+    lock(folder, locks)
+    before = _begun_settings(folder)  # as a process that had the lock until now has left them
+    remove_partial(folder)
+    check_models(before.get("identities", {}), content["identities"], f"the evaluation in {folder}")
+
+    extended = extends(content["models"], before)
+    free = (*FREE, "models", "trained") if extended else FREE
+    different = sorted(key for key in content if content[key] != before.get(key) and key not in free)
+    if different:
+        raise UserError(f"output: expected the settings with which {str(folder)!r} was begun, got others: {different}")
+    if not extended:
+        return dict(content)
+    return {
+        **content,
+        "models": list(dict.fromkeys([*before["models"], *content["models"]])),
+        "trained": before.get("trained", {}) | content["trained"],
+        "identities": before.get("identities", {}) | content["identities"],
+    }
+
+
+def _begun_settings(folder: Path) -> dict[str, Any]:
+    """The settings with which an evaluation was begun. Raises a UserError if the folder is not one of an evaluation."""
+    content: Any = None
+    with suppress(OSError, ValueError):
+        content = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not {"models", "split", "queries", "samples"} <= content.keys():
+        raise UserError(
+            f"output: expected a new folder or one of an evaluation, got {str(folder)!r}, whose settings.json is not "
+            "that of an evaluation"
+        )
+    return content
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

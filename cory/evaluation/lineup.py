@@ -1,0 +1,194 @@
+"""What is evaluated: every model alone, the agents of a run in chains, one agent as its own observer.
+
+* solo: the model answers the query.
+* joint, `B after A`: B, as observer, reads A's response to the same query and answers.
+* compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
+  observer, so that a chain of two agents is compared with two calls of one.
+
+KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
+is loaded with its run's settings (chat template, quantization, remote code) and reads its run's prompts.
+"""
+
+import itertools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cory.config import Config, ModelConfig, SamplingConfig, changed
+from cory.errors import UserError
+from cory.evaluation.agents import Weights, agent_weights, run_agents
+from cory.evaluation.settings import EvaluationConfig
+from cory.prompts import RolePrompts
+from cory.provenance.models import Models, check_models, model_identity, policy_models
+from cory.run.record import read_settings
+from cory.task import Task
+from cory.tasks.kind import find_kind, run_config
+
+KL_COEF = 0.3  # eta of the combined reward where no run says it
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that answers: how it is loaded, and the task with the prompts that it reads."""
+
+    weights: Weights
+    task: Task
+
+
+@dataclass(frozen=True)
+class Link:
+    """The last role of a chain.
+
+    Args:
+        reads: the row whose responses it reads: a candidate or another chain.
+        candidate: the name of the one that answers.
+        role: its number; 0 is the pioneer's.
+    """
+
+    reads: str
+    candidate: str
+    role: int
+
+
+@dataclass
+class Lineup:
+    """The rows of an evaluation, and what all of them have in common.
+
+    Args:
+        runs: the settings of the runs, by folder.
+        candidates: by the name of their row; `base` is the first.
+        chains: by the name of their row, each after the one that it reads.
+        identities: what identifies the models of this evaluation.
+        sampling: of all rows.
+        kl_coef: eta of the combined reward.
+    """
+
+    runs: dict[Path, Config]
+    sampling: SamplingConfig
+    kl_coef: float
+    identities: Models
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    chains: dict[str, Link] = field(default_factory=dict)
+
+
+def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
+    """The rows that the settings name. Warns of a run that was trained on another reward.
+
+    Raises a UserError: a run cannot be read, or was trained with another model of the same name.
+    """
+    runs = {Path(name): run_config(Path(name)) for name in settings.models if run_agents(Path(name))}
+    if len({run.name for run in runs}) != len(runs):
+        raise UserError(
+            f"models: expected runs with folders of different names, which name the rows, got {list(map(str, runs))}"
+        )
+    if runs:
+        first_run, config = next(iter(runs.items()))
+        model = config.of_agent(0).model
+        kl_coef = config.ppo.init_kl_coef
+        base_task = with_prompts_of(first_run, task)
+    else:
+        config = find_kind(task.kind).config() if task.kind else Config()
+        model = ModelConfig(settings.models[0])
+        kl_coef = KL_COEF
+        base_task = task
+    if settings.base is not None:
+        model = replace(model, name=settings.base, revision=None)
+    base = changed(replace(model, name=config.resolve(model.name)), settings.model)
+
+    lineup = Lineup(
+        runs=runs,
+        sampling=config.sampling.after_training(settings.sampling),
+        kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
+        identities={**task.models(), "base": {"name": base.name, "identity": model_identity(base.name, base.revision)}},
+    )
+    lineup.candidates["base"] = Candidate(Weights(base, None, base), base_task)
+    if runs:
+        lineup.chains["base after itself"] = Link("base", "base", 1)
+    for name in settings.models:
+        run = Path(name)
+        if run in runs:
+            _add_run(lineup, run, task, settings)
+        elif config.resolve(name) != base.name:
+            model = replace(base, name=config.resolve(name), revision=None)
+            lineup.candidates[name] = Candidate(Weights(model, None, base), task)
+            lineup.identities[name] = {"name": model.name, "identity": model_identity(model.name)}
+    return lineup
+
+
+def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) -> None:
+    """Adds a run's agents and their chains, with the run's prompts."""
+    config = lineup.runs[run]
+    base = lineup.candidates["base"].weights.model
+    agents = agent_weights(run_agents(run), config, settings.model)
+    fingerprint = read_settings(run).get("fingerprint") or {}
+    recorded = fingerprint.get("models") or {}
+    loads_own_base = not settings.base or any(weights.adapter for weights in agents.values())
+    if loads_own_base:
+        check_models(recorded, policy_models(config), str(run))
+    check_models(recorded, task.models(), str(run), chosen=True)
+    warning = reward_differs(run, fingerprint, task)
+    if warning:
+        print(warning, file=sys.stderr)
+
+    run_task = with_prompts_of(run, task)
+    for agent, weights in agents.items():
+        # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
+        kl_base = weights.base if config.agents and not settings.base else base
+        if replace(kl_base, chat_template=base.chat_template) != base:  # a template changes prompts, not weights
+            is_candidate = any(candidate.weights.model == kl_base for candidate in lineup.candidates.values())
+            if not is_candidate:
+                lineup.candidates[f"base of {agent}"] = Candidate(Weights(kl_base, None, kl_base), run_task)
+        lineup.candidates[agent] = Candidate(Weights(weights.model, weights.adapter, kl_base), run_task)
+
+    names = list(agents)
+    for pioneer, observer in itertools.permutations(names, 2):
+        lineup.chains[f"{observer} after {_short(pioneer)}"] = Link(pioneer, observer, 1)
+    if len(names) == 1:
+        lineup.chains[f"{names[0]} after itself"] = Link(names[0], names[0], 1)
+    if 2 < config.cory.roles <= len(names):
+        _add_long_chains(lineup, names, config.cory.roles)
+
+
+def _add_long_chains(lineup: Lineup, agents: list[str], roles: int) -> None:
+    """Adds chains of more than two roles, role by role, one that begins with each agent."""
+    for start, pioneer in enumerate(agents):
+        reads = pioneer
+        chain = _short(pioneer)
+        for role in range(1, roles):
+            agent = agents[(start + role) % len(agents)]
+            name = f"{agent} after {chain}"
+            lineup.chains[name] = Link(reads, agent, role)
+            reads = name
+            chain = f"{_short(agent)} after {chain}"
+
+
+def _short(agent: str) -> str:
+    """agent_1, of RUN/agent_1."""
+    return agent.split("/")[-1]
+
+
+def with_prompts_of(run: Path, task: Task) -> Task:
+    """The task with the prompts that a run has recorded."""
+    fingerprint = read_settings(run).get("fingerprint")
+    if not fingerprint:
+        return task
+    return replace(task, prompts=RolePrompts(**fingerprint["prompts"]))
+
+
+def reward_differs(run: Path, fingerprint: Mapping[str, Any], task: Task) -> str:
+    """A warning if the reward of `task` is not that of the run with this fingerprint, else nothing."""
+    if not fingerprint:
+        return ""
+    current = task.fingerprint_of_reward()
+    reward = fingerprint.get("reward")
+    if reward != current["reward"]:
+        return f"Warning: {run} was trained on the reward {reward}, not {current['reward']}."
+    if fingerprint.get("reward_sha256") != current["reward_sha256"]:
+        return f"Warning: the source of the reward {reward} has changed since {run} was trained."
+    recorded = fingerprint.get("models") or {}
+    for key, model in task.models().items():
+        if recorded.get(key) and recorded[key]["identity"] != model["identity"]:
+            return f"Warning: {run} was trained with {key} {recorded[key]['name']!r}, not {model['name']!r}."
+    return ""

@@ -1,0 +1,195 @@
+"""The part of a model card that says how to use the agents: code that loads them and asks them as the run did."""
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cory.config import Config
+from cory.provenance.models import is_local
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a card's reader finds an agent.
+
+    Args:
+        arguments: of `from_pretrained`, as code.
+        base: its base model as others know it; None: as the run names it.
+    """
+
+    arguments: str
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Base:
+    """How an adapter's base is loaded.
+
+    Args:
+        code: that loads it as the run did.
+        imports: that the code needs.
+        note: what the reader has to know, where it is a folder.
+    """
+
+    code: str
+    imports: frozenset[str]
+    note: str
+
+
+@dataclass(frozen=True)
+class LoadedAgent:
+    """An agent in the code: variables of itself and of its tokenizer, where it is, and its base if it is an adapter."""
+
+    name: str
+    tokenizer: str
+    source: str
+    base: Base | None
+
+
+def how_to_use(
+    config: Config,
+    sources: Mapping[str, Source],
+    fingerprint: Mapping[str, Any],
+    samples: Sequence[Mapping[str, Any]],
+) -> str:
+    """Markdown: code that loads the agents and asks them one after the other, and what each role reads.
+
+    Args:
+        config: the run's settings.
+        sources: of the agents, by name.
+        fingerprint: of the run's config.yaml.
+        samples: of the run; the first query is the example.
+    """
+    agents = [_loaded_agent(config, name, source, fingerprint) for name, source in sources.items()]
+    bases = [agent.base for agent in agents if agent.base is not None]
+    imports = {"from transformers import AutoModelForCausalLM, AutoTokenizer"}
+    if bases:
+        imports.add("from peft import PeftModel")
+    for base in bases:
+        imports |= base.imports
+
+    prompts = fingerprint.get("prompts") or {}
+    sample = samples[0] if samples else {"query": "...", "prompt": ""}
+    earlier_turns = sample["prompt"][:-1] if isinstance(sample["prompt"], list) else []
+    template = config.of_agent(_index(agents[0].name)).model.chat_template
+    environment = Environment(
+        loader=FileSystemLoader(HERE), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    environment.filters["repr"] = repr
+    code = environment.get_template("use.py.jinja").render(
+        imports=sorted(imports),
+        agents=agents,
+        chain=[agents[role % len(agents)] for role in range(config.cory.roles)],
+        knowledge_transfer=config.cory.knowledge_transfer,
+        prompts=prompts,
+        query=_example(sample["query"], prompts),
+        is_chat=bool(template) or isinstance(sample["prompt"], list),
+        earlier_turns=earlier_turns,
+        chat_options=template if isinstance(template, dict) else {},
+        sampling=config.sampling,
+    )
+    notes = dict.fromkeys(base.note for base in bases if base.note)
+    parts = [*notes, fenced(code, "python")]
+    if prompts:
+        parts.append("What each role reads:\n\n" + fenced(yaml.safe_dump(dict(prompts), sort_keys=False), "yaml"))
+    return "\n\n".join(parts)
+
+
+def fenced(text: str, language: str = "") -> str:
+    """The text as a code block, in a fence that is longer than any in it."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.strip(chr(10))}\n{fence}"
+
+
+def is_adapter(config: Config) -> bool:
+    """Whether an agent with these settings is saved as an adapter."""
+    return config.lora.rank > 0 and not config.lora.merge
+
+
+def is_folder(config: Config, name: str) -> bool:
+    """Whether a model of a run is a local folder, or a built-in model, and so not on the Hub."""
+    return config.resolve(name) != name or is_local(name) or Path(name).exists()
+
+
+def _loaded_agent(config: Config, name: str, source: Source, fingerprint: Mapping[str, Any]) -> LoadedAgent:
+    index = _index(name)
+    of_agent = config.of_agent(index)
+    base = None
+    if is_adapter(of_agent):
+        key = f"agents[{index}].model.name" if config.agents else "model.name"
+        recorded = (fingerprint.get("models") or {}).get(key) or {}
+        base = _base(config, of_agent, source.base, recorded.get("identity") or "")
+    return LoadedAgent(name, name.replace("agent", "tokenizer"), source.arguments, base)
+
+
+def _index(agent: str) -> int:
+    return int(agent.removeprefix("agent_")) - 1
+
+
+def _base(config: Config, of_agent: Config, known_as: str | None, identity: str) -> Base:
+    """How the base of an adapter is loaded.
+
+    `AutoPeftModelForCausalLM` would look for the base in the agent's subfolder, too.
+
+    Args:
+        config: the run's settings.
+        of_agent: those of the agent.
+        known_as: the base as others know it: a Hub id, or the name of a folder; None: as the run names it.
+        identity: that the run has recorded of the base.
+    """
+    name = of_agent.model.name
+    imports = set()
+    note = ""
+    where = f'"{name}"'
+    if not is_folder(config, name):
+        revision = identity.removeprefix("commit:") if identity.startswith("commit:") else of_agent.model.revision
+        if revision:
+            where += f', revision="{revision}"'
+    elif known_as is not None and "/" in known_as:  # `hub.base`
+        where = f'"{known_as}"'
+    elif config.resolve(name) != name:
+        settings = type(config)
+        package = settings.__module__.partition(".")[0]
+        imports.add(f"from {settings.__module__} import {settings.__name__}")
+        where = f'{settings.__name__}().resolve("{name}")'
+        note = (
+            f"The base `{name}` is a model of the toy setting: a folder of the package `{package}` of cory, which the "
+            "code imports: run it in a checkout, or where that is installed."
+        )
+    elif known_as is None:
+        note = f"The base `{name}` is a local folder of the machine on which the run was trained."
+    else:
+        where = f'"path/to/{known_as}"'
+        note = (
+            f"The base `{known_as}` is a folder of the machine on which the run was trained. Adapters need that model."
+        )
+
+    options = f', dtype="{of_agent.model.dtype}"'
+    if of_agent.model.trust_remote_code:
+        options += ", trust_remote_code=True"
+    is_merged_adapter = (Path(config.resolve(name)) / "adapter_config.json").exists()
+    if is_merged_adapter:
+        imports.add("from peft import AutoPeftModelForCausalLM")
+        code = f"AutoPeftModelForCausalLM.from_pretrained({where}{options}).merge_and_unload()"
+    else:
+        code = f"AutoModelForCausalLM.from_pretrained({where}{options})"
+    return Base(code, frozenset(imports), note)
+
+
+def _example(query: str, prompts: Mapping[str, str]) -> dict[str, str]:
+    """The columns of the example: its query, and `...` for each other one that the prompts name."""
+    columns = {"prompt": query}
+    for template in prompts.values():
+        for _, name, _, _ in string.Formatter().parse(template):
+            if name not in (None, "prompt", "response"):
+                columns[name] = "..."
+    return columns
