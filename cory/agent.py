@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
@@ -23,7 +22,7 @@ from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import PolicyWithValueHead
 from cory.models.engine import Engine
 from cory.models.load import load_policy
-from cory.models.lora import LanguageModel, activate, add_adapter, save_base, save_policy
+from cory.models.lora import LanguageModel, activate, add_adapter, save_policy, save_without_adapters
 from cory.models.rollout import Rollout
 from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text
 from cory.models.tokens import token_record
@@ -183,10 +182,10 @@ class Agent:
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
-        if not self.is_trained and isinstance(self.policy, PeftModel):
-            saved = save_base(self.policy, folder)
-        else:
+        if self.is_trained:
             saved = save_policy(self.policy, folder, self.name, self.merge)
+        else:
+            saved = save_without_adapters(self.policy, folder)
         if saved:
             self.tokenizer.save_pretrained(folder)
 

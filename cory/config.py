@@ -263,6 +263,16 @@ class RoleConfig(Settings):
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
     stop: Annotated[list[str] | None, AfterValidator(_not_empty)] = None
 
+    def sampling(self, common: "SamplingConfig") -> "SamplingConfig":
+        """How this role's responses are sampled, where `common` is for all roles."""
+        changes: dict[str, Any] = {}
+        if self.max_new_tokens is not None:
+            changes["max_new_tokens"] = self.max_new_tokens
+            changes["min_new_tokens"] = min(common.min_new_tokens, self.max_new_tokens)
+        if self.stop is not None:
+            changes["stop"] = self.stop
+        return replace(common, **changes)
+
 
 def _role_config(role: Any) -> Any:
     """A role's settings from a mapping, as files and Python code have them."""
@@ -619,7 +629,7 @@ class Config(Settings):
             raise UserError(
                 f"roles: expected an empty list, or an entry for each of {self.cory.roles} roles, got {len(self.roles)}"
             )
-        names = [self.role_name(index) for index in range(len(self.roles))]
+        names = [role.name or role_name(index) for index, role in enumerate(self.roles)]
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise UserError(
@@ -727,14 +737,6 @@ class Config(Settings):
     def is_trained(self, index: int) -> bool:
         """Whether the agent of this index, from 0, learns; a frozen one only answers."""
         return self.agents[index].get("trained", True) is not False if self.agents else True
-
-    def role(self, index: int) -> RoleConfig:
-        """The settings of one role, from 0 for the pioneer's; without `roles` all are null."""
-        return self.roles[index] if self.roles else RoleConfig()
-
-    def role_name(self, index: int) -> str:
-        """The name of a role, from 0 for the pioneer's."""
-        return self.role(index).name or role_name(index)
 
     def resolve(self, name: str) -> str:
         """The folder that a model's name stands for: itself, unless the task has built-in models (`tiny`)."""

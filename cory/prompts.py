@@ -100,14 +100,17 @@ class RolePrompts:
                 f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}"
             )
 
+    def settings(self, role: int) -> RoleConfig:
+        """The settings of a role, from 0 for the first; all null where there are none."""
+        return self.roles[role] if role < len(self.roles) else RoleConfig()
+
     def name(self, role: int) -> str:
-        """The name of a role, from 0 for the first: its own, or `pioneer`, `observer`, `observer_2`, ..."""
-        own = self.roles[role].name if role < len(self.roles) else None
-        return own or role_name(role)
+        """The name of a role: its own, or `pioneer`, `observer`, `observer_2`, ..."""
+        return self.settings(role).name or role_name(role)
 
     def template(self, role: int) -> str:
         """The template of a role that reads the earlier responses."""
-        own = self.roles[role].prompt if role < len(self.roles) else None
+        own = self.settings(role).prompt
         if own is not None:
             return own
         return self.pioneer if role == 0 else self.observer
@@ -136,8 +139,9 @@ class RolePrompts:
             self._check_template(role, columns)
 
     def _check_template(self, role: int, columns: set[str]) -> None:
-        has_own = role < len(self.roles) and self.roles[role].prompt is not None
-        where = f"roles[{role}].prompt" if has_own else f"{role_name(min(role, 1))} prompt"
+        where = f"roles[{role}].prompt"
+        if self.settings(role).prompt is None:
+            where = f"{role_name(min(role, 1))} prompt"
         known = {"prompt", *columns}
         if role > 0:
             known |= {"response", "responses", *(self.name(earlier) for earlier in range(role))}

@@ -93,8 +93,8 @@ class Task:
         kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
             task that was made in Python.
 
-    Raises a UserError: no `prompt` column, an empty prompt or one of another kind, no reward at all, a column that a
-    reward function would get twice, or a template that names a missing column.
+    Raises a UserError: no `prompt` column, an empty prompt or one of another kind, a column that a reward function
+    would get twice, or a template that names a missing column.
     """
 
     dataset: datasets.Dataset
@@ -108,8 +108,6 @@ class Task:
         names = self.dataset.column_names
         if "prompt" not in names:
             raise UserError(f"dataset: expected a column 'prompt', got {names}")
-        if not self.rewards and self.team_reward is None:
-            raise UserError("task.reward: expected a reward function, or a team_reward, got neither")
         self._check_columns(self.rewards, ("prompts", "completions", "role"))
         if self.team is not None:
             self._check_columns([self.team], ("prompts", "chains"))

@@ -338,7 +338,7 @@ class CoryTrainer:
         generator: torch.Generator,
     ) -> Rollout:
         """The responses of `agent` as `role`. `responses`: of each earlier role; None: it answers the query alone."""
-        settings = self.config.role(role)
+        settings = self.task.prompts.settings(role)
         max_new_tokens = settings.max_new_tokens or batch.max_new_tokens
         columns = batch.columns_of(role)
         if responses is None:
@@ -445,6 +445,9 @@ class CoryTrainer:
                 f"cory.num_agents: expected the number of agents, {len(self.agents)}, got {config.cory.num_agents}"
             )
 
+        if not self.task.rewards and self.task.team is None:
+            raise UserError("task.reward: expected a reward function, or a team_reward, got neither")
+
         queries_per_iteration = self._queries_per_iteration()
         if len(self.task.dataset) < queries_per_iteration:
             size = "ppo.batch_size"
@@ -512,7 +515,7 @@ class CoryTrainer:
     def _tokens_to_come(self, role: int) -> tuple[int, int]:
         """The most tokens of the responses that a role reads, and of its own."""
         longest = self.config.sampling.max_new_tokens
-        limits = [self.config.role(index).max_new_tokens or longest for index in range(role + 1)]
+        limits = [self.task.prompts.settings(index).max_new_tokens or longest for index in range(role + 1)]
         read = self.task.prompts.reads(role) if self.config.cory.knowledge_transfer else []
         return sum(limits[index] for index in read), limits[role]
 

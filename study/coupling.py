@@ -70,15 +70,15 @@ def coupling(folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int
     task = kind.make_task(config, kind.held_out_rows(config, "test"))
     columns, pool = repeated(task.dataset[:queries], samples), ModelPool(device)
     rewards: list[np.ndarray] = []
-    read = None
+    read: list[list[str]] = []
     for role, (own, adapter, of) in enumerate(models):
         with pool.loaded(own, adapter, of) as loaded:
-            known = read if config.cory.knowledge_transfer else None
+            known = read or None if config.cory.knowledge_transfer else None
             responses, values = answer(
                 loaded, task, columns, config.sampling, known, role,
                 seed=role, chat_template=own.chat_template, kl=False,
             )  # fmt: skip
-            read = responses.completions
+            read.append(responses.completions)
             rewards.append(np.reshape(values, (-1, samples)))
     return correlations(*rewards)
 

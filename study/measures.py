@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from study.records import Record, flat
+from study.records import Record, first_role, flat
 from study.statistics import over
 
 LAST = 10  # iterations averaged into a final value
@@ -81,7 +81,8 @@ def end(metric: str) -> Callable[[Record], float]:
 
 def start(run: Record) -> float:
     """Task reward of the pioneer (or PPO's only agent) in the first iteration, before any update."""
-    return next(row["task_reward"] for row in run.rows if row["iteration"] == 0 and row["role"] == "pioneer")
+    pioneer = first_role(run.settings)["name"]
+    return next(row["task_reward"] for row in run.rows if row["iteration"] == 0 and row["role"] == pioneer)
 
 
 def reward_and_gain(run: Record) -> tuple[float, float]:
@@ -143,8 +144,11 @@ def distinct_share(run: Record) -> float:
 
 def share_of_limit(run: Record) -> float:
     """Length of the pioneer's responses at the end over the longest allowed."""
-    rows = [row for row in run.rows if row["role"] == "pioneer" and row["iteration"] >= run.iterations - LAST]
-    return mean(row["response_tokens"] for row in rows) / flat(run.settings)["sampling.max_new_tokens"]
+    pioneer = first_role(run.settings)
+    rows = [row for row in run.rows if row["role"] == pioneer["name"] and row["iteration"] >= run.iterations - LAST]
+    return mean(row["response_tokens"] for row in rows) / (
+        pioneer.get("max_new_tokens") or flat(run.settings)["sampling.max_new_tokens"]
+    )
 
 
 def agents(metric: str) -> Callable[[Record], tuple[float, float]]:

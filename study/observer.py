@@ -158,7 +158,7 @@ def probe(
     readings = []
     for name, worded in tasks.items():
         for chat in templates:
-            _, rewards = answer(loaded, worded, columns, sampling, read, 1, seed=1, chat_template=chat, kl=False)
+            _, rewards = answer(loaded, worded, columns, sampling, [read], 1, seed=1, chat_template=chat, kl=False)
             observer = np.reshape(rewards, (-1, samples, answers))
             means = observer.mean(2)
             ranked = np.take_along_axis(means[differ], order, 1)

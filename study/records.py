@@ -117,6 +117,12 @@ def num_agents(settings: Mapping[str, Any]) -> int:
     return block.get("num_agents", 2) if isinstance(block, dict) else 2
 
 
+def first_role(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a run's first role, its `name` among them."""
+    roles = settings.get("roles") or [{}]
+    return {**roles[0], "name": roles[0].get("name") or "pioneer"}
+
+
 def num_roles(settings: Mapping[str, Any]) -> int:
     """How many roles a run's chain has, each with a row in every iteration."""
     block = settings.get("cory")

@@ -76,7 +76,7 @@ def test_it_may_take_the_place_of_rewards_of_responses(config):
     assert all(record["task_reward"] == 0 and record["team_reward"] > 100 for record in records)
     assert all("equal_rewards" not in record["flags"] for record in records)
     with pytest.raises(UserError, match=r"task.reward: expected a reward function, or a team_reward, got neither"):
-        Task(datasets.Dataset.from_dict(ROWS), [], PROMPTS)
+        make_trainer(config, None, reward=[])
 
 
 def test_it_may_wait(config):

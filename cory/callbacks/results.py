@@ -115,7 +115,7 @@ def _write_results(trainer: CoryTrainer, run: Run, summary: Mapping[str, Any], f
 
     for agent in trainer.trained_agents:
         _write_card(trainer, run, agent.name, summary["agents"][agent.name], folder)
-    plot_curves(run.history, folder / "curves.png")
+    plot_curves(run.history, folder / "curves.png", trainer.task.prompts.name(0))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
 

@@ -148,11 +148,18 @@ class Evaluator:
                 chat_template=candidate.weights.model.chat_template,
             )
 
-    def _read_texts(self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig) -> list[str] | None:
-        """What an observer reads: the responses of the row `reads` that were sampled alike."""
+    def _read_texts(self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig) -> list[list[str]] | None:
+        """What a later role reads: of each earlier role the responses that were sampled alike.
+
+        `reads`: the row of the role before.
+        """
         if reads is None:
             return None
         records = [self.done[reads, query] for query in chunk]
         if sampling is self.greedy:
-            return [record["greedy"] for record in records]
-        return [text for record in records for text in record["completions"]]
+            texts = [record["greedy"] for record in records]
+        else:
+            texts = [text for record in records for text in record["completions"]]
+        before = self.lineup.chains.get(reads)
+        earlier = self._read_texts(chunk, before.reads, sampling) if before else None
+        return [*(earlier or []), texts]

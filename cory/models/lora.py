@@ -75,6 +75,13 @@ def save_base(policy: PeftModel, folder: Path) -> bool:
     return is_main()
 
 
+def save_without_adapters(policy: LanguageModel, folder: Path) -> bool:
+    """Saves a policy as a full model without the adapters that others have on it. See `save_base`."""
+    if isinstance(policy, PeftModel):
+        return save_base(policy, folder)
+    return save_policy(policy, folder, name="", merge=False)
+
+
 def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> bool:
     """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 
