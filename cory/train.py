@@ -34,9 +34,11 @@ def train(kind: TaskKind[Any], default: Path | None = None, prefix: str = "", si
     held_out = kind.held_out_rows(config) if config.eval_every else None
 
     from cory import CoryTrainer, make_agents
+    from cory.callbacks.load import load_callbacks
 
+    callbacks = load_callbacks(config.callbacks)
     agents = make_agents(config)
-    CoryTrainer(config, agents, task, name, held_out).train()
+    CoryTrainer(config, agents, task, name, held_out, callbacks).train()
 
 
 def announce(config: Config, name: str) -> None:

@@ -66,7 +66,7 @@ def evaluate(
     with ExitStack() as locks:
         folder = output_folder(settings, name, reward, lineup.identities, queries, locks)
         records = Evaluator(lineup, columns, settings, device).run(folder)
-        rows = table_rows(records, query_texts, task, settings, lineup.kl_coef)
+        rows = table_rows(records, columns, task, settings, lineup.kl_coef)
         shown = {
             metric: title for metric, title in titles(task, settings).items() if all(metric in row for row in rows)
         }

@@ -65,7 +65,7 @@ def test_pass_at_k_of_many_samples():
 def test_rule_reward_reads_only_the_agents_own_answer():
     completions = [" 3 + 4 = 7. Question: What is 2? Answer: 2", " so 8", " none", "#### 1,234"]
     assert rule_reward(["q"] * 4, completions, ["#### 7", "#### 7", "#### 7", "x\n#### 1,234"]) == [1, 0, 0, 1]
-    assert [unparseable(c) for c in completions] == [0, 0, 1, 0]
+    assert unparseable(completions) == [0, 0, 1, 0]
 
 
 def test_gold_answer_without_a_number(tmp_path):
