@@ -586,11 +586,12 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(here, po
     assert counted == [record["length"] for record in records if record["agent"] == "agent_1"]
     status, said, error = command("cory.evaluation", "runs/my", "--queries", "4", "--device", "cpu")
     assert status == 0, error
-    rows = json.loads((here / "runs/evaluation/evaluation.json").read_text())["rows"]
+    folder = here / "runs/evaluation-my"
+    rows = json.loads((folder / "evaluation.json").read_text())["rows"]
     assert {"reward_good", "reward_short", "length"} < set(rows[0]) and "reward_good" in said
     observer = next(row for row in rows if row["name"] == "my/agent_2 after agent_1")
     assert "hinted" in rows[0] and "hinted" not in observer
-    records = [json.loads(line) for line in (here / "runs/evaluation/responses.jsonl").read_text().splitlines() if line]
+    records = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines() if line]
     for record in records:
         parts = record["rewards_by_function"]
         (total,) = record["rewards"]
