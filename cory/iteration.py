@@ -23,8 +23,8 @@ class Iteration:
     """What happened in one iteration, as callbacks see it.
 
     What is listed by role has the order of the chain: the pioneer's comes first. Of several processes that share the
-    batch, each has its own rows in `columns`, `rollouts`, `task_rewards` and `rewards`; `stats`, `records` and
-    `eval_task_rewards` are over all of them.
+    batch, each has its own rows in `columns`, `rollouts`, `task_rewards`, `rewards` and
+    `rewards_by_function`; `stats`, `records` and `eval_task_rewards` are over all of them.
 
     Args:
         index: from 0.
@@ -34,6 +34,7 @@ class Iteration:
         rollouts: each role's prompts and responses.
         task_rewards: r_i of each role, (batch,).
         rewards: what each role is trained on (Eq. 4), (batch,).
+        rewards_by_function: of several reward functions, what each gave each role's responses, (batch,), nan for None.
         stats: of each role's update; empty before it.
         seconds: by phase, so far.
         started: when the iteration began, by `time.perf_counter`.
@@ -50,6 +51,7 @@ class Iteration:
     rollouts: list[Rollout]
     task_rewards: list[torch.Tensor]
     rewards: list[torch.Tensor]
+    rewards_by_function: list[dict[str, torch.Tensor]] = field(default_factory=list)
     stats: list[UpdateStats] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)

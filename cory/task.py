@@ -1,20 +1,27 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import datasets
 
 from cory.errors import UserError
+from cory.learners.stats import UpdateStats
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.provenance.models import Models, model_identity
 from cory.provenance.task import data_hash, function_name, source_hash
 from cory.rewards import Reward, RewardFunction
+from cory.rewards import names as reward_names
+from cory.row_functions import RowFunction
 from cory.streams import Purpose, Stream
+from cory.task_metrics import Metric, MetricFunction
 
+# Names in metrics.jsonl that a task's metrics cannot have.
+RECORDED = {"iteration", "agent", "role", "flags", "task_reward", "combined_reward", "distinct_2", "eval_task_reward"}
+RECORDED |= {field.name for field in fields(UpdateStats)}
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 
@@ -74,6 +81,14 @@ def check_held_out(dataset: str, trained: str) -> None:
         )
 
 
+def _check_arguments(function: RowFunction, given: Sequence[str], columns: Sequence[str]) -> None:
+    """Raises a UserError if a function needs what it is not given, or would get a column twice."""
+    arguments = function.arguments(dict.fromkeys([*given, *columns], ()))
+    twice = [name for name in given if name in columns and name in arguments]
+    if twice:
+        raise UserError(f"dataset: expected no columns that {function} is passed anyway, got {twice}")
+
+
 @dataclass
 class Task:
     """What the agents are trained on.
@@ -84,7 +99,8 @@ class Task:
         reward: `reward(prompts, completions, **columns) -> list[float | None]`, called once per iteration with the
             responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`.
         prompts: what each role reads.
-        metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
+        metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns) ->
+            list[float | None]` (`cory.task_metrics`), whose mean goes to metrics.jsonl.
         kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
             task that was made in Python.
 
@@ -95,19 +111,19 @@ class Task:
     dataset: datasets.Dataset
     reward: RewardFunction | Sequence[Reward]
     prompts: RolePrompts
-    metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
     kind: str = ""
 
     def __post_init__(self) -> None:
         names = self.dataset.column_names
         if "prompt" not in names:
             raise UserError(f"dataset: expected a column 'prompt', got {names}")
-        given = ("prompts", "completions", "role")  # besides the dataset's columns
         for reward in self.rewards:
-            taken = reward.arguments(dict.fromkeys([*given, *names], ()))
-            twice = [name for name in given if name in names and name in taken]
-            if twice:
-                raise UserError(f"dataset: expected no columns that {reward} is passed anyway, got {twice}")
+            _check_arguments(reward, ("prompts", "completions", "role"), names)
+        for name, function in self.metrics.items():
+            if name in RECORDED:
+                raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
+            _check_arguments(Metric(function, name), ("prompts", "completions", "role", "rewards"), names)
         for row, prompt in enumerate(self.dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row}")
         self.prompts.check_columns(names)
@@ -156,6 +172,11 @@ class Task:
     def rewards(self) -> Sequence[Reward]:
         """The reward functions with their weights."""
         return self.reward if isinstance(self.reward, Sequence) else [Reward(self.reward)]
+
+    @property
+    def reward_metrics(self) -> list[str]:
+        """The names of the metrics of each reward function, where there are several."""
+        return [f"reward_{name}" for name in reward_names(self.rewards)] if len(self.rewards) > 1 else []
 
     @classmethod
     def from_prompts(cls, prompts: Sequence[Prompt], reward: RewardFunction, role_prompts: RolePrompts) -> "Task":

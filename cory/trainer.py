@@ -34,7 +34,7 @@ from cory.resume import checkpoint
 from cory.resume.advice import how_to_continue, resume_command
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
-from cory.rewards import score
+from cory.rewards import Scores, score_by_function
 from cory.roles import RoleSchedule, role_name
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
@@ -150,7 +150,8 @@ class CoryTrainer:
 
         # Every role's own task reward, and what it is trained on: the sum over the chain (Eq. 4).
         with timed(seconds, "reward"):
-            task_rewards = self.score_rollouts(batch, rollouts)
+            scores = self.score_rollouts(batch, rollouts)
+            task_rewards = [score.total for score in scores]
             rewards = self.training_rewards(k, chain, batch, task_rewards)
 
         iteration = Iteration(
@@ -160,6 +161,7 @@ class CoryTrainer:
             max_new_tokens=batch.max_new_tokens,
             rollouts=rollouts,
             task_rewards=task_rewards,
+            rewards_by_function=[score.by_function for score in scores],
             rewards=rewards,
             seconds=seconds,
             started=started,
@@ -199,8 +201,8 @@ class CoryTrainer:
             rollouts.append(rollout)
         return rollouts
 
-    def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
-        """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a
+    def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[Scores]:
+        """Each role's task rewards, (batch,): all roles' responses in one call, so in one pass of a
         reward model.
 
         The reward function sees the dataset's columns and, as `role`, the role of each response,
@@ -213,8 +215,8 @@ class CoryTrainer:
         for role, rollout in enumerate(rollouts, first):
             completions += rollout.completions
             columns["role"] += [role_name(role)] * len(rollout.completions)
-        rewards = distributed.agreed(lambda: score(self.task.reward, prompts, completions, columns))
-        return list(rewards.chunk(len(rollouts)))
+        scores = distributed.agreed(lambda: score_by_function(self.task.reward, prompts, completions, columns))
+        return scores.chunk(len(rollouts))
 
     def training_rewards(
         self, k: int, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
@@ -233,7 +235,7 @@ class CoryTrainer:
         for agent, generator in zip(chain[1:], generators[1:], strict=True):
             prompts = self._prompts(agent, 1, batch, empty)
             rollouts.append(agent.respond(prompts, batch.max_new_tokens, generator))
-        rewards = self.score_rollouts(batch, rollouts, first=1)
+        rewards = [score.total for score in self.score_rollouts(batch, rollouts, first=1)]
         return [torch.zeros_like(rewards[0]), *rewards]
 
     def update(
@@ -444,7 +446,11 @@ class CoryTrainer:
             absent.add("value_loss")
         if self.config.sampling.engine == "native":
             absent.add("engine_difference")
-        names = ({field.name for field in fields(UpdateStats)} - absent) | {*MEASURED, *self.task.metrics}
+        names = ({field.name for field in fields(UpdateStats)} - absent) | {
+            *MEASURED,
+            *self.task.metrics,
+            *self.task.reward_metrics,
+        }
         if self.config.eval_every:
             names.add("eval_task_reward")
         return sorted(names)

@@ -74,12 +74,12 @@ def coupling(folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int
     for role, (own, adapter, of) in enumerate(models):
         with pool.loaded(own, adapter, of) as loaded:
             known = read if config.cory.knowledge_transfer else None
-            responses, values = answer(
+            responses, scores = answer(
                 loaded, task, columns, config.sampling, known, role,
                 seed=role, chat_template=own.chat_template, kl=False,
             )  # fmt: skip
             read = responses.completions
-            rewards.append(np.reshape(values, (-1, samples)))
+            rewards.append(np.reshape(scores.total.numpy(), (-1, samples)))
     return correlations(*rewards)
 
 

@@ -149,7 +149,8 @@ def probe(
     loaded = policy.to(device), None, tokenizer
     check_model(policy, tokenizer)
     columns = repeated(task.dataset[:queries], samples)
-    said, rewards = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
+    said, scores = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
+    rewards = scores.total.tolist()
     pioneer = np.reshape(rewards, (-1, samples))
     differ = np.flatnonzero(pioneer.max(1) > pioneer.min(1))
     expect(len(differ) > 1, "queries", f"some of which {samples} responses differ in their reward", len(differ))
@@ -158,7 +159,8 @@ def probe(
     readings = []
     for name, worded in tasks.items():
         for chat in templates:
-            _, rewards = answer(loaded, worded, columns, sampling, read, 1, seed=1, chat_template=chat, kl=False)
+            _, scores = answer(loaded, worded, columns, sampling, read, 1, seed=1, chat_template=chat, kl=False)
+            rewards = scores.total.tolist()
             observer = np.reshape(rewards, (-1, samples, answers))
             means = observer.mean(2)
             ranked = np.take_along_axis(means[differ], order, 1)

@@ -2,7 +2,7 @@
 
     python -m study.report runs/imdb_cory_tiny                            # one run: report.html in its folder
     python -m study.report 'runs/imdb_*' --out report.html                # several runs and evaluations in one file
-    python -m study.report runs/evaluation                                # evaluation.md, its figure and report.html
+    python -m study.report runs/evaluation-imdb_cory_tiny                 # evaluation.md, its figure and report.html
 
 Runs whose settings differ in their seed alone form a group. A run need not have ended. docs/report.md shows the page.
 """

@@ -10,6 +10,11 @@ from cory.errors import UserError
 from cory.tasks.kind import TaskKind
 
 
+def as_list(value: list[str] | str) -> list[str]:
+    """Names of functions, of which a single one need not be a list."""
+    return [value] if isinstance(value, str) else value
+
+
 @dataclass
 class OwnTaskConfig(Settings):
     """Prompts, reward and templates; docs/own_task.md has examples.
@@ -23,6 +28,7 @@ class OwnTaskConfig(Settings):
         prompt_column: Column with the prompts: text, or chat messages of which the last is the user's.
         reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward.
         reward_weights: A weight for each reward function. null: 1 each.
+        metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the functions.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
     """
@@ -37,6 +43,7 @@ class OwnTaskConfig(Settings):
     prompt_column: str = "prompt"
     reward: list[str] | str = ""
     reward_weights: list[float] | None = None
+    metrics: list[str] | str = Field(default_factory=list)
     pioneer_prompt: str = "{prompt}"
     observer_prompt: str = "{prompt}{response}\n{prompt}"
 
@@ -50,7 +57,7 @@ class OwnTaskConfig(Settings):
     @property
     def rewards(self) -> list[str]:
         """The reward functions, as a list."""
-        return [self.reward] if isinstance(self.reward, str) else self.reward
+        return as_list(self.reward)
 
 
 @dataclass

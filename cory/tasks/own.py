@@ -1,12 +1,13 @@
 """A task on your own prompts and rewards, from the `task` block. Importing this does not import torch."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cory.errors import UserError
-from cory.tasks.config import OWN, OwnConfig, OwnTaskConfig
-from cory.tasks.rewards_file import load_rewards
+from cory.tasks.config import OWN, OwnConfig, OwnTaskConfig, as_list
+from cory.tasks.python_files import Loaded, PythonFiles
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -22,21 +23,26 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     settings = config.task
     settings.check()
     _check_dataset(settings)
-    functions = load_rewards(settings.rewards)  # before the imports below, as importing torch takes seconds
+    # Before the imports below, as importing torch takes seconds.
+    files = PythonFiles()
+    if not settings.rewards:
+        raise UserError("task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got []")
+    functions = files.load("task.reward", settings.rewards)
+    metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
     from cory.prompts import RolePrompts
     from cory.rewards import Reward
     from cory.task import Task
 
     weights = settings.reward_weights or [1.0] * len(functions)
     rewards = [
-        Reward(loaded.function, weight, loaded.name, loaded.sha256)
+        Reward(loaded.value, weight, loaded.full_name, loaded.sha256)
         for loaded, weight in zip(functions, weights, strict=True)
     ]
     if rows is None:
         rows = training_rows(config)
     try:
         prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
-        return Task(rows, rewards, prompts, kind=OWN.name)
+        return Task(rows, rewards, prompts, metrics, kind=OWN.name)
     except UserError as error:
         raise UserError(f"task: {error}") from None
 
@@ -92,6 +98,16 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
     for row, prompt in enumerate(dataset["prompt"]):
         check_prompt(prompt, f"task.prompt_column {column!r}, row {row}")
     return dataset
+
+
+def _by_name(metrics: Sequence[Loaded]) -> dict[str, Callable[..., Any]]:
+    """Metric functions by their names. Raises a UserError if two have the same."""
+    by_name = {loaded.name: loaded.value for loaded in metrics}
+    if len(by_name) < len(metrics):
+        raise UserError(
+            f"task.metrics: expected functions of different names, got {[loaded.full_name for loaded in metrics]}"
+        )
+    return by_name
 
 
 def _check_dataset(settings: OwnTaskConfig) -> None:

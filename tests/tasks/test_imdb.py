@@ -79,9 +79,9 @@ def test_scripts_run_from_any_directory_without_an_install(policy_folder, classi
         ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        folder = tmp_path / f"runs/imdb_{script}_tiny"
+        (folder,) = (tmp_path / "runs").glob(f"imdb_{script}_tiny*")
         assert [p.name for p in sorted(folder.glob("agent_*"))] == [f"agent_{i + 1}" for i in range(agents)]
-        assert "task_reward" in done.stdout and "before" in done.stdout and f"runs/imdb_{script}_tiny" in done.stdout
+        assert "task_reward" in done.stdout and "before" in done.stdout and f"runs/{folder.name}" in done.stdout
         assert "Traceback" not in done.stderr
 
 
@@ -112,7 +112,8 @@ def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
     argv = ["evaluate.py", f"{runs}/imdb_cory_tiny", f"{runs}/imdb_ppo_tiny", "--queries=20", "--device=cpu"]
     monkeypatch.setattr(sys, "argv", argv)
     evaluate.run()
-    result = json.loads((tmp_path / "runs/evaluation/evaluation.json").read_text())
+    folder = tmp_path / "runs/evaluation-imdb_cory_tiny-imdb_ppo_tiny"
+    result = json.loads((folder / "evaluation.json").read_text())
     names = ["base", "imdb_cory_tiny/agent_1", "imdb_cory_tiny/agent_2", "imdb_ppo_tiny/agent_1"]
     names += ["base after itself", "imdb_cory_tiny/agent_2 after agent_1", "imdb_cory_tiny/agent_1 after agent_2"]
     names += ["imdb_ppo_tiny/agent_1 after itself"]
@@ -121,9 +122,9 @@ def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
         assert row["combined_reward"] == pytest.approx(row["task_reward"] - 0.3 * row["kl"], abs=1e-5)
         assert all(row[f"{metric}_ci"] >= 0 for metric in TITLES)
     assert result["rows"][0]["kl"] == pytest.approx(0, abs=1e-5) and result["rows"][1]["kl"] > 0
-    table = (tmp_path / "runs/evaluation/evaluation.md").read_text()
+    table = (folder / "evaluation.md").read_text()
     assert all(name in table for name in names)
-    assert (tmp_path / "runs/evaluation/evaluation.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert all(name in out for name in names)
 
