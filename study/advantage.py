@@ -32,7 +32,7 @@ from cory.cli.arguments import Arguments
 from cory.cli.settings import main
 from cory.errors import UserError, expect
 from cory.run.output import check_results_folder, staged
-from study.statistics import Interval, bootstrap, with_interval
+from study.intervals import Interval, difference, over_seeds
 
 KEYS = {"label", "evaluation", "observer", "chain", "single"}
 ORDER = "order"  # the key that may be left out
@@ -62,18 +62,26 @@ class Setting:
     chain: list[float]
     best_of_2: list[float]
 
+    def rivals(self) -> dict[str, list[float]]:
+        """The combined rewards of what the chain is compared with: CALLS, and the untrained model after itself."""
+        by_calls = {f"one agent, {calls}": [seed[calls] for seed in self.one] for calls in CALLS}
+        return by_calls | {"untrained, after itself": [self.untrained] * len(self.one)}
+
+    def best_rival(self) -> str:
+        """The rival with the highest mean."""
+        rivals = self.rivals()
+        return max(rivals, key=lambda name: statistics.fmean(rivals[name]))
+
     def advantage(self) -> Interval:
-        """Of the chain over the best of CALLS and `untrained`, in units of `scale`, with a bootstrap over seeds."""
+        """Of the chain over the best rival, in units of `scale`, by Student's t over seeds."""
+        import pandas as pd  # here, as importing it takes a while
 
-        def difference(chain: Sequence[float], one: Sequence[dict[str, float]]) -> float:
-            rivals = [statistics.fmean(seed[calls] for seed in one) for calls in CALLS]
-            return (statistics.fmean(chain) - max(*rivals, self.untrained)) / self.scale
-
-        return bootstrap(difference, self.chain, self.one)
+        apart = difference(pd.Series(self.chain), pd.Series(self.rivals()[self.best_rival()]))
+        return Interval(apart.value / self.scale, apart.low / self.scale, apart.high / self.scale, apart.n)
 
 
-def read_settings_file(path: Path) -> list[Setting]:
-    """The settings that a file lists; paths are relative to the current folder. Raises a UserError on bad ones."""
+def read_settings_file(path: Path, root: Path = Path()) -> list[Setting]:
+    """The settings that a file lists; paths are relative to `root`. Raises a UserError on bad ones."""
     try:
         listed = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -82,14 +90,14 @@ def read_settings_file(path: Path) -> list[Setting]:
     for number, entry in enumerate(listed):
         ok = isinstance(entry, dict) and set(entry) - {ORDER} == KEYS
         expect(ok, f"{path}, setting {number + 1}", f"the keys {', '.join(sorted(KEYS))}", entry)
-    return [_setting(entry) for entry in listed]
+    return [_setting(entry, root) for entry in listed]
 
 
-def _setting(entry: dict[str, Any]) -> Setting:
+def _setting(entry: dict[str, Any], root: Path) -> Setting:
     path = entry["evaluation"]
     try:
-        rows = {row["name"]: row for row in _json(path)["rows"]}
-        probe = _json(entry["observer"])
+        rows = {row["name"]: row for row in _json(root / path)["rows"]}
+        probe = _json(root / entry["observer"])
         reading, scale = probe["readings"][0], probe["spread"]
         depends, follows = (_interval(reading[key]) for key in ("dependence", "slope"))
     except (LookupError, TypeError, ValueError) as error:
@@ -129,35 +137,51 @@ def _setting(entry: dict[str, Any]) -> Setting:
 
 def _interval(numbers: Sequence[float | None]) -> Interval:
     """An interval of a file, where null stands for NaN: the observer's reward never varied."""
-    value, low, high = (math.nan if number is None else number for number in numbers)
-    return value, low, high
+    value, low, high = (math.nan if number is None else number for number in numbers[:3])
+    return Interval(value, low, high, 0)
 
 
-def _json(path: str) -> Any:
+def _json(path: Path) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"expected a file of results, got {path!r} ({error})") from None
+        raise UserError(f"expected a file of results, got {str(path)!r} ({error})") from None
 
 
 def table(settings: Sequence[Setting]) -> str:
     """The settings as a Markdown table."""
-    from study.tables import markdown_table
-
-    def shown(values: Sequence[float]) -> str:
-        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):.2f}{spread}" if values else ""
+    from study.markdown import markdown_table
 
     return markdown_table(
         [
             {"setting": s.label, "n": str(len(s.chain))}
-            | {"dependence": with_interval(s.dependence, ".2f"), "slope": with_interval(s.slope, ".2f")}
-            | {f"one agent, {calls}": shown([seed[calls] for seed in s.one]) for calls in CALLS}
-            | {"untrained, after itself": shown([s.untrained]), "chain": shown(s.chain)}
-            | {"advantage": with_interval(s.advantage(), "+.2f"), "best of 2, task reward": shown(s.best_of_2)}
+            | {"dependence": s.dependence.text(".2f"), "slope": s.slope.text(".2f")}
+            | {name: _shown(values) for name, values in s.rivals().items() if not name.startswith("untrained")}
+            | {"untrained, after itself": f"{s.untrained:.2f}", "chain": _shown(s.chain)}
+            | {"advantage": s.advantage().text("+.2f"), "best of 2, task reward": _shown(s.best_of_2)}
             for s in settings
         ]
     )
+
+
+def _shown(values: Sequence[float]) -> str:
+    return over_seeds(values).plus_minus() if values else ""
+
+
+def short_rows(settings: Sequence[Setting]) -> list[dict[str, str]]:
+    """The settings as rows of a short table: dependence, slope, the best rival, the chain, and its advantage."""
+    return [
+        {
+            "setting": s.label,
+            "n": str(len(s.chain)),
+            "dependence": f"{s.dependence.value:.2f}",
+            "slope": f"{s.slope.value:.2f}",
+            "best rival": f"{statistics.fmean(s.rivals()[s.best_rival()]):.2f} {s.best_rival()}",
+            "chain": f"{statistics.fmean(s.chain):.2f}",
+            "advantage": s.advantage().text("+.2f"),
+        }
+        for s in settings
+    ]
 
 
 def plot(settings: Sequence[Setting], path: Path) -> None:
@@ -176,10 +200,11 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
     kinds = list(dict.fromkeys(kind for task, _, kind in parts if task))
     colour = dict(zip(tasks, colours(len(tasks)), strict=True))
     for setting, (task, _, kind) in zip(settings, parts, strict=True):
-        (x, left, right), (y, low, high) = setting.dependence, setting.advantage()
+        x, left, right, _ = setting.dependence
+        y, low, high, _ = setting.advantage()
         marker = MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0]
         style: dict[str, Any] = {"marker": marker, "ms": 6, "lw": 1.2, "capsize": 2, "color": colour[task or kind]}
-        style |= {} if setting.slope[1] > 0 else {"mfc": "white"}
+        style |= {} if setting.slope.low > 0 else {"mfc": "white"}
         axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], **style)
     for task in tasks:
         axis.plot([], [], color=colour[task], lw=4, label=task)
