@@ -2,15 +2,15 @@
 
     python -m study.advantage results/when/settings.yaml --out results/when
 
-The file lists settings, each with the evaluation of its runs (`evaluate.py RUNS`, as an experiment's `evaluate` is;
-with `--samples 2`, the better response of two is shown, too) and the probe of its untrained model (`observer.py
---out`):
+The file lists settings, each with a folder of results (those of `study.experiment`, whose held_out.csv it reads; where
+the evaluation had `--samples 2`, the better response of two is shown, too) and the probe of its untrained model
+(`observer.py --out`):
 
     - label: GSM8K, toy
-      evaluation: results/when/gsm8k/evaluation.json
+      results: results/gsm8k_credit
       observer: results/when/gsm8k/observer.json
-      chain: gsm8k_cory_tiny          # runs gsm8k_cory_tiny-seed0, -seed1, ...
-      single: gsm8k_ppo_tiny
+      chain: collective               # the name of a group
+      single: PPO
       order: agent_2 after agent_1    # of a pair with fixed roles; without it, the mean of both orders
 
 Writes advantage.md, a table, and advantage.png.
@@ -19,7 +19,6 @@ Writes advantage.md, a table, and advantage.png.
 import itertools
 import json
 import math
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,10 +33,9 @@ from cory.errors import UserError, expect
 from cory.run.output import check_results_folder, staged
 from study.intervals import Interval, difference, over_seeds
 
-KEYS = {"label", "evaluation", "observer", "chain", "single"}
+KEYS = {"label", "results", "observer", "chain", "single"}
 ORDER = "order"  # the key that may be left out
-CALLS = {"alone": "", "after itself": " after itself"}  # of one agent; the ends of rows' names
-UNTRAINED = "base after itself"
+CALLS = {"alone": 1, "after itself": 2}  # of one agent
 MARKERS = "os^Dv"
 
 
@@ -94,58 +92,52 @@ def read_settings_file(path: Path, root: Path = Path()) -> list[Setting]:
 
 
 def _setting(entry: dict[str, Any], root: Path) -> Setting:
-    path = entry["evaluation"]
+    from study.frame import BASE, read_study  # here, as importing pandas takes a while
+
+    label = entry["label"]
+    held_out = read_study(root / entry["results"]).held_out
     try:
-        rows = {row["name"]: row for row in _json(root / path)["rows"]}
-        probe = _json(root / entry["observer"])
-        reading, scale = probe["readings"][0], probe["spread"]
-        depends, follows = (_interval(reading[key]) for key in ("dependence", "slope"))
-    except (LookupError, TypeError, ValueError) as error:
-        expected = "an evaluation.json and what observer.py --out has written"
-        raise UserError(f"{entry['label']}: expected {expected}, got files without {error}") from None
-    expect(UNTRAINED in rows, path, f"a row {UNTRAINED!r}: evaluate the runs again", list(rows))
+        probe = json.loads((root / entry["observer"]).read_text(encoding="utf-8"))
+        reading = probe["readings"][0]
+        dependence = _interval(reading["dependence"])
+        slope = _interval(reading["slope"])
+        scale = float(probe["spread"])
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        expected = "what observer.py --out has written"
+        raise UserError(f"{label}: expected {expected}, got {entry['observer']!r} ({error})") from None
 
-    def of(group: str, end: str, metric: str = "combined_reward", agent: str = r"agent_\d+") -> list[float]:
-        """A metric of the rows GROUP-seedN/AGENT END by seed, mean over agents."""
-        form = re.compile(rf"{re.escape(group)}-seed(\d+)/{agent}{end}")
-        found: dict[str, list[float]] = {}
-        for name, row in rows.items():
-            if match := form.fullmatch(name):
-                expect(metric in row, path, f"{metric} in each row", name)
-                found.setdefault(match[1], []).append(row[metric])
-        return [statistics.fmean(found[seed]) for seed in sorted(found, key=int)]
+    def by_seed(group: str, metric: str, **chosen: Any) -> list[float]:
+        """A metric of a group's rows with some values, by seed, mean over agents or orders."""
+        rows = held_out[held_out["group"] == group]
+        for key, value in chosen.items():
+            rows = rows[rows[key] == value]
+        return [float(value) for value in rows.groupby("seed")[metric].mean()]
 
-    by_calls = [of(entry["single"], end) for end in CALLS.values()]
-    counts = [len(values) for values in by_calls]
-    expect(len(set(counts)) == 1, path, f"as many runs of {entry['single']!r} {' as '.join(CALLS)}", counts)
-    one = [dict(zip(CALLS, values, strict=True)) for values in zip(*by_calls, strict=True)]
-    pair = of(entry["chain"], r" after agent_\d+")
-    for key, values in (("single", one), ("chain", pair)):
-        expect(bool(values), key, f"the name of runs in {path}", entry[key])
-    order = str(entry.get(ORDER, ""))
-    known = " after " in order
-    chain = of(entry["chain"], "", agent=re.escape(order)) if known else pair
-    expect(
-        bool(chain) and (known or not order),
-        ORDER,
-        f"a chain of {entry['chain']!r} in {path}, such as agent_2 after agent_1",
-        order,
-    )
-    best = of(entry["single"], "", "best_of_2") if "best_of_2" in rows[UNTRAINED] else []
-    return Setting(entry["label"], depends, follows, scale, one, rows[UNTRAINED]["combined_reward"], chain, best)
+    for key in ("single", "chain"):
+        if entry[key] not in set(held_out["group"]):
+            groups = sorted(set(held_out["group"]) - {BASE})
+            raise UserError(f"{label}, {key}: expected one of {groups}, got {entry[key]!r}")
+    order = entry.get(ORDER)
+    chosen = {"answers": order} if order else {"calls": 2}
+    chain = by_seed(entry["chain"], "combined_reward", **chosen)
+    if not chain:
+        raise UserError(
+            f"{label}, {ORDER}: expected a chain of {entry['chain']!r}, such as agent_2 after agent_1, got {order!r}"
+        )
+    alone, twice = (by_seed(entry["single"], "combined_reward", calls=calls) for calls in CALLS.values())
+    untrained = held_out[(held_out["group"] == BASE) & (held_out["calls"] == 2)]
+    if len(alone) != len(twice) or not len(untrained):
+        raise UserError(f"{label}: expected {entry['single']!r} and the base after themselves, got no such rows")
+    one = [dict(zip(CALLS, values, strict=True)) for values in zip(alone, twice, strict=True)]
+    best = by_seed(entry["single"], "best_of_2", calls=1) if "best_of_2" in held_out else []
+    base = float(untrained["combined_reward"].iloc[0])
+    return Setting(label, dependence, slope, scale, one, base, chain, best)
 
 
 def _interval(numbers: Sequence[float | None]) -> Interval:
     """An interval of a file, where null stands for NaN: the observer's reward never varied."""
     value, low, high = (math.nan if number is None else number for number in numbers[:3])
     return Interval(value, low, high, 0)
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"expected a file of results, got {str(path)!r} ({error})") from None
 
 
 def table(settings: Sequence[Setting]) -> str:

@@ -121,9 +121,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             if not args.check:
                 replace_text(path, made)
     if args.check and differ:
-        raise UserError(
-            f"expected the tables of the files (python -m study.tables writes them), got others in {differ}"
-        )
+        raise UserError(f"expected the tables that python -m study.tables writes, got others in {', '.join(differ)}")
     print(f"{tables} tables; {'written: ' + ', '.join(differ) if differ else 'all are those of the files'}")
 
 
