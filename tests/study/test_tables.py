@@ -27,9 +27,7 @@ def test_the_tables_of_the_repository_are_those_of_its_files():
 def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
     page = here / "README.md"
     page.write_text('# Page\n\n<!-- table: held_out curves groups="PPO" -->\nold\n<!-- end -->\n\nProse.\n')
-    with pytest.raises(
-        UserError, match=r"expected the tables that python -m study.tables writes"
-    ):
+    with pytest.raises(UserError, match=r"expected the tables that python -m study.tables writes"):
         tables.command_line(["--check"])
     assert "old" in page.read_text()
     tables.command_line([])
