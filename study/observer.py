@@ -14,6 +14,7 @@ the same for GSM8K, `python -m study.observer --config my.yaml` for a task of yo
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +28,7 @@ from cory.errors import UserError, expect
 from cory.evaluation.agents import run_agents
 from cory.run.output import check_result_file, replace_text
 from cory.tasks.kind import TaskKind
-from study.statistics import Interval, bootstrap, over, with_interval
+from study.intervals import Interval, over_queries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,9 +93,9 @@ def dependence(observer: "np.ndarray") -> Interval:
     def share(queries: Sequence[int]) -> float:
         rest = float(within[list(queries)].sum())
         read = (float(between[list(queries)].sum()) - rest) / answers
-        return over(read, read + rest)
+        return _ratio(read, read + rest)
 
-    return bootstrap(share, range(len(observer)), resamples=RESAMPLES)
+    return over_queries(share, len(observer), RESAMPLES)
 
 
 def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
@@ -107,9 +108,14 @@ def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
     xy, xx = (x * y).sum(1), (x * x).sum(1)
 
     def ratio(queries: Sequence[int]) -> float:
-        return over(float(xy[list(queries)].sum()), float(xx[list(queries)].sum()))
+        return _ratio(float(xy[list(queries)].sum()), float(xx[list(queries)].sum()))
 
-    return bootstrap(ratio, range(len(x)), resamples=RESAMPLES)
+    return over_queries(ratio, len(x), RESAMPLES)
+
+
+def _ratio(a: float, b: float) -> float:
+    """A ratio; undefined where the denominator is not above 0."""
+    return a / b if b > 0 else math.nan
 
 
 def probe(
@@ -172,7 +178,7 @@ def probe(
 
 def table(name: str, probe: Probe) -> str:
     """A probe as a Markdown table."""
-    from study.tables import markdown_table
+    from study.markdown import markdown_table
 
     def shown(value: tuple[float, float]) -> str:
         return f"{value[0]:.2f} ± {value[1]:.2f}"
@@ -180,7 +186,7 @@ def table(name: str, probe: Probe) -> str:
     rows = [
         {"observer's prompt": r.wording, "chat template": "yes" if r.chat else "no"}
         | {f"after the {kind}": shown(value) for kind, value in r.after.items()}
-        | {"dependence": with_interval(r.dependence, ".2f"), "slope": with_interval(r.slope, ".2f")}
+        | {"dependence": r.dependence.text(".2f"), "slope": r.slope.text(".2f")}
         for r in probe.readings
     ]
     return (

@@ -22,8 +22,8 @@ from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
 from imdb_train.task import PositiveLogit, held_out_rows, make_task, queries
-from study.report import evaluation_markdown
-from study.tables import markdown_table, over_seeds
+from study.evaluated import evaluation_markdown, rows_over_seeds
+from study.markdown import markdown_table
 
 
 def test_queries_are_the_first_tokens_of_each_review(reviews, tokenizer):
@@ -151,11 +151,11 @@ def test_models_that_differ_in_their_seed_are_one_row():
     for seed, kl in enumerate((1.0, 2.0, 6.0)):
         rows.append({"name": f"a-seed{seed}/agent_1", "kl": kl, "kl_ci": 9.0})
         rows.append({"name": f"a-seed{seed}/agent_2 after agent_1", "kl": 2 * kl, "kl_ci": 9.0})
-    one = over_seeds(rows)
+    one = rows_over_seeds(rows)
     names = ["base", "a/agent_1, 3 seeds", "a/agent_2 after agent_1, 3 seeds"]
     assert [row["name"] for row in one] == names
     assert [row["kl"] for row in one] == [0, 3, 6] and one[0]["kl_ci"] == 0.1
-    assert one[1]["kl_ci"] == pytest.approx(7**0.5) and over_seeds(rows[:3]) == []
+    assert one[1]["kl_ci"] == pytest.approx(4.30265 * (7 / 3) ** 0.5) and rows_over_seeds(rows[:3]) == []
     metrics = {f"{metric}{end}": 1.0 for metric in TITLES for end in ("", "_ci")}
     records = {"a-seed0": [{"completions": ["x"]}]}
     two = [{"name": f"a-seed{seed}", **metrics} for seed in range(2)]
