@@ -6,7 +6,7 @@ RUN = $(VENV)/bin/python
 PYTHONS ?= python3.12 python3.13
 SHORT = tests/learners tests/models tests/test_config.py tests/test_credit.py tests/test_method.py
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs lint clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs tables lint clean
 
 imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
@@ -33,6 +33,9 @@ notebook: $(VENV)/.installed-dev  ## executes the quick start; an error in a cel
 
 docs: $(VENV)/.installed-docs  ## the documentation site, into build/site; a warning or a dead link is an error
 	$(RUN) docs/site.py
+
+tables: $(VENV)/.installed    ## writes the tables of README, docs and results from the files under results/; FLAGS=--check compares
+	$(RUN) -m study.tables $(FLAGS)
 
 test-pythons:                 ## $(SHORT) under each of $(PYTHONS) that PATH has, in .venv-3.12, .venv-3.13; torch is a large download
 	@failed=; for python in $(PYTHONS); do \

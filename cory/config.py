@@ -439,12 +439,15 @@ class GuardsConfig(Settings):
             and end the run; `skip`: leave out that optimizer step.
         kl_bound: KL, in nats per response, above which an iteration is flagged.
         stop_at_kl: KL above which the run saves its agents and ends early; null for never.
+        patience: Held-out evaluations (`eval_every`) without a better task reward after which the run ends early. The
+            best agents are kept in RUN/RUN-best. null: never, and they are not.
     """
 
     block: ClassVar[str] = "guards"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     kl_bound: PositiveFloat = 50.0
     stop_at_kl: OptionalPositive = None
+    patience: Annotated[int | None, Field(ge=1)] = None
 
 
 @dataclass
@@ -524,6 +527,8 @@ class Config(Settings):
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.
+        callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of them, which a task's command adds
+            to the run (docs/callbacks.md).
         model: The policy.
         lora: Adapters instead of full fine-tuning.
         cory: The method.
@@ -552,6 +557,7 @@ class Config(Settings):
     sample_every: NonNegativeInt = 10
     eval_every: NonNegativeInt = 0
     eval_queries: PositiveInt = 64
+    callbacks: list[str] | str = Field(default_factory=list)
     model: ModelConfig = Field(default_factory=ModelConfig)
     lora: LoraConfig = Field(default_factory=LoraConfig)
     cory: CoryConfig = Field(default_factory=CoryConfig)
@@ -577,6 +583,8 @@ class Config(Settings):
                 f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "
                 f"checkpoint.best: eval_task_reward, got {self.checkpoint.save_every}"
             )
+        if self.guards.patience is not None and not self.eval_every:
+            raise UserError(f"guards.patience: expected null without eval_every, got {self.guards.patience}")
         if self.algorithm in ("grpo", "dr_grpo", "rloo") and self.group_size < 2:
             raise UserError(f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}")
         if self.ppo.batch_size % self.group_size:

@@ -54,6 +54,7 @@ class Iteration:
         task_rewards: r_i of each role, (batch,).
         rewards: what each role is trained on (Eq. 4), (batch,).
         team_rewards: of each chain, so one for each response of the last role, (batch,); None without a team reward.
+        rewards_by_function: of several reward functions, what each gave each role's responses, (batch,), nan for None.
         stats: of each role's update; empty before it.
         seconds: by phase, so far.
         started: when the iteration began, by `time.perf_counter`.
@@ -72,6 +73,7 @@ class Iteration:
     task_rewards: list[torch.Tensor]
     rewards: list[torch.Tensor]
     team_rewards: torch.Tensor | None = None
+    rewards_by_function: list[dict[str, torch.Tensor]] = field(default_factory=list)
     stats: list[UpdateStats] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)

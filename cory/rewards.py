@@ -1,161 +1,144 @@
-"""The reward-function contract, and sums of several rewards."""
+"""Rewards: one function, or several in a weighted sum."""
 
-import inspect
-import math
-import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from cory import coroutines
-from cory.errors import RewardError, UserError, expect
+from cory.errors import RewardError, UserError
+from cory.row_functions import Columns, Function, MissingColumns, RowFunction, numbers_per_row, responses_as_columns
 
-# reward(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of
-# TRL's GRPO reward functions, `async def` ones included. `columns` are the other columns of the dataset and `role`; a
-# function gets those that it names (all, if it takes **kwargs). For chat prompts all are messages, as in TRL.
-RewardFunction = Callable[..., Any]
-# team_reward(prompts, chains, **columns) -> one number per chain; chains[i] is the list of its responses by role.
-TeamReward = Callable[..., Any]
-Columns = Mapping[str, Sequence[Any]]
-
-
-class MissingColumns(RewardError):
-    """A reward function needs columns that the data or a query does not have: `names`."""
-
-    def __init__(self, reward: "Reward", columns: Columns, names: list[str]) -> None:
-        self.names = names
-        super().__init__(f"{reward}: expected parameters among {sorted(columns)}, got {names}")
+__all__ = [
+    "MissingColumns",
+    "Reward",
+    "RewardFunction",
+    "Scores",
+    "TeamReward",
+    "score",
+    "score_by_function",
+    "score_chains",
+]
+RewardFunction = Function
 
 
 @dataclass(frozen=True)
-class Reward:
+class Reward(RowFunction):
     """A reward function in a weighted sum: `Task(dataset, [Reward(f), Reward(g, 0.5)], prompts)`.
 
-    `name`, for messages and records, and `sha256` of its source are by default the function's own. `kind` begins its
-    name in messages.
+    `name`, for messages and records, and `sha256` of its source are by default the function's own.
     """
 
+    what: ClassVar[str] = "reward function"
+    plural: ClassVar[str] = "rewards"
     function: RewardFunction
     weight: float = 1.0
     name: str = ""
     sha256: str = ""
-    kind: str = "reward function"
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name or getattr(self.function, '__name__', type(self.function).__name__)}"
+    __str__ = RowFunction.__str__
 
-    def arguments(self, columns: Columns) -> dict[str, Sequence[Any]]:
-        """The columns that the function takes. Raises MissingColumns, a UserError, if one that it needs is missing."""
-        taken = inspect.signature(self.function).parameters
-        named = {n: p for n, p in taken.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        must = [name for name, parameter in named.items() if parameter.default is parameter.empty]
-        missing = [name for name in must if name not in columns]
-        if missing:
-            raise MissingColumns(self, columns, missing)
-        every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-        return {name: values for name, values in columns.items() if every or name in taken}
+
+@dataclass(frozen=True)
+class TeamReward(RowFunction):
+    """A reward function of whole chains: `team_reward(prompts, chains, **columns) -> list[float]`.
+
+    `chains[i]` is the list of a chain's responses by role, as texts; there is one finite number for each chain. `name`
+    and `sha256` are as those of `Reward`.
+    """
+
+    what: ClassVar[str] = "team reward function"
+    plural: ClassVar[str] = "rewards"
+    unit: ClassVar[str] = "chain"
+    function: Function
+    name: str = ""
+    sha256: str = ""
+
+    __str__ = RowFunction.__str__
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The rewards of a batch of responses.
+
+    Args:
+        total: the weighted sum, (batch,) float32 on the CPU. A function that returns None for a row does not count
+            there; if all do, the row gets 0.
+        by_function: of several functions, what each gave, without its weight: (batch,), nan for None. Empty for one.
+    """
+
+    total: torch.Tensor
+    by_function: dict[str, torch.Tensor]
+
+    def split(self, sizes: list[int]) -> list["Scores"]:
+        """The scores in parts of these lengths."""
+        totals = self.total.split(sizes)
+        parts = {name: values.split(sizes) for name, values in self.by_function.items()}
+        return [
+            Scores(total, {name: values[index] for name, values in parts.items()}) for index, total in enumerate(totals)
+        ]
 
 
 def score(
     reward: RewardFunction | Sequence[Reward], prompts: Sequence[Any], completions: Sequence[str], columns: Columns
 ) -> torch.Tensor:
-    """The weighted sum of the reward functions; (batch,) float32 on the CPU.
+    """The weighted sum of the reward functions, (batch,); see `score_by_function`."""
+    return score_by_function(reward, prompts, completions, columns).total
 
-    A function that returns None for a row does not count there; if all do, the row gets 0. So do all rows where there
-    is no function. Raises a RewardError, with the function and the row, if one raises or does not return one finite
-    number or None per completion.
+
+def score_by_function(
+    reward: RewardFunction | Sequence[Reward], prompts: Sequence[Any], completions: Sequence[str], columns: Columns
+) -> Scores:
+    """The rewards of responses, in sum and by function.
+
+    Raises a RewardError, with the function and the row, if one raises or does not return one finite number or None per
+    completion. Without any function all rewards are 0.
     """
     rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
     if not rewards:
-        return torch.zeros(len(completions))
-    chat = len(prompts) > 0 and not isinstance(prompts[0], str)
-    answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
-    rows = {**columns, "prompts": prompts, "completions": answers}
-    values = torch.tensor(_numbers(rewards, rows, "completion"))
+        return Scores(torch.zeros(len(completions)), {})
+    rows = responses_as_columns(prompts, completions, columns)
+    values = _numbers(rewards, rows)
     if values.isnan().all(0).any():
-        warnings.warn(f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0", stacklevel=2)
-    return (values * torch.tensor([[each.weight] for each in rewards])).nansum(0)
+        warnings.warn(f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0", stacklevel=3)
+    weights = torch.tensor([[reward.weight] for reward in rewards])
+    by_function = dict(zip(names(rewards), values, strict=True)) if len(rewards) > 1 else {}
+    return Scores((values * weights).nansum(0), by_function)
 
 
-def team_score(
-    reward: Reward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
+def score_chains(
+    reward: TeamReward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
 ) -> torch.Tensor:
-    """The team reward of each chain; (chains,) float32 on the CPU.
+    """The team reward of each chain, (chains,) float32 on the CPU.
 
     Args:
         chains: of each, the responses by role.
 
-    Raises a RewardError, with the function and the row, if it raises or does not return one finite number per chain.
+    Raises a RewardError, with the function and the chain, if it raises or does not return one finite number per chain.
     """
     rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
-    (values,) = _numbers([reward], rows, "chain")
-    for row, value in enumerate(values):
-        if math.isnan(value):  # as a response's reward may be
-            raise RewardError(f"{reward}: expected a finite number, got None {_where(row, rows, 'chain')}")
-    return torch.tensor(values)
+    return _numbers([reward], rows)[0]
 
 
-def _numbers(rewards: Sequence[Reward], rows: Columns, unit: str) -> list[list[float]]:
-    """What each function returns for the rows, nan for None. Raises a RewardError if it is not one number per row.
-
-    `unit`: what a row is, a completion or a chain; the column of them is its plural.
-    """
+def _numbers(rewards: Sequence[RowFunction], rows: Columns) -> torch.Tensor:
     try:
-        given = _call(rewards, rows)
-        return [_checked(*pair, rows, unit) for pair in zip(rewards, given, strict=True)]
+        return numbers_per_row(rewards, rows)
     except RewardError:
         raise
     except UserError as error:
         raise RewardError(str(error)) from error.__cause__
 
 
-def _call(rewards: Sequence[Reward], rows: Columns) -> list[Any]:
-    """What each function returns, or the exception that it raises; coroutines run concurrently."""
-    given: list[Any] = []
+def names(rewards: Sequence[Reward]) -> list[str]:
+    """A name for each of several rewards: its function's, with a number where that is not the first of its name.
+
+    >>> names([Reward(len, name="a.py:good"), Reward(len, name="a.py:short"), Reward(len, name="b.py:good")])
+    ['good', 'short', 'good_2']
+    """
+    result: list[str] = []
     for reward in rewards:
-        arguments = reward.arguments(rows)
-        try:
-            given.append(reward.function(**arguments))
-        except Exception as error:
-            given.append(error)
-    return coroutines.wait(given)
-
-
-def _checked(reward: Reward, values: Any, rows: Columns, unit: str) -> list[float]:
-    """One number per row, nan for None. Raises a UserError if `values` is no such list, or an exception."""
-    if isinstance(values, Exception):
-        raise values if isinstance(values, UserError) else _blamed(reward, values, rows, unit) from values
-    try:
-        values = list(values)
-    except TypeError:
-        raise UserError(f"{reward}: expected a list of numbers, got {type(values).__name__}") from None
-    count = len(rows["prompts"])
-    expect(len(values) == count, str(reward), f"{count} rewards, one per {unit}", len(values))
-    for row, value in enumerate(values):
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = values[row] = value.item()
-        if value is not None and (not isinstance(value, Real) or not math.isfinite(value)):
-            raise UserError(f"{reward}: expected a finite number, got {value!r} {_where(row, rows, unit)}")
-    return [math.nan if value is None else float(value) for value in values]
-
-
-def _blamed(reward: Reward, error: Exception, rows: Columns, unit: str) -> UserError:
-    """The error of a function that raised, with the first row for which it raises alone, if any."""
-    where = "for the whole batch, but for none of its rows alone"
-    for row in range(len(rows["prompts"])):
-        (given,) = _call([reward], {name: values[row : row + 1] for name, values in rows.items()})
-        if isinstance(given, Exception):
-            error, where = given, _where(row, rows, unit)
-            break
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(last.filename).name}, line {last.lineno}"
-    return UserError(f"{reward}: expected rewards, got {type(error).__name__} ({error}) at {place}, {where}")
-
-
-def _where(row: int, rows: Columns, unit: str) -> str:
-    return f"in row {row}, prompt {rows['prompts'][row]!r}, {unit} {rows[unit + 's'][row]!r}"
+        name = reward.short_name
+        number = sum(other.short_name == name for other in rewards[: len(result)]) + 1
+        result.append(name if number == 1 else f"{name}_{number}")
+    return result

@@ -1,7 +1,7 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,21 @@ import datasets
 
 from cory.config import RoleConfig
 from cory.errors import UserError
+from cory.learners.stats import UpdateStats
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.provenance.models import Models, model_identity
 from cory.provenance.task import data_hash, function_name, source_hash
 from cory.rewards import Reward, RewardFunction, TeamReward
+from cory.rewards import names as reward_names
+from cory.row_functions import Function, RowFunction
 from cory.streams import Purpose, Stream
+from cory.task_metrics import Metric, MetricFunction
 
+# Names in metrics.jsonl that a task's metrics cannot have.
+RECORDED = {"iteration", "agent", "role", "flags", "task_reward", "combined_reward", "distinct_2", "eval_task_reward"}
+RECORDED |= {"team_reward", "eval_team_reward"}
+RECORDED |= {field.name for field in fields(UpdateStats)}
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 
@@ -75,6 +83,14 @@ def check_held_out(dataset: str, trained: str) -> None:
         )
 
 
+def _check_arguments(function: RowFunction, given: Sequence[str], columns: Sequence[str]) -> None:
+    """Raises a UserError if a function needs what it is not given, or would get a column twice."""
+    arguments = function.arguments(dict.fromkeys([*given, *columns], ()))
+    twice = [name for name in given if name in columns and name in arguments]
+    if twice:
+        raise UserError(f"dataset: expected no columns that {function} is passed anyway, got {twice}")
+
+
 @dataclass
 class Task:
     """What the agents are trained on.
@@ -86,10 +102,10 @@ class Task:
             responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`, which
             may be empty with a team reward.
         prompts: what each role reads.
-        metrics: more numbers to record: name to a function of a completion, whose mean goes to metrics.jsonl.
+        metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns) ->
+            list[float | None]` (`cory.task_metrics`), whose mean goes to metrics.jsonl.
         team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called once per iteration; `chains[i]` is
-            the list of a chain's responses by role. Every role gets its chain's on top of the rewards of responses. A
-            `Reward` names it in records and messages.
+            the list of a chain's responses by role. Every role gets its chain's on top of the rewards of responses.
         kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
             task that was made in Python.
 
@@ -100,29 +116,25 @@ class Task:
     dataset: datasets.Dataset
     reward: RewardFunction | Sequence[Reward]
     prompts: RolePrompts
-    metrics: dict[str, Callable[[str], float]] = field(default_factory=dict)
-    team_reward: TeamReward | Reward | None = None
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
+    team_reward: Function | TeamReward | None = None
     kind: str = ""
 
     def __post_init__(self) -> None:
         names = self.dataset.column_names
         if "prompt" not in names:
             raise UserError(f"dataset: expected a column 'prompt', got {names}")
-        self._check_columns(self.rewards, ("prompts", "completions", "role"))
+        for reward in self.rewards:
+            _check_arguments(reward, ("prompts", "completions", "role"), names)
         if self.team is not None:
-            self._check_columns([self.team], ("prompts", "chains"))
+            _check_arguments(self.team, ("prompts", "chains"), names)
+        for name, function in self.metrics.items():
+            if name in RECORDED:
+                raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
+            _check_arguments(Metric(function, name), ("prompts", "completions", "role", "rewards"), names)
         for row, prompt in enumerate(self.dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row}")
         self.prompts.check_columns(names)
-
-    def _check_columns(self, rewards: Sequence[Reward], given: Sequence[str]) -> None:
-        """`given`: what the functions get besides the dataset's columns."""
-        names = self.dataset.column_names
-        for reward in rewards:
-            taken = reward.arguments(dict.fromkeys([*given, *names], ()))
-            twice = [name for name in given if name in names and name in taken]
-            if twice:
-                raise UserError(f"dataset: expected no columns that {reward} is passed anyway, got {twice}")
 
     def render(
         self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[Sequence[str]] | None = None
@@ -191,13 +203,16 @@ class Task:
         return self.reward if isinstance(self.reward, Sequence) else [Reward(self.reward)]
 
     @property
-    def team(self) -> Reward | None:
+    def team(self) -> TeamReward | None:
         """The team reward, if there is one."""
-        if self.team_reward is None or isinstance(self.team_reward, Reward):
-            team = self.team_reward
-        else:
-            team = Reward(self.team_reward)
-        return None if team is None else replace(team, kind="team reward function")
+        if self.team_reward is None or isinstance(self.team_reward, TeamReward):
+            return self.team_reward
+        return TeamReward(self.team_reward)
+
+    @property
+    def reward_metrics(self) -> list[str]:
+        """The names of the metrics of each reward function, where there are several."""
+        return [f"reward_{name}" for name in reward_names(self.rewards)] if len(self.rewards) > 1 else []
 
     @classmethod
     def from_prompts(cls, prompts: Sequence[Prompt], reward: RewardFunction, role_prompts: RolePrompts) -> "Task":
@@ -215,9 +230,9 @@ class Task:
         return self.dataset[order[start : start + size].tolist()]
 
 
-def _recorded_name(reward: Reward) -> str:
+def _recorded_name(reward: Reward | TeamReward) -> str:
     return reward.name or function_name(reward.function)
 
 
-def _recorded_hash(reward: Reward) -> str:
+def _recorded_hash(reward: Reward | TeamReward) -> str:
     return reward.sha256 or source_hash(reward.function)

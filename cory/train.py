@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cory.cli.load import load
+from cory.cli.load import read_command_line
 from cory.cli.main import main
 from cory.config import Config
+from cory.resume.run_name import run_name
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind
 
@@ -26,7 +27,9 @@ def train(kind: TaskKind[Any], default: Path | None = None, prefix: str = "", si
         prefix: begins the run's name, such as imdb_cory.
         single_agent: trains the first agent alone, in one role: the baseline.
     """
-    config, name = load(kind.config, default, prefix=prefix, single_agent=single_agent)
+    line = read_command_line(kind.config, default, prefix=prefix, single_agent=single_agent)
+    config = line.config
+    name = run_name(line.setting, line.changed)
     announce(config, name)
 
     # The task first: a mistake in a reward file is reported before torch is imported, which takes seconds.
@@ -34,9 +37,11 @@ def train(kind: TaskKind[Any], default: Path | None = None, prefix: str = "", si
     held_out = kind.held_out_rows(config) if config.eval_every else None
 
     from cory import CoryTrainer, make_agents
+    from cory.callbacks.load import load_callbacks
 
+    callbacks = load_callbacks(config.callbacks)
     agents = make_agents(config)
-    CoryTrainer(config, agents, task, name, held_out).train()
+    CoryTrainer(config, agents, task, name, held_out, callbacks).train()
 
 
 def announce(config: Config, name: str) -> None:

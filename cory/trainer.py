@@ -34,7 +34,7 @@ from cory.resume import checkpoint
 from cory.resume.advice import how_to_continue, resume_command
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
-from cory.rewards import score, team_score
+from cory.rewards import Scores, score_by_function, score_chains
 from cory.roles import RoleSchedule
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
@@ -151,7 +151,8 @@ class CoryTrainer:
         # Every role's own task reward, the chain's if there is one, and what a role is trained on: the sum over the
         # chain (Eq. 4).
         with timed(seconds, "reward"):
-            task_rewards = self.score_rollouts(batch, rollouts)
+            scores = self.score_rollouts(batch, rollouts)
+            task_rewards = [score.total for score in scores]
             team_rewards = self.score_chains(batch, rollouts)
             rewards = self.training_rewards(k, chain, batch, task_rewards, team_rewards)
 
@@ -162,6 +163,7 @@ class CoryTrainer:
             max_new_tokens=batch.max_new_tokens,
             rollouts=rollouts,
             task_rewards=task_rewards,
+            rewards_by_function=[score.by_function for score in scores],
             rewards=rewards,
             team_rewards=team_rewards,
             seconds=seconds,
@@ -204,8 +206,8 @@ class CoryTrainer:
             rollouts.append(rollout)
         return rollouts
 
-    def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[torch.Tensor]:
-        """Each role's (batch,) task rewards: all roles' responses in one call, so in one pass of a
+    def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[Scores]:
+        """Each role's task rewards, (batch,): all roles' responses in one call, so in one pass of a
         reward model.
 
         The reward function sees the dataset's columns and, as `role`, the role of each response,
@@ -219,8 +221,8 @@ class CoryTrainer:
             for name, values in batch.columns_of(role).items():
                 columns[name] += values
         prompts = columns.pop("prompt")
-        rewards = distributed.agreed(lambda: score(self.task.reward, prompts, completions, columns))
-        return list(rewards.split([len(rollout.completions) for rollout in rollouts]))
+        scores = distributed.agreed(lambda: score_by_function(self.task.reward, prompts, completions, columns))
+        return scores.split([len(rollout.completions) for rollout in rollouts])
 
     def score_chains(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor | None:
         """The (batch,) team rewards of whole chains, one for each response of the last role.
@@ -236,7 +238,7 @@ class CoryTrainer:
         if len(rollouts) == 2:
             responses[0] = repeated(responses[0], batch.branches)
         chains = list(zip(*responses, strict=True))
-        return distributed.agreed(lambda: team_score(team, prompts, chains, columns))
+        return distributed.agreed(lambda: score_chains(team, prompts, chains, columns))
 
     def training_rewards(
         self,
@@ -259,7 +261,7 @@ class CoryTrainer:
         rollouts = []
         for role in range(1, len(chain)):
             rollouts.append(self._respond(chain[role], role, batch, [empty] * role, generators[role]))
-        rewards = self.score_rollouts(batch, rollouts, first=1)
+        rewards = [score.total for score in self.score_rollouts(batch, rollouts, first=1)]
         return [torch.zeros_like(rewards[0]), *rewards]
 
     def update(
@@ -496,7 +498,11 @@ class CoryTrainer:
             absent.add("value_loss")
         if self.config.sampling.engine == "native":
             absent.add("engine_difference")
-        names = ({field.name for field in fields(UpdateStats)} - absent) | {*MEASURED, *self.task.metrics}
+        names = ({field.name for field in fields(UpdateStats)} - absent) | {
+            *MEASURED,
+            *self.task.metrics,
+            *self.task.reward_metrics,
+        }
         if self.task.team is not None:
             names.add("team_reward")
         if self.config.eval_every:

@@ -47,7 +47,7 @@ class Gsm8kEvaluation(EvaluationConfig):
 
 
 def run() -> None:
-    evaluation = evaluate_command(GSM8K, Gsm8kEvaluation, __doc__, "gsm8k-evaluation")
+    evaluation = evaluate_command(GSM8K, Gsm8kEvaluation, __doc__)
     write_report(evaluation.folder)
 
 

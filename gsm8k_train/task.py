@@ -26,9 +26,9 @@ def rule_reward(prompts: list[str], completions: list[str], answer: list[str]) -
     ]
 
 
-def unparseable(completion: str) -> float:
+def unparseable(completions: list[str]) -> list[float]:
     """1.0 where a completion answers with no number at all, else 0.0."""
-    return float(extract(completion) is None)
+    return [float(extract(completion) is None) for completion in completions]
 
 
 def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:

@@ -22,7 +22,7 @@ from study.report import write_report
 
 
 def run() -> None:
-    evaluation = evaluate_command(IMDB, EvaluationConfig, __doc__, "evaluation")
+    evaluation = evaluate_command(IMDB, EvaluationConfig, __doc__)
     write_report(evaluation.folder)
 
 

@@ -2,15 +2,15 @@
 
     python -m study.advantage results/when/settings.yaml --out results/when
 
-The file lists settings, each with the evaluation of its runs (`evaluate.py RUNS`, as an experiment's `evaluate` is;
-with `--samples 2`, the better response of two is shown, too) and the probe of its untrained model (`observer.py
---out`):
+The file lists settings, each with a folder of results (those of `study.experiment`, whose held_out.csv it reads; where
+the evaluation had `--samples 2`, the better response of two is shown, too) and the probe of its untrained model
+(`observer.py --out`):
 
     - label: GSM8K, toy
-      evaluation: results/when/gsm8k/evaluation.json
+      results: results/gsm8k_credit
       observer: results/when/gsm8k/observer.json
-      chain: gsm8k_cory_tiny          # runs gsm8k_cory_tiny-seed0, -seed1, ...
-      single: gsm8k_ppo_tiny
+      chain: collective               # the name of a group
+      single: PPO
       order: agent_2 after agent_1    # of a pair with fixed roles; without it, the mean of both orders
 
 Writes advantage.md, a table, and advantage.png.
@@ -19,7 +19,6 @@ Writes advantage.md, a table, and advantage.png.
 import itertools
 import json
 import math
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +31,11 @@ from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.errors import UserError, expect
 from cory.run.output import check_results_folder, staged
-from study.statistics import Interval, bootstrap, with_interval
+from study.intervals import Interval, difference, over_seeds
 
-KEYS = {"label", "evaluation", "observer", "chain", "single"}
+KEYS = {"label", "results", "observer", "chain", "single"}
 ORDER = "order"  # the key that may be left out
-CALLS = {"alone": "", "after itself": " after itself"}  # of one agent; the ends of rows' names
-UNTRAINED = "base after itself"
+CALLS = {"alone": 1, "after itself": 2}  # of one agent
 MARKERS = "os^Dv"
 
 
@@ -62,18 +60,26 @@ class Setting:
     chain: list[float]
     best_of_2: list[float]
 
+    def rivals(self) -> dict[str, list[float]]:
+        """The combined rewards of what the chain is compared with: CALLS, and the untrained model after itself."""
+        by_calls = {f"one agent, {calls}": [seed[calls] for seed in self.one] for calls in CALLS}
+        return by_calls | {"untrained, after itself": [self.untrained] * len(self.one)}
+
+    def best_rival(self) -> str:
+        """The rival with the highest mean."""
+        rivals = self.rivals()
+        return max(rivals, key=lambda name: statistics.fmean(rivals[name]))
+
     def advantage(self) -> Interval:
-        """Of the chain over the best of CALLS and `untrained`, in units of `scale`, with a bootstrap over seeds."""
+        """Of the chain over the best rival, in units of `scale`, by Student's t over seeds."""
+        import pandas as pd  # here, as importing it takes a while
 
-        def difference(chain: Sequence[float], one: Sequence[dict[str, float]]) -> float:
-            rivals = [statistics.fmean(seed[calls] for seed in one) for calls in CALLS]
-            return (statistics.fmean(chain) - max(*rivals, self.untrained)) / self.scale
-
-        return bootstrap(difference, self.chain, self.one)
+        apart = difference(pd.Series(self.chain), pd.Series(self.rivals()[self.best_rival()]))
+        return Interval(apart.value / self.scale, apart.low / self.scale, apart.high / self.scale, apart.n)
 
 
-def read_settings_file(path: Path) -> list[Setting]:
-    """The settings that a file lists; paths are relative to the current folder. Raises a UserError on bad ones."""
+def read_settings_file(path: Path, root: Path = Path()) -> list[Setting]:
+    """The settings that a file lists; paths are relative to `root`. Raises a UserError on bad ones."""
     try:
         listed = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -82,82 +88,92 @@ def read_settings_file(path: Path) -> list[Setting]:
     for number, entry in enumerate(listed):
         ok = isinstance(entry, dict) and set(entry) - {ORDER} == KEYS
         expect(ok, f"{path}, setting {number + 1}", f"the keys {', '.join(sorted(KEYS))}", entry)
-    return [_setting(entry) for entry in listed]
+    return [_setting(entry, root) for entry in listed]
 
 
-def _setting(entry: dict[str, Any]) -> Setting:
-    path = entry["evaluation"]
+def _setting(entry: dict[str, Any], root: Path) -> Setting:
+    from study.frame import BASE, read_study  # here, as importing pandas takes a while
+
+    label = entry["label"]
+    held_out = read_study(root / entry["results"]).held_out
     try:
-        rows = {row["name"]: row for row in _json(path)["rows"]}
-        probe = _json(entry["observer"])
-        reading, scale = probe["readings"][0], probe["spread"]
-        depends, follows = (_interval(reading[key]) for key in ("dependence", "slope"))
-    except (LookupError, TypeError, ValueError) as error:
-        expected = "an evaluation.json and what observer.py --out has written"
-        raise UserError(f"{entry['label']}: expected {expected}, got files without {error}") from None
-    expect(UNTRAINED in rows, path, f"a row {UNTRAINED!r}: evaluate the runs again", list(rows))
+        probe = json.loads((root / entry["observer"]).read_text(encoding="utf-8"))
+        reading = probe["readings"][0]
+        dependence = _interval(reading["dependence"])
+        slope = _interval(reading["slope"])
+        scale = float(probe["spread"])
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        expected = "what observer.py --out has written"
+        raise UserError(f"{label}: expected {expected}, got {entry['observer']!r} ({error})") from None
 
-    def of(group: str, end: str, metric: str = "combined_reward", agent: str = r"agent_\d+") -> list[float]:
-        """A metric of the rows GROUP-seedN/AGENT END by seed, mean over agents."""
-        form = re.compile(rf"{re.escape(group)}-seed(\d+)/{agent}{end}")
-        found: dict[str, list[float]] = {}
-        for name, row in rows.items():
-            if match := form.fullmatch(name):
-                expect(metric in row, path, f"{metric} in each row", name)
-                found.setdefault(match[1], []).append(row[metric])
-        return [statistics.fmean(found[seed]) for seed in sorted(found, key=int)]
+    def by_seed(group: str, metric: str, **chosen: Any) -> list[float]:
+        """A metric of a group's rows with some values, by seed, mean over agents or orders."""
+        rows = held_out[held_out["group"] == group]
+        for key, value in chosen.items():
+            rows = rows[rows[key] == value]
+        return [float(value) for value in rows.groupby("seed")[metric].mean()]
 
-    by_calls = [of(entry["single"], end) for end in CALLS.values()]
-    counts = [len(values) for values in by_calls]
-    expect(len(set(counts)) == 1, path, f"as many runs of {entry['single']!r} {' as '.join(CALLS)}", counts)
-    one = [dict(zip(CALLS, values, strict=True)) for values in zip(*by_calls, strict=True)]
-    pair = of(entry["chain"], r" after agent_\d+")
-    for key, values in (("single", one), ("chain", pair)):
-        expect(bool(values), key, f"the name of runs in {path}", entry[key])
-    order = str(entry.get(ORDER, ""))
-    known = " after " in order
-    chain = of(entry["chain"], "", agent=re.escape(order)) if known else pair
-    expect(
-        bool(chain) and (known or not order),
-        ORDER,
-        f"a chain of {entry['chain']!r} in {path}, such as agent_2 after agent_1",
-        order,
-    )
-    best = of(entry["single"], "", "best_of_2") if "best_of_2" in rows[UNTRAINED] else []
-    return Setting(entry["label"], depends, follows, scale, one, rows[UNTRAINED]["combined_reward"], chain, best)
+    for key in ("single", "chain"):
+        if entry[key] not in set(held_out["group"]):
+            groups = sorted(set(held_out["group"]) - {BASE})
+            raise UserError(f"{label}, {key}: expected one of {groups}, got {entry[key]!r}")
+    order = entry.get(ORDER)
+    chosen = {"answers": order} if order else {"calls": 2}
+    chain = by_seed(entry["chain"], "combined_reward", **chosen)
+    if not chain:
+        raise UserError(
+            f"{label}, {ORDER}: expected a chain of {entry['chain']!r}, such as agent_2 after agent_1, got {order!r}"
+        )
+    alone, twice = (by_seed(entry["single"], "combined_reward", calls=calls) for calls in CALLS.values())
+    untrained = held_out[(held_out["group"] == BASE) & (held_out["calls"] == 2)]
+    if len(alone) != len(twice) or not len(untrained):
+        raise UserError(f"{label}: expected {entry['single']!r} and the base after themselves, got no such rows")
+    one = [dict(zip(CALLS, values, strict=True)) for values in zip(alone, twice, strict=True)]
+    best = by_seed(entry["single"], "best_of_2", calls=1) if "best_of_2" in held_out else []
+    base = float(untrained["combined_reward"].iloc[0])
+    return Setting(label, dependence, slope, scale, one, base, chain, best)
 
 
 def _interval(numbers: Sequence[float | None]) -> Interval:
     """An interval of a file, where null stands for NaN: the observer's reward never varied."""
-    value, low, high = (math.nan if number is None else number for number in numbers)
-    return value, low, high
-
-
-def _json(path: str) -> Any:
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"expected a file of results, got {path!r} ({error})") from None
+    value, low, high = (math.nan if number is None else number for number in numbers[:3])
+    return Interval(value, low, high, 0)
 
 
 def table(settings: Sequence[Setting]) -> str:
     """The settings as a Markdown table."""
-    from study.tables import markdown_table
-
-    def shown(values: Sequence[float]) -> str:
-        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):.2f}{spread}" if values else ""
+    from study.markdown import markdown_table
 
     return markdown_table(
         [
             {"setting": s.label, "n": str(len(s.chain))}
-            | {"dependence": with_interval(s.dependence, ".2f"), "slope": with_interval(s.slope, ".2f")}
-            | {f"one agent, {calls}": shown([seed[calls] for seed in s.one]) for calls in CALLS}
-            | {"untrained, after itself": shown([s.untrained]), "chain": shown(s.chain)}
-            | {"advantage": with_interval(s.advantage(), "+.2f"), "best of 2, task reward": shown(s.best_of_2)}
+            | {"dependence": s.dependence.text(".2f"), "slope": s.slope.text(".2f")}
+            | {name: _shown(values) for name, values in s.rivals().items() if not name.startswith("untrained")}
+            | {"untrained, after itself": f"{s.untrained:.2f}", "chain": _shown(s.chain)}
+            | {"advantage": s.advantage().text("+.2f"), "best of 2, task reward": _shown(s.best_of_2)}
             for s in settings
         ]
     )
+
+
+def _shown(values: Sequence[float]) -> str:
+    return over_seeds(values).plus_minus() if values else ""
+
+
+def short_rows(settings: Sequence[Setting]) -> list[dict[str, str]]:
+    """The settings as rows of a short table: dependence, slope, the best rival, the chain, and its advantage."""
+    return [
+        {
+            "setting": s.label,
+            "n": str(len(s.chain)),
+            "dependence": f"{s.dependence.value:.2f}",
+            "slope": f"{s.slope.value:.2f}",
+            "best rival": f"{statistics.fmean(s.rivals()[s.best_rival()]):.2f} {s.best_rival()}",
+            "chain": f"{statistics.fmean(s.chain):.2f}",
+            "advantage": s.advantage().text("+.2f"),
+        }
+        for s in settings
+    ]
 
 
 def plot(settings: Sequence[Setting], path: Path) -> None:
@@ -176,10 +192,11 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
     kinds = list(dict.fromkeys(kind for task, _, kind in parts if task))
     colour = dict(zip(tasks, colours(len(tasks)), strict=True))
     for setting, (task, _, kind) in zip(settings, parts, strict=True):
-        (x, left, right), (y, low, high) = setting.dependence, setting.advantage()
+        x, left, right, _ = setting.dependence
+        y, low, high, _ = setting.advantage()
         marker = MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0]
         style: dict[str, Any] = {"marker": marker, "ms": 6, "lw": 1.2, "capsize": 2, "color": colour[task or kind]}
-        style |= {} if setting.slope[1] > 0 else {"mfc": "white"}
+        style |= {} if setting.slope.low > 0 else {"mfc": "white"}
         axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], **style)
     for task in tasks:
         axis.plot([], [], color=colour[task], lw=4, label=task)

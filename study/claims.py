@@ -1,18 +1,19 @@
-"""Judges the paper's claims by the runs of the experiments: reproduced, not reproduced, or not tested.
+"""Judges the paper's claims by the results of the experiments: reproduced, not reproduced, or not tested.
 
-    python -m study.claims --scales tiny real --out results/claims.md
+    python -m study.claims --scales tiny smollm2 --out results/claims.md
 
 Each claim is an estimate and the range in which its 95 % interval must lie (docs/experiments.md, "Claims"). Nothing is
-run; a claim is not tested at a scale at which its experiment has not ended.
+run: the files of `study.experiment` under `--results` suffice. A claim is not tested at a scale at which not all runs
+of its experiment are there.
 """
 
-import html
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
@@ -21,48 +22,47 @@ from cory.run.output import check_result_file, replace_text
 from study.estimates import (
     CORY,
     PPO,
-    Elsewhere,
     Estimate,
-    Evidence,
     Untested,
+    agents,
     between,
     collapses,
-    difference,
-    frontiers_apart,
-    kl_accelerates,
-    less_variance,
-    measured,
-    of_gain,
-    over_values,
-    passes,
-    ratio,
-    relative,
-    share,
-    values_apart,
-)
-from study.measures import (
-    agents,
-    apart_and_gain,
     decline,
+    distance_of_agents,
     distinct_share,
     early_gain,
     end,
+    frontiers_apart,
+    gain,
     growth_of_kl,
-    reward_and_gain,
-    rewards,
+    kl_accelerates,
+    less_variance,
+    measured,
+    passes,
+    per_gain,
+    relative,
     rise,
+    share,
     share_of_limit,
     unsteadiness,
+    values_apart,
 )
+from study.intervals import Interval, difference, ratio
+from study.markdown import markdown_table
 from study.plan import Experiment, checkout_file, plan, read_experiment
-from study.records import Record, flat, read
-from study.tables import markdown_table
 
-COLUMNS = ("claim", "the paper says", "at", "measured", "value", "verdict")
+if TYPE_CHECKING:
+    from study.frame import Study
+
 SIMILAR = 0.2  # of the gain in task reward: values this far apart count as similar or close
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
+FEWEST = 5  # seeds for a verdict
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
+SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model
+IMDB, GSM8K, CURVES = ("imdb_curves",), ("gsm8k_curves", SUMS), ("imdb_curves", "gsm8k_curves")
+ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
+RATES, FRONTIERS = ("imdb_learning_rate", "gsm8k_learning_rate"), ("imdb_frontier", "gsm8k_frontier")
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,12 @@ class Claim:
     measured: str
     holds: tuple[float, float]
     experiments: tuple[str, ...]
-    estimate: Callable[[Evidence], Estimate]
+    estimate: Estimate
 
 
-SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model
-IMDB, GSM8K, CURVES = ("imdb_curves",), ("gsm8k_curves", SUMS), ("imdb_curves", "gsm8k_curves")
-PLACES = ("model.name", "task.reward_model", "task.dataset")  # may name local folders: any machine has its own
-ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
-RATES, FRONTIERS = ("imdb_learning_rate", "gsm8k_learning_rate"), ("imdb_frontier", "gsm8k_frontier")
 CLAIMS = [
     Claim("E1", "CORY's task reward is similar to PPO's", "task reward, (CORY - PPO) / PPO's gain",
-          (-SIMILAR, SIMILAR), IMDB, between(CORY, PPO, reward_and_gain, of_gain)),
+          (-SIMILAR, SIMILAR), IMDB, per_gain(CORY, PPO, "task_reward")),
     Claim("E1", "PPO's KL is more than twice CORY's", "KL, PPO / CORY", (2, math.inf), IMDB,
           between(PPO, CORY, end("kl"), ratio)),
     Claim("E1", "CORY's combined reward rises", "combined reward, last - first 10 iterations", ABOVE, IMDB,
@@ -98,7 +93,7 @@ CLAIMS = [
     Claim("E1", "PPO's combined reward falls", "combined reward, last - first 10 iterations", BELOW, IMDB,
           measured(PPO, rise)),
     Claim("E1", "agent_1 and agent_2 end close together", "combined reward, distance of agent_1 and agent_2 / gain",
-          (-math.inf, SIMILAR), IMDB, measured(CORY, apart_and_gain, share)),
+          (-math.inf, SIMILAR), IMDB, share(CORY, distance_of_agents, gain)),
     Claim("E1, E5", "a larger model does not bring PPO to CORY's KL", "KL, larger PPO / CORY", MORE, ABLATIONS,
           between("PPO, larger model", CORY, end("kl"), ratio)),
     Claim("E2", "PPO's task reward peaks at half time and declines", "task reward, middle - last 10 iterations", ABOVE,
@@ -108,14 +103,14 @@ CLAIMS = [
     Claim("E2", "CORY is steadier", "spread by role around running mean, PPO / CORY", MORE, GSM8K,
           between(PPO, CORY, unsteadiness, ratio)),
     Claim("E2", "PPO's KL does not converge", "growth of the KL in the last 10 iterations", (0.05, math.inf), GSM8K,
-          measured(PPO, growth_of_kl, share)),
+          share(PPO, growth_of_kl, end("kl"))),
     Claim("E2", "CORY's KL converges", "growth of the KL in the last 10 iterations", (-0.05, 0.05), GSM8K,
-          measured(CORY, growth_of_kl, share)),
+          share(CORY, growth_of_kl, end("kl"))),
     Claim("E2", "CORY's task reward is higher", "task reward, CORY - PPO", ABOVE, GSM8K,
           between(CORY, PPO, end("task_reward"), difference)),
     Claim("E2", "CORY's KL is lower", "KL, PPO / CORY", MORE, GSM8K, between(PPO, CORY, end("kl"), ratio)),
     Claim("E3", "CORY is above the base at every k", "pass@k, CORY - base, smallest over k", ABOVE, GSM8K,
-          passes("base")),
+          passes(None)),
     Claim("E3", "CORY is above PPO at every k", "pass@k, CORY - PPO, smallest over k", ABOVE, GSM8K, passes(PPO)),
     Claim("E4", "CORY's frontier lies outside PPO's", "hypervolume, (CORY - PPO) / all", ABOVE, FRONTIERS,
           frontiers_apart),
@@ -125,15 +120,15 @@ CLAIMS = [
     Claim("E5", "without knowledge transfer the KL is higher", "KL, without / with", MORE, ABLATIONS,
           between(NO_TRANSFER, CORY, end("kl"), ratio)),
     Claim("E5", "without role exchange the reward is as good", "task reward, (without - with) / gain",
-          (-SIMILAR, SIMILAR), ABLATIONS, between(NO_EXCHANGE, CORY, reward_and_gain, of_gain)),
+          (-SIMILAR, SIMILAR), ABLATIONS, per_gain(NO_EXCHANGE, CORY, "task_reward")),
     Claim("E5", "without role exchange the KL is much higher", "KL, without / with", (MUCH, math.inf), ABLATIONS,
           between(NO_EXCHANGE, CORY, end("kl"), ratio)),
     Claim("E5", "the fixed observer's KL is well below the fixed pioneer's", "KL, fixed pioneer / observer",
-          (MUCH, math.inf), ABLATIONS, measured(NO_EXCHANGE, agents("kl"), share)),
+          (MUCH, math.inf), ABLATIONS, agents(NO_EXCHANGE, "kl", ratio)),
     Claim("E6", "PPO collapses at learning rates at which CORY is stable", "collapse rate over all rates, PPO - CORY",
           ABOVE, RATES, collapses(1.0)),
     Claim("E6", "CORY converges near iteration 10", "gain by iterations 11 to 20 / gain, all rates", (0.8, math.inf),
-          RATES, over_values(CORY, early_gain, share)),
+          RATES, share(CORY, early_gain, gain)),
     Claim("E6", "PPO's KL accelerates at the smallest rate", "KL, second half's gain / first half's", MORE, RATES,
           kl_accelerates),
     Claim("E7", "cooperation gives more reward than competition", "task reward, coefficient 1 - coefficient -1", ABOVE,
@@ -153,7 +148,7 @@ CLAIMS = [
     Claim("secondary", "67 % fewer collapses", "collapse rate over all rates, 0.33 PPO - CORY", ABOVE, RATES,
           collapses(1 - 0.67)),
     Claim("secondary", "41 % lower training variance", "1 - variance of CORY / PPO", (0.41, math.inf), CURVES,
-          between(CORY, PPO, rewards, less_variance, distinct=2)),
+          less_variance),
 ]  # fmt: skip
 
 
@@ -164,92 +159,81 @@ def experiment_of(name: str) -> Experiment:
     return read_experiment(checkout_file(file, "experiment"))
 
 
-def gather(name: str, scale: str, runs: Path) -> Evidence:
-    """What an experiment's runs tell. Where model and data lie is as in the first run, and must be so in all.
+def verdict(interval: Interval, holds: tuple[float, float]) -> str:
+    """Whether an interval lies where a claim needs it."""
+    if interval.n < FEWEST:
+        return f"not tested (fewer than {FEWEST} seeds)"
+    if not all(map(math.isfinite, interval)):
+        return "not tested (no interval)"
+    if holds[0] < interval.low and interval.high < holds[1]:
+        return "reproduced"
+    if interval.high <= holds[0] or interval.low >= holds[1]:
+        return "not reproduced (contradicted)"
+    return "not reproduced (undecided)"
+
+
+def gather(name: str, scale: str, results: Path) -> "Study":
+    """The study of an experiment, from the folder under `results` whose runs.csv is of it.
 
     Raises:
-        Elsewhere: not all of its runs have ended here, or they have other settings.
+        Untested: there is none, or some of the planned runs are not in it.
         UserError: a file cannot be read.
     """
     experiment = experiment_of(name)
-    needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
-    there = [item for item in plan(experiment, scale, needs, runs) if (item.folder / "summary.json").exists()]
-    if not there:
-        raise Elsewhere("not run")
-    used, stated = flat(read(there[0].folder).settings), flat(there[0].settings)
-    keys = [key for key in dict.fromkeys([*needs, *PLACES]) if key in used and used[key] != stated.get(key)]
-    try:
-        planned = plan(experiment, scale, {key: str(used[key]) for key in keys}, runs)
-        ended = [item for item in planned if item.state() == "finished"]
-    except UserError:
-        raise Elsewhere("runs of other settings") from None
-    if len(ended) < len(planned):
-        raise Elsewhere(f"{len(ended)} of {len(planned)} runs ended")
-    by_name: dict[str, list[Record]] = {}
-    for item in ended:
-        by_name.setdefault(item.label, []).append(read(item.folder))
-    values = list(experiment.scales[scale].values or [])
-    evaluation = runs / scale / f"{Path(name).stem}-evaluation" / "evaluation.json"
-    return Evidence(by_name, values, experiment.over, evaluation)
+    short = Path(name).parent.name or name
+    for file in sorted(results.glob("*/runs.csv")):
+        from study.frame import read_study  # here, as importing pandas takes a while
+
+        study = read_study(file.parent)
+        first = study.runs.iloc[0]
+        if (first["experiment"], first["scale"]) != (short, scale):
+            continue
+        needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
+        planned = {(item.of.name, item.seed) for item in plan(experiment, scale, needs, results)}
+        ended = set(zip(study.whole["group"], study.whole["seed"], strict=True))
+        if planned <= ended:
+            return study
+        raise Untested(f"{len(planned & ended)} of {len(planned)} runs ended")
+    raise Untested("not run")
 
 
-def judge(scales: Sequence[str], runs: Path, earlier: str = "") -> list[dict[str, str]]:
-    """A row for each claim, task and scale: the estimate and the verdict.
-
-    Args:
-        earlier: a table of before. Its rows stay as they are, but for those of experiments that have ended in `runs`.
-    """
-    known: dict[tuple[str, str], Evidence | Elsewhere] = {}
-    before = {tuple(row.values())[:3]: row for row in _rows_of(earlier)}
-    rows: list[dict[str, str]] = []
-    ended = set()
+def judge(scales: Sequence[str], results: Path) -> list[dict[str, str]]:
+    """A row for each claim, task and scale: the estimate and the verdict."""
+    studies: dict[tuple[str, str], Study | Untested] = {}
+    rows = []
     for claim in CLAIMS:
         for name in claim.experiments:
             for scale in scales:
                 if scale not in experiment_of(name).scales:
                     continue
-                if (name, scale) not in known:
+                if (name, scale) not in studies:
                     try:
-                        known[name, scale] = gather(name, scale, runs)
-                    except Elsewhere as why:
-                        known[name, scale] = why
-                key = claim.number, claim.says, f"{_task(name)}, {scale}"
-                old = before.pop(key, None)
-                try:
-                    evidence = known[name, scale]
-                    if isinstance(evidence, Elsewhere):
-                        raise evidence
-                    ended.add((key[0], key[2]))
-                    found = claim.estimate(evidence)
-                    text, verdict = str(found), found.verdict(claim.holds)
-                except Untested as why:
-                    text, verdict = str(why), "not tested"
-                    if old and isinstance(why, Elsewhere):
-                        rows.append(old)
-                        continue
-                measured = f"{claim.measured}: {_range(claim.holds)}"
-                rows.append(dict(zip(COLUMNS, (*key, measured, text, verdict), strict=True)))
-    # of other scales, or of claims in other words
-    rows += [row for key, row in before.items() if (key[0], key[2]) not in ended]
-    return sorted(rows, key=_place)
+                        studies[name, scale] = gather(name, scale, results)
+                    except Untested as reason:
+                        studies[name, scale] = reason
+                task = Path(name).parent.name or name.split("_")[0]
+                value, outcome = _judged(claim, studies[name, scale])
+                rows.append(
+                    {
+                        "claim": claim.number,
+                        "the paper says": claim.says,
+                        "at": f"{task}, {scale}",
+                        "measured": f"{claim.measured}: {_range(claim.holds)}",
+                        "value": value,
+                        "verdict": outcome,
+                    }
+                )
+    return rows
 
 
-def _rows_of(text: str) -> list[dict[str, str]]:
-    """The rows of a table of claims."""
-    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
-    return [dict(zip(COLUMNS, map(html.unescape, line), strict=True)) for line in lines if len(line) == len(COLUMNS)]
-
-
-def _place(row: dict[str, str]) -> int:
-    """Where a row stands: with its claim, or, if no claim has its words, after those of its number."""
-    alike = [i for i, claim in enumerate(CLAIMS) if claim.number == row["claim"]]
-    task = row["at"].split(", ")[0]
-    same = [i for i in alike if CLAIMS[i].says == row["the paper says"] and task in map(_task, CLAIMS[i].experiments)]
-    return max(same or alike, default=len(CLAIMS))
-
-
-def _task(name: str) -> str:
-    return Path(name).parent.name or name.split("_")[0]
+def _judged(claim: Claim, study: "Study | Untested") -> tuple[str, str]:
+    try:
+        if isinstance(study, Untested):
+            raise study
+        interval = claim.estimate(study)
+    except Untested as reason:
+        return str(reason), "not tested"
+    return f"{interval}, n = {interval.n}", verdict(interval, claim.holds)
 
 
 def _range(holds: tuple[float, float]) -> str:
@@ -263,38 +247,34 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.claims`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, smollm2, paper")
-    parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the experiments' runs")
+    parser.add_argument("--results", type=str, default="results", help="Folder of the experiments' results")
     parser.add_argument("--out", type=str | None, help="File for the table. null: print it only")
-    parser.add_argument("--keep", action="store_true", help="Keep the rows in that file of experiments not ended here")
     args = parser.of(argv)
-    files = dict.fromkeys(name for claim in CLAIMS for name in claim.experiments)
-    known = {scale for name in files for scale in experiment_of(name).scales}
+    names = dict.fromkeys(name for claim in CLAIMS for name in claim.experiments)
+    existing = {scale for name in names for scale in experiment_of(name).scales}
     for scale in args.scales:
-        if scale not in known:
-            raise UserError(f"scales: expected some of {sorted(known)}, got {scale!r}")
+        if scale not in existing:
+            raise UserError(f"scales: expected some of {sorted(existing)}, got {scale!r}")
     if args.out:
         check_result_file(Path(args.out), HEAD.splitlines()[0])
-    keep = args.keep and args.out and Path(args.out).exists()
-    earlier = Path(args.out).read_text(encoding="utf-8") if keep else ""
-    rows = judge(args.scales, Path(args.runs).resolve(), earlier)
+    rows = judge(args.scales, Path(args.results))
     text = markdown_table(rows)
     print(text)
     if args.out:
-        counts = Counter(row["verdict"].removeprefix("not reproduced (").removesuffix(")") for row in rows)
-        tally = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        counts = Counter(row["verdict"] for row in rows)
+        tally = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         replace_text(Path(args.out), f"{HEAD}\nOf {len(rows)} judgements: {tally}.\n\n{text}")
         print(f"Written to {args.out}")
 
 
-HEAD = """# The paper's claims
+HEAD = f"""# The paper's claims
 
 The claims of the paper, judged by the runs of this repository. A claim is reproduced if the 95 % interval of the
-estimate (bootstrap over seeds) lies wholly in the range named with it. It is contradicted if the interval lies wholly
-outside that range, and undecided otherwise. Verdicts apply to the scale in the table, not to the paper's models.
-Estimates are from training, over both agents and their roles as in the paper's curves, unless stated otherwise. Those
-of pass@k are of each agent solo, and their intervals leave out the spread over problems. With few seeds an interval
-is too narrow: with three it covers about three cases in four, with two little more than half. Definitions:
-docs/metrics.md, "Comparison", and docs/experiments.md, "Claims".
+estimate lies wholly in the range named with it. It is contradicted if the interval lies wholly outside that range, and
+undecided otherwise. Intervals are Student's t over seeds, paired by seed; with fewer than {FEWEST} seeds there is no
+verdict. Verdicts apply to the scale in the table, not to the paper's models. Estimates are from training, over both
+agents and their roles as in the paper's curves, unless stated otherwise. Those of pass@k are of each agent solo.
+Definitions: docs/metrics.md, "Comparison", and docs/experiments.md, "Claims".
 """
 
 

@@ -1,299 +1,270 @@
-"""Compares groups of runs: final values, differences to a baseline, and caveats.
+"""Compares the groups of a study: tables of final values, differences to the baseline, settings, and caveats.
 
-Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the report.
+Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 """
 
-import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from cory.errors import UserError
-from cory.report.summary import CURVES
-from study.estimates import difference, relative
-from study.groups import DATA, Group, folders, method, single, varying
-from study.measures import collapsed, final, near_zero, rewards, spread, variance, variance_change
-from study.records import Record, flat, natural, shown
-from study.statistics import Interval, bootstrap, hypervolume, nondominated
+import pandas as pd
+
+from study.frame import BASE, LAST, METRICS, RUN, Study, last
+from study.groups import DATA
+from study.intervals import Interval, difference, hypervolume, nondominated, over_seeds
+from study.records import natural
 
 ROLE_WINDOW = 20  # iterations averaged by role: as many of each role, with the paper's exchange period of 5
 TEXT = 160  # characters of a sample that are shown
-FINAL = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward", "distinct_2": "distinct-2",
-         "response_tokens": "length"}  # fmt: skip
-M = TypeVar("M")
+TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward", "distinct_2": "distinct-2",
+          "response_tokens": "length", "distinct_1": "distinct-1"}  # fmt: skip
+CALLS = {1: "one call", 2: "two calls"}
+Rows = list[dict[str, str]]
 
 
-class Curve(NamedTuple):
-    """An agent's metrics over the iterations: by metric, a pandas.DataFrame of iterations by runs.
+def labels(study: Study) -> dict[tuple[str, str], str]:
+    """The label of each group's agents: the group's name, with `agent_1`, ... where there are several."""
+    result = {}
+    for name, rows in study.metrics.groupby("group") if len(study.metrics) else study.final.groupby("group"):
+        agents = natural(rows["agent"].unique())
+        kind, _, rest = str(name).partition(", ")
+        for agent in agents:
+            alone = len(agents) == 1
+            result[name, agent] = name if alone else f"{kind} {agent}" + (f", {rest}" if rest else "")
+    return result
 
-    `place` is the agent's in its group, `number` the group's: colour by group, line style by agent.
+
+def ends(study: Study, metrics: Sequence[str] = tuple(METRICS)) -> Rows:
+    """By group: metrics at the end of training, mean over agents, the difference to the baseline, and collapses."""
+    reward = study.by_seed("combined_reward")
+    collapses = study.final.groupby(["group", "seed"])["collapsed"].max()
+    rows = []
+    for name in reward:
+        base = study.base_of(name)
+        row = {"group": name, "n": str(reward[name].count())}
+        row |= {TITLES[m]: over_seeds(study.by_seed(m)[name].dropna()).plus_minus() for m in metrics}
+        if "combined_reward" in metrics:
+            row["difference"] = _shown_difference(reward, name, base)
+        rows.append(row | {"collapsed": f"{collapses[name].sum()} of {len(collapses[name])}"})
+    return rows
+
+
+def _shown_difference(by_seed: pd.DataFrame, name: str, base: str | None, digits: int = 2) -> str:
+    if base is None or base == name or base not in by_seed:
+        return ""
+    return difference(by_seed[name].dropna(), by_seed[base].dropna()).text(f"+.{digits}f")
+
+
+def ends_by_agent(study: Study) -> Rows:
+    """By agent: the metrics at the end of training."""
+    rows = []
+    for (name, agent), label in _in_order(study, labels(study)):
+        values = study.final[(study.final["group"] == name) & (study.final["agent"] == agent)]
+        if len(values):
+            shown = {TITLES[m]: over_seeds(values[m]).plus_minus(3) for m in METRICS}
+            rows.append({"agent": label, "n": str(len(values)), **shown})
+    return rows
+
+
+def ends_by_role(study: Study) -> Rows:
+    """By agent and role: task reward and KL over the last 20 iterations."""
+    whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
+    means = last(whole, ROLE_WINDOW).groupby(["group", "agent", "role", "seed"])[["task_reward", "kl"]].mean()
+    rows = []
+    for (name, agent), label in _in_order(study, labels(study)):
+        if name not in means.index.get_level_values("group"):
+            continue
+        for role, values in means.loc[name].xs(agent, level="agent").groupby(level="role"):
+            shown = {TITLES[m]: over_seeds(values[m]).plus_minus() for m in ("task_reward", "kl")}
+            rows.append({"agent": label, "role": str(role), "n": str(len(values)), **shown})
+    return rows
+
+
+def _in_order(study: Study, named: dict[tuple[str, str], str]) -> list[tuple[tuple[str, str], str]]:
+    return sorted(named.items(), key=lambda item: study.groups.index(item[0][0]))
+
+
+def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str] = ()) -> Rows:
+    """By group: a metric on held-out queries in one call and in two, with the differences to the baseline.
+
+    One call is the mean over a run's agents, each solo. Two calls are the mean over the orders of a chain of two
+    agents, or one agent that answers after itself.
     """
+    rows = []
+    by_calls = {calls: held_out_by_seed(study, metric, calls) for calls in CALLS}
+    percent = is_share(metric)
+    for name in [BASE, *(groups or study.groups)]:
+        if not any(name in by_seed for by_seed in by_calls.values()):
+            continue
+        seeds = max(by_seed[name].count() if name in by_seed else 0 for by_seed in by_calls.values())
+        row = {"group": name, "n": "" if name == BASE else str(seeds)}
+        for calls, title in CALLS.items():
+            by_seed = by_calls[calls]
+            values = by_seed[name].dropna() if name in by_seed else pd.Series(dtype=float)
+            row[title] = over_seeds(values).plus_minus(0 if percent else 2, percent) if len(values) else ""
+            base = None if name == BASE else study.base_of(name)
+            scaled = 100 * by_seed if percent else by_seed
+            shown = _shown_difference(scaled, name, base, 0 if percent else 2) if name in by_seed else ""
+            row[f"difference, {title}"] = shown
+        rows.append(row)
+    return rows
 
-    name: str
-    place: int
-    number: int
-    values: dict[str, Any]
+
+def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
+    """A metric on held-out queries, mean over a run's agents or orders: a column per group, a row per seed."""
+    rows = study.held_out[study.held_out["calls"] == calls]
+    rows = rows.assign(seed=rows["seed"].fillna(-1))  # of the base, which has none
+    return rows.groupby(["seed", "group"])[metric].mean().unstack("group")
 
 
-class Point(NamedTuple):
-    """A group's results at one value of the key that families vary: by metric, a value for every run."""
-
-    family: str
-    value: Any
-    values: dict[str, list[float]]
-
-
-class Comparison:
-    """A comparison of groups of runs.
-
-    Args:
-        groups: from `group`.
-        baseline: name of the group, or of the family, that others are measured against; default, the first with one
-            agent, or the first.
-        over: the dotted key that makes families.
-
-    Raises:
-        UserError: no run has an iteration, or there is no such baseline.
-    """
-
-    def __init__(self, groups: Sequence[Group], baseline: str | None = None, over: str | None = None) -> None:
-        self.groups, self.over = list(groups), over
-        known = [g for g in self.groups if g.whole]
-        if not known:
-            raise UserError(
-                f"runs: expected at least one that ended, got {folders([r for g in groups for r in g.runs])}"
-            )
-        if baseline is None:
-            alone = [g for g in known if single(g.settings)]
-            first = next((g for g in alone if method(g.settings) == "PPO"), [*alone, *known][0])
-            baseline = first.family if over else first.name
-        self.baseline = baseline
-        self.base = [g for g in known if baseline in (g.name, g.family)]
-        if not self.base:
-            raise UserError(f"baseline: expected one of {[g.name for g in known]}, got {baseline!r}")
-        self.eta = flat(self.base[0].whole[0].settings)["ppo.init_kl_coef"]
-        if over != "ppo.init_kl_coef":  # one objective for all
-            for run in (run for g in self.groups for run in g.runs):
-                for row in run.rows:
-                    row["combined_reward"] = row["task_reward"] - self.eta * row["kl"]
-
-    def against(self, g: Group) -> Group | None:
-        """The group to compare with: the baseline, or of a family that of the same value, if it has one."""
-        return next((base for base in self.base if base.value == g.value or base.name == self.baseline), None)
-
-    def agents(self, g: Group) -> list[tuple[str, str]]:
-        """A group's agents and their labels: the group's name, with `agent_1`, ... where there are several."""
-        agents = natural({agent for run in g.runs for agent in run.agents})
-        if len(agents) == 1:
-            return [(agents[0], g.name)]
-        kind, _, rest = g.name.partition(", ")
-        return [(agent, f"{kind} {agent}" + (f", {rest}" if rest else "")) for agent in agents]
-
-    def final_rows(self) -> list[dict[str, Any]]:
-        """By group and agent: the metrics over the last iterations, a list with a value per run."""
-        return [
-            {"name": name, "n": len(runs), **{m: [final(run, m, agent) for run in runs] for m in FINAL}}
-            for g in self.groups
-            for agent, name in self.agents(g)
-            if (runs := [run for run in g.whole if agent in run.agents]) or not g.whole
-        ]
-
-    def run_rows(self) -> list[dict[str, Any]]:
-        """By run and agent: the metrics over the last iterations, and whether the run collapsed."""
-        return [
-            {"group": g.name, "agent": name, "seed": run.settings.get("seed"),
-             **{m: final(run, m, agent) for m in FINAL}, "collapsed": collapsed(run)}
-            for g in self.groups
-            for run in g.whole
-            for agent, name in self.agents(g)
-            if agent in run.agents  # all but members of a population that were not drawn
-        ]  # fmt: skip
-
-    def role_rows(self) -> list[dict[str, str]]:
-        """By group, agent and role: task reward and KL over the last 20 iterations."""
-        import pandas as pd  # here and below, as importing it takes a while
-
-        rows = pd.DataFrame(
-            [
-                {**row, "agent": name, "run": str(run.folder)}
-                for g in self.groups
-                for agent, name in self.agents(g)
-                for run in g.whole
-                for row in run.of(agent, ROLE_WINDOW)
-            ]
-        )
-        by_run = rows.groupby(["agent", "role", "run"], sort=False)[["task_reward", "kl"]].mean()
-        return [
-            {"agent": agent, "role": role, "task reward": spread(of["task_reward"].tolist()),
-             "KL": spread(of["kl"].tolist(), 2)}
-            for (agent, role), of in by_run.groupby(level=["agent", "role"], sort=False)
-        ]  # fmt: skip
-
-    def group_rows(self) -> list[dict[str, Any]]:
-        """By group: policy optimality, collapse rate, training variance, and the differences to the baseline."""
-        rows = []
-        for g in self.groups:
-            if not g.whole:
-                continue
-            row = {
-                "name": g.name,
-                "n": len(g.whole),
-                "policy_optimality": [_optimality(run) for run in g.whole],
-                "collapse_rate": statistics.fmean(collapsed(run) for run in g.whole),
-                "training_variance": variance(g.whole),
-            }
-            if g not in self.base and (base := self.against(g)):
-                row["optimality_change"] = self.change(g, base, _optimality, relative)
-                row["optimality_difference"] = self.change(g, base, _optimality, difference)
-                row["near_zero"] = near_zero([_optimality(run) for run in base.whole])
-                row["variance_change"] = self.change(g, base, rewards, variance_change, distinct=2)
+def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str] = ()) -> Rows:
+    """By group and way of answering (`agent_1`, `agent_2 after agent_1`, ...): metrics on held-out queries."""
+    rows = []
+    for name in [BASE, *(groups or study.groups)]:
+        of_group = study.held_out[study.held_out["group"] == name]
+        for answers, values in of_group.groupby("answers", sort=False):
+            row = {"group": name, "answers": str(answers), "n": "" if name == BASE else str(len(values))}
+            for metric in metrics:
+                percent = is_share(metric)
+                measured = values[metric].dropna()
+                title = TITLES.get(metric, metric)
+                row[title] = over_seeds(measured).plus_minus(0 if percent else 2, percent) if len(measured) else ""
             rows.append(row)
-        return rows
+    return rows
 
-    def change(
-        self,
-        g: Group,
-        base: Group,
-        of: Callable[[Record], M],
-        statistic: Callable[[Sequence[M], Sequence[M]], float],
-        distinct: int = 1,
-    ) -> Interval:
-        """A difference of a group to its baseline, and its 95 % interval.
 
-        Args:
-            of: the quantity of one run. statistic: a number from those of the runs of both groups.
-            distinct: runs of each that a resample must have.
-        """
-        ours, theirs = ([of(run) for run in each.whole] for each in (g, base))
-        return bootstrap(statistic, ours, theirs, distinct=distinct)
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, which tables show in percent."""
+    return metric.startswith("pass@") or metric in ("greedy", "copied", "unparseable")
 
-    def curves(self) -> list[Curve]:
-        """By group and agent, each metric of every run; shorter runs end in NaN."""
-        import pandas as pd
 
-        return [
-            Curve(name, place, number, {
-                metric: pd.DataFrame({
-                    i: pd.DataFrame(rows).groupby("iteration")[metric].mean()  # over its roles
-                    for i, run in enumerate(g.runs)
-                    if (rows := run.of(agent))
-                }) for metric in CURVES
-            })
-            for number, g in enumerate(self.groups)
-            for place, (agent, name) in enumerate(self.agents(g))
-        ]  # fmt: skip
+def points(study: Study) -> pd.DataFrame:
+    """By run, the end of training: family, value, seed and the metrics, mean over agents."""
+    means = study.final.groupby(RUN, sort=False)[METRICS].mean().reset_index()
+    return means.merge(study.runs[[*RUN, "family", "value"]].drop_duplicates(RUN), on=RUN)
 
-    def points(self) -> list[Point]:
-        """By group, with `over`: its value, and the final metrics of every whole run, mean over agents."""
-        return [
-            Point(g.family, g.value, {metric: [final(run, metric) for run in g.whole] for metric in CURVES})
-            for g in self.groups
-            if g.whole
-        ]
 
-    def frontier_rows(self) -> list[dict[str, str]]:
-        """By family: which of its points (task reward, -KL) no other of its points beats, and their hypervolume."""
-        points = self.points()
-        every = [(statistics.fmean(p.values["task_reward"]), -statistics.fmean(p.values["kl"])) for p in points]
-        worst = (min(x for x, _ in every), min(y for _, y in every))
-        rows = []
-        for family in dict.fromkeys(p.family for p in points):
-            own = [i for i, p in enumerate(points) if p.family == family]
-            best = nondominated([every[i] for i in own])
-            rows.append(
-                {
-                    "family": family,
-                    "points": str(len(own)),
-                    "not dominated": ", ".join(str(points[own[i]].value) for i in best if len(own) > 1),
-                    "hypervolume": f"{hypervolume([every[i] for i in own], worst):.4g}",
-                }
-            )
-        return rows
+def frontiers(study: Study) -> Rows:
+    """By family: which of its points (task reward, -KL) no other of its points beats, and their hypervolume."""
+    means = points(study).groupby(["family", "group", "value"], sort=False)[["task_reward", "kl"]].mean().reset_index()
+    every = list(zip(means["task_reward"], -means["kl"], strict=True))
+    worst = (min(x for x, _ in every), min(y for _, y in every))
+    rows = []
+    for family, of in means.groupby("family", sort=False):
+        own = [every[i] for i in of.index]
+        best = [of["value"].iloc[i] for i in nondominated(own)] if len(own) > 1 else []
+        rows.append(
+            {
+                "family": str(family),
+                "points": str(len(own)),
+                "not dominated": ", ".join(best),
+                "hypervolume": f"{hypervolume(own, worst):.4g}",
+            }
+        )
+    return rows
 
-    def setting_rows(self) -> list[dict[str, str]]:
-        """The settings and the fingerprints in which groups differ, a column for each group."""
-        settings = {g.name: flat(g.settings) for g in self.groups}
-        keys = varying([g.settings for g in self.groups], ("seed",))
-        if len({each.get("iterations") for each in settings.values()}) > 1:  # which count only with a schedule
-            keys = [*(key for key in keys if key != "iterations"), "iterations"]
-        rows = [{"setting": key, **{name: shown(of.get(key, "")) for name, of in settings.items()}} for key in keys]
-        return rows + self._data_rows()
 
-    def _data_rows(self) -> list[dict[str, str]]:
-        """The data of each group at the first seed at which they differ; empty where they do not."""
-        by_seed: dict[Any, dict[str, str]] = {}
-        for g in self.groups:
-            for run in g.runs:
-                data = flat(run.settings).get(DATA[0])
-                if data:
-                    by_seed.setdefault(run.settings.get("seed"), {})[g.name] = str(data)
-        for seed, data_of in by_seed.items():
-            if len(set(data_of.values())) > 1:
-                row = {g.name: data_of.get(g.name, "") for g in self.groups}
-                return [{"setting": f"{DATA[0]} (seed {seed})", **row}]
+def settings(study: Study) -> Rows:
+    """The settings and the fingerprints in which groups differ, a column for each group."""
+    runs = study.runs
+    typical = runs[runs["fingerprint.reward"] != ""].groupby("group").first()
+    typical = typical.reindex(study.groups).combine_first(runs.groupby("group").first()).loc[study.groups]
+    by_length = runs.groupby("group")["iterations"].max()
+    keys = [key for key in _setting_columns(study) if key not in DATA and _differ(typical[key], key)]
+    rows = [{"setting": key, **{name: str(typical.loc[name, key]) for name in study.groups}} for key in keys]
+    if by_length.nunique() > 1 and "iterations" not in keys:
+        rows.append({"setting": "iterations", **{name: str(by_length[name]) for name in study.groups}})
+    return rows + _data(study)
+
+
+def _setting_columns(study: Study) -> list[str]:
+    return [key for key in study.runs if "." in key]
+
+
+def _differ(values: "pd.Series[Any]", key: str) -> bool:
+    """Whether groups differ; a group without a fingerprint may have any."""
+    if key.startswith("fingerprint."):
+        values = values[values != ""]
+    return values.nunique() > 1
+
+
+def _data(study: Study) -> Rows:
+    """The data of each group at the first seed at which they differ; empty where they do not."""
+    trained = study.runs[study.runs[DATA[0]] != ""].drop_duplicates(RUN)
+    for seed, runs in trained.groupby("seed"):
+        data = runs.set_index("group")[DATA[0]]
+        if data.nunique() > 1:
+            return [{"setting": f"{DATA[0]} (seed {seed})", **{name: data.get(name, "") for name in study.groups}}]
+    return []
+
+
+def caveats(study: Study) -> list[str]:
+    """Everything that makes the comparison weaker than it looks."""
+    notes = _other_rewards(study)
+    for name in study.groups:
+        runs = study.runs[study.runs["group"] == name]
+        whole = runs[runs["problems"] == ""]
+        for run, problems in zip(runs["run"], runs["problems"], strict=True):
+            notes += [f"{name}, {run}: {problem}" for problem in problems.split("; ") if problem]
+        if not len(whole):
+            notes.append(f"{name}: no run ended; the group is left out of the tables")
+            continue
+        if len(whole) == 1:
+            notes.append(f"{name}: a single run, so there is no interval")
+        if study.base_of(name) is None:
+            notes.append(f"{name}: no run of the baseline {study.baseline} ended at this value, so no difference")
+        repeated = whole["seed"][whole["seed"].duplicated()]
+        if len(repeated):
+            notes.append(f"{name}: seed {repeated.iloc[0]} occurs more than once; such runs are not repetitions")
+    versions = sorted(set(study.whole["version"]))
+    if len(versions) > 1:
+        notes.append(f"runs of several code versions: {', '.join(version[:12] for version in versions)}")
+    if study.whole["iterations"].nunique() > 1:
+        lengths = study.whole.groupby("group", sort=False)["iterations"].unique()
+        text = "; ".join(f"{name} {', '.join(map(str, sorted(values)))}" for name, values in lengths.items())
+        notes.append(f"runs of unequal length in iterations ({text}): final values are of each run's own end")
+    return notes
+
+
+def _other_rewards(study: Study) -> list[str]:
+    """A caveat if groups were trained on different rewards, by function, its source, or a reward model."""
+    keys = ["fingerprint.reward", "fingerprint.reward_sha256"]
+    if "task.reward_model" in study.runs:
+        keys.append("task.reward_model")
+    trained = study.runs[study.runs["fingerprint.reward"] != ""].drop_duplicates("group")
+    rewards = trained.groupby(keys, sort=False)["group"].agg(list)
+    if len(rewards) < 2:
         return []
-
-    def problems(self) -> list[str]:
-        """The caveats: everything that makes the comparison weaker than it looks."""
-        said = self._other_rewards()
-        for g in self.groups:
-            said += [f"{g.name}, {run.folder.name}: {problem}" for run in g.runs for problem in run.problems]
-            if g.runs and not g.whole:
-                said.append(f"{g.name}: no run ended; the group is left out of the tables")
-            if len(g.whole) == 1:
-                said.append(f"{g.name}: a single run, so there is no spread")
-            if g.whole and not self.against(g):
-                said.append(f"{g.name}: no run of the baseline {self.baseline} ended at this value, so no difference")
-            seeds = [run.settings.get("seed") for run in g.whole]
-            if len(set(seeds)) < len(seeds):
-                said.append(f"{g.name}: seed {_twice(seeds)} occurs more than once; such runs are not repetitions")
-        lengths = {g.name: sorted({run.iterations for run in g.whole}) for g in self.groups if g.whole}
-        if len({length for values in lengths.values() for length in values}) > 1:
-            text = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in lengths.items())
-            said.append(f"runs of unequal length in iterations ({text}): final values are of each run's own end")
-        return said
-
-    def _other_rewards(self) -> list[str]:
-        """A caveat if groups were trained on different rewards, by function, its source, or a reward model."""
-        trained: dict[tuple[str, str, str], list[str]] = {}
-        for g in self.groups:
-            of = flat(g.settings)
-            reward = str(of.get("fingerprint.reward", "")), str(of.get("fingerprint.reward_sha256", ""))
-            if reward[0]:
-                trained.setdefault((*reward, shown(of.get("task.reward_model") or "")), []).append(g.name)
-        if len(trained) < 2:
-            return []
-        functions = [function for function, _, _ in trained]
-        sources = {(function, source) for function, source, _ in trained}
-        parts: list[str] = []
-        for (function, source, model), groups in trained.items():
-            said = function
-            if functions.count(function) > 1:
-                said += f" of {model}" if len(sources) == 1 else f" (source {source[:8]})"
-            verb = "" if parts else f" {'was' if len(groups) == 1 else 'were'} trained"
-            parts.append(f"{' and '.join(groups)}{verb} on {'' if parts else 'the reward '}{said}")
-        separator = "; " if any("," in g.name for g in self.groups) else ", "
-        return [f"{separator.join(parts)}: their task rewards do not compare"]
-
-    def texts(self) -> list[dict[str, str]]:
-        """The same queries answered by the base and by every agent of each group's first whole run."""
-        rows: list[dict[str, str]] = []
-        for g in self.groups:
-            if not g.whole:
-                continue
-            samples = g.whole[0].samples
-            for agent, name in self.agents(g):
-                for number, after in enumerate(samples.get("after", {}).get(agent, [])):
-                    if number == len(rows):
-                        base = samples["before"][agent][number]
-                        rows.append({"query": _cut(after["query"]), "base": _sample(base)})
-                    if _cut(after["query"]) == rows[number]["query"]:
-                        rows[number][name] = _sample(after)
-        columns = dict.fromkeys(key for row in rows for key in row)
-        return [{key: row.get(key, "") for key in columns} for row in rows]
+    parts = []
+    for (function, source, *model), groups in rewards.items():
+        name = function
+        if model and trained[keys[:2]].drop_duplicates().shape[0] == 1:
+            name += f" of {model[0]}"
+        elif (trained.drop_duplicates(keys)["fingerprint.reward"] == function).sum() > 1:
+            name += f" (source {source[:8]})"
+        parts.append(f"{' and '.join(groups)} on {name}")
+    return [f"groups were trained on different rewards, which do not compare: {'; '.join(parts)}"]
 
 
-def _optimality(run: Record) -> float:
-    return final(run, "combined_reward")
+def texts(study: Study) -> Rows:
+    """The same queries answered by the base and by every agent of each group's first whole run."""
+    named = labels(study)
+    rows: Rows = []
+    group_of = dict(zip(study.runs["run"], study.runs["group"], strict=True))
+    seen = set()
+    for record in study.records:
+        name = group_of.get(record.folder.name)
+        if record.problems or name is None or name in seen:
+            continue
+        seen.add(name)
+        for agent, samples in record.samples.get("after", {}).items():
+            for number, after in enumerate(samples if (name, agent) in named else []):
+                if number == len(rows):
+                    base = record.samples["before"][agent][number]
+                    rows.append({"query": _cut(after["query"]), "base": _sample(base)})
+                if _cut(after["query"]) == rows[number]["query"]:
+                    rows[number][named[name, agent]] = _sample(after)
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key, "") for key in columns} for row in rows]
 
 
 def _sample(sample: dict[str, Any]) -> str:
@@ -304,5 +275,31 @@ def _cut(text: str) -> str:
     return text if len(text) <= TEXT else text[: TEXT - 3] + "..."
 
 
-def _twice(values: Sequence[Any]) -> Any:
-    return next(value for value in values if values.count(value) > 1)
+def eta_shown(study: Study) -> str:
+    """The eta of the combined reward, for a sentence."""
+    return "each run's own eta" if study.eta is None else f"{study.eta:g}"
+
+
+def what_is_compared(study: Study) -> str:
+    """The sentences that say what the tables compare."""
+    return (
+        f"Values are means over n seeds ± the half-width of their 95 % interval by Student's t. Differences are to "
+        f"{study.baseline}, seed by seed. Combined reward: task reward - {eta_shown(study)} * KL."
+    )
+
+
+HELD_OUT_NOTE = (
+    "Every model answers the same held-out queries. *One call*: an agent answers the query by "
+    "itself (mean over a run's agents). *Two calls*: an agent answers after it has read a first answer, of the other "
+    "agent (mean over both orders) or, where there is one agent, its own. Compare methods at equal calls."
+)
+TRAINING_NOTE = (
+    f"Means over the last {LAST} iterations and over a run's agents, in whatever role they were. A pair's observers "
+    "have read a first answer there and a single agent has not, so training is not a comparison at equal calls."
+)
+
+
+def interval_of(study: Study, name: str, rival: str, metric: str, calls: int) -> Interval:
+    """The held-out difference of two groups at equal calls."""
+    by_seed = held_out_by_seed(study, metric, calls)
+    return difference(by_seed[name].dropna(), by_seed[rival].dropna())

@@ -20,7 +20,7 @@ from cory.models.load import ModelPool
 from cory.parallel.devices import choose_device
 from cory.run.record import read_settings
 from cory.tasks.kind import TaskKind
-from study.statistics import Interval, bootstrap, with_interval
+from study.intervals import Interval, over_queries
 
 C = TypeVar("C", bound=Config)
 RESAMPLES = 1000  # of the queries
@@ -38,14 +38,14 @@ def correlations(pioneer: np.ndarray, observer: np.ndarray) -> dict[str, Interva
     """
     rewards = np.stack([pioneer, observer])
 
-    def over(queries: Sequence[int], axes: tuple[int, ...]) -> float:
+    def correlation(queries: Sequence[int], axes: tuple[int, ...]) -> float:
         chosen = rewards[:, list(queries)]
         one, two = chosen - chosen.mean(axis=axes, keepdims=True)
         size = float(np.sqrt((one**2).sum() * (two**2).sum()))
         return float((one * two).sum()) / size if size > 0 else float("nan")
 
     return {
-        name: bootstrap(partial(over, axes=axes), range(len(pioneer)), resamples=RESAMPLES)
+        name: over_queries(partial(correlation, axes=axes), len(pioneer), RESAMPLES)
         for name, axes in (("all", (1, 2)), ("response", (2,)))
     }
 
@@ -74,12 +74,12 @@ def coupling(folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int
     for role, (own, adapter, of) in enumerate(models):
         with pool.loaded(own, adapter, of) as loaded:
             known = read or None if config.cory.knowledge_transfer else None
-            responses, values = answer(
+            responses, scores = answer(
                 loaded, task, columns, config.sampling, known, role,
                 seed=role, chat_template=own.chat_template, kl=False,
             )  # fmt: skip
             read.append(responses.completions)
-            rewards.append(np.reshape(values, (-1, samples)))
+            rewards.append(np.reshape(scores.total.numpy(), (-1, samples)))
     return correlations(*rewards)
 
 
@@ -90,5 +90,5 @@ def repeated(columns: Mapping[str, Sequence[Any]], times: int) -> dict[str, list
 
 def text(measured: dict[str, Interval]) -> str:
     """The correlations in one line."""
-    parts = {name: with_interval(interval, "+.2f") for name, interval in measured.items()}
+    parts = {name: interval.text("+.2f") for name, interval in measured.items()}
     return f"correlation of the agents' rewards {parts['all']}, through the pioneer's response {parts['response']}"

@@ -1,251 +1,299 @@
-"""Estimates by which claims are judged: of two groups of runs or of one, with a confidence interval over seeds.
+"""Estimates by which claims are judged: a number per seed, and Student's t over the seeds.
 
-An estimate is made by a function of the `Evidence`; `study/claims.py` names one for each claim.
+A *measure* makes one number of one run's rows of the tidy frame. An *estimate* makes an interval of a study: it names
+groups of runs, takes a measure of each run, and pairs the groups by seed. `study/claims.py` has one for each claim.
 """
 
-import json
 import math
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from study.measures import collapsed, end, final, halves_of_kl, variance_change
-from study.records import Record, flat
-from study.statistics import bootstrap, hypervolume, over
+from study.intervals import Interval, difference, hypervolume, jackknife, over_seeds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from study.frame import Study
 
 PPO, CORY = "PPO", "CORY"
-M = TypeVar("M")
-mean = statistics.fmean
+LAST = 10  # iterations averaged into a final value
+Measure = Callable[["pd.DataFrame"], float]  # of the rows of one run
+Statistic = Callable[["pd.Series", "pd.Series"], Interval]  # of two groups, a value per seed each
+Estimate = Callable[["Study"], Interval]
 
 
 class Untested(Exception):
     """Why a claim cannot be judged."""
 
 
-class Elsewhere(Untested):
-    """What it is judged by is not here: on another machine, or not made yet."""
+# Measures of one run.
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """An estimate with its confidence interval: the ends of the 95 % interval, and the number of seeds on each side."""
-
-    value: float
-    low: float
-    high: float
-    seeds: tuple[int, ...]
-
-    def verdict(self, holds: tuple[float, float]) -> str:
-        """Whether the interval lies where a claim needs it."""
-        if not all(map(math.isfinite, (self.value, self.low, self.high))) or min(self.seeds) < 2:
-            return "not tested"
-        if holds[0] < self.low and self.high < holds[1]:
-            return "reproduced"
-        outside = self.high <= holds[0] or self.low >= holds[1]
-        return f"not reproduced ({'contradicted' if outside else 'undecided'})"
-
-    def __str__(self) -> str:
-        count = " and ".join(map(str, dict.fromkeys(self.seeds)))
-        interval = "" if math.isnan(self.low) else f"{self.low:.2f} to {self.high:.2f}; "  # one seed has none
-        return f"{self.value:.2f} ({interval}n = {count})"
+def end(metric: str) -> Measure:
+    """A metric over the last 10 iterations, mean over agents."""
+    return lambda run: window(run, metric, length(run))
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """An experiment that has ended.
+def length(run: "pd.DataFrame") -> int:
+    """The run's iterations."""
+    return int(run["iteration"].max()) + 1
 
-    Args:
-        runs: by name. values: of the experiment's `over`, in its order; empty where it has none.
-        over: that key. evaluation: where the evaluation's rows are, if there are any.
+
+def window(run: "pd.DataFrame", metric: str, stop: int) -> float:
+    """Mean over agents and the 10 iterations before `stop`."""
+    rows = run[(run["iteration"] >= stop - LAST) & (run["iteration"] < stop)]
+    return float(rows[metric].mean())
+
+
+def start(run: "pd.DataFrame") -> float:
+    """Task reward of the pioneer (or PPO's only agent) in the first iteration, before any update."""
+    first = run[(run["iteration"] == 0) & (run["role"] == "pioneer")]
+    return float(first["task_reward"].iloc[0])
+
+
+def gain(run: "pd.DataFrame") -> float:
+    """How far the task reward at the end is above that of the start."""
+    return end("task_reward")(run) - start(run)
+
+
+def early_gain(run: "pd.DataFrame") -> float:
+    """Gain in task reward by iterations 11 to 20."""
+    return window(run, "task_reward", 2 * LAST) - start(run)
+
+
+def rise(run: "pd.DataFrame") -> float:
+    """Change of the combined reward from the first 10 iterations to the last 10."""
+    return window(run, "combined_reward", length(run)) - window(run, "combined_reward", LAST)
+
+
+def decline(run: "pd.DataFrame") -> float:
+    """How far the task reward of the last 10 iterations is below that of the 10 about the middle."""
+    return window(run, "task_reward", length(run) // 2 + LAST // 2) - end("task_reward")(run)
+
+
+def growth_of_kl(run: "pd.DataFrame") -> float:
+    """The increase of the KL in the last 10 iterations."""
+    return end("kl")(run) - window(run, "kl", length(run) - LAST)
+
+
+def first_half_of_kl(run: "pd.DataFrame") -> float:
+    """The KL at half time."""
+    return window(run, "kl", length(run) // 2 + LAST // 2)
+
+
+def second_half_of_kl(run: "pd.DataFrame") -> float:
+    """The increase of the KL from half time to the end."""
+    return end("kl")(run) - first_half_of_kl(run)
+
+
+def unsteadiness(run: "pd.DataFrame") -> float:
+    """Standard deviation of a role's task reward around its running mean over 10 iterations, mean over roles.
+
+    By role, as the mean over agents is of more responses the more agents there are, and so is steadier by itself.
+    """
+    spreads = []
+    for _, rows in run.groupby("role"):
+        rewards = rows.sort_values("iteration")["task_reward"].reset_index(drop=True)
+        running = rewards.rolling(LAST).mean().shift(-(LAST // 2 - 1))  # from 5 before to 4 after
+        spreads.append(float((rewards - running).dropna().std(ddof=0)))
+    return sum(spreads) / len(spreads)
+
+
+def distinct_share(run: "pd.DataFrame") -> float:
+    """Distinct-2 at the end over that of the same role in the first iteration, mean over agents."""
+    first = run[run["iteration"] == 0].set_index("role")["distinct_2"]
+    ends = run[run["iteration"] >= length(run) - LAST]
+    return float((ends["distinct_2"] / ends["role"].map(first)).mean())
+
+
+def distance_of_agents(run: "pd.DataFrame") -> float:
+    """How far apart the agents' combined rewards end."""
+    ends = [end("combined_reward")(rows) for _, rows in run.groupby("agent")]
+    return max(ends) - min(ends)
+
+
+def share_of_limit(run: "pd.DataFrame") -> float:
+    """Length of the pioneer's responses at the end over the longest allowed."""
+    return end("response_tokens")(run[run["role"] == "pioneer"]) / float(run["limit"].iloc[0])
+
+
+# A measure of every run of some groups.
+
+
+def by_seed(study: "Study", family: str, measure: Measure, value: str | None = None) -> "pd.Series":
+    """A measure of the runs of a family, by seed; at one value of the study's `over`, or the mean over all.
+
+    Raises:
+        Untested: there are no such runs.
+    """
+    import pandas as pd
+
+    runs = study.whole[study.whole["family"] == family]
+    if value is not None:
+        runs = runs[runs["value"] == value]
+    if not len(runs):
+        raise Untested(f"no runs of {family} at this scale")
+    limit = "sampling.max_new_tokens"
+    values: dict[Any, list[float]] = {}
+    rows = dict(list(study.metrics.groupby(["group", "seed"])))
+    for run in runs.to_dict("records"):
+        metrics = rows[run["group"], run["seed"]].assign(limit=run.get(limit, math.nan))
+        values.setdefault(run["seed"], []).append(measure(metrics))
+    return pd.Series({seed: sum(of) / len(of) for seed, of in values.items()}).sort_index()
+
+
+def sorted_values(study: "Study") -> list[str]:
+    """The values of the study's `over`, in the order of their size."""
+    return sorted({value for value in study.runs["value"] if value}, key=float)
+
+
+# Estimates.
+
+
+def between(first: str, second: str, measure: Measure, statistic: Statistic) -> Estimate:
+    """A statistic of a measure of two groups of runs."""
+
+    return lambda study: statistic(by_seed(study, first, measure), by_seed(study, second, measure))
+
+
+def per_gain(first: str, second: str, metric: str) -> Estimate:
+    """The difference of a metric at the end, over the second group's mean gain in task reward, taken as given."""
+
+    def estimate(study: "Study") -> Interval:
+        apart = difference(by_seed(study, first, end(metric)), by_seed(study, second, end(metric)))
+        return _scaled(apart, float(by_seed(study, second, gain).mean()))
+
+    return estimate
+
+
+def measured(name: str, measure: Measure) -> Estimate:
+    """A measure of one group of runs."""
+    return lambda study: over_seeds(by_seed(study, name, measure))
+
+
+def share(name: str, part: Measure, whole: Measure) -> Estimate:
+    """A measure over another, of one group of runs; over all values, if the study has several."""
+    return lambda study: over_seeds(_over(by_seed(study, name, part), by_seed(study, name, whole)))
+
+
+def agents(name: str, metric: str, statistic: Statistic) -> Estimate:
+    """A statistic of a metric at the end, of a group's first agent and of its second."""
+
+    def of(agent: str) -> Measure:
+        return lambda run: end(metric)(run[run["agent"] == agent])
+
+    return lambda study: statistic(by_seed(study, name, of("agent_1")), by_seed(study, name, of("agent_2")))
+
+
+def relative(ours: "pd.Series", theirs: "pd.Series") -> Interval:
+    """The difference over the size of the second group's mean, which is taken as given."""
+    return _scaled(difference(ours, theirs), abs(float(theirs.mean())))
+
+
+def _scaled(interval: Interval, scale: float) -> Interval:
+    """An interval over a number; undefined where that is not above 0."""
+    scale = scale if scale > 0 else math.nan
+    return Interval(interval.value / scale, interval.low / scale, interval.high / scale, interval.n)
+
+
+def _over(part: "pd.Series", whole: "pd.Series") -> "pd.Series":
+    """Shares; undefined where the whole is not above 0."""
+    return part / whole.where(whole > 0)
+
+
+def less_variance(study: "Study") -> Interval:
+    """1 - CORY's training variance over PPO's: of the task reward over seeds, mean over iterations."""
+    rewards = study.metrics.groupby(["group", "seed", "iteration"])["task_reward"].mean().unstack("iteration")
+    cory, ppo = (rewards.loc[_group(study, name)].dropna(axis=1) for name in (CORY, PPO))
+    seeds = list(cory.index.intersection(ppo.index))
+
+    def statistic(chosen: list[int]) -> float:
+        variances = [table.loc[[seeds[i] for i in chosen]].var().mean() for table in (cory, ppo)]
+        return 1 - variances[0] / variances[1] if variances[1] > 0 else math.nan
+
+    return jackknife(statistic, len(seeds))
+
+
+def _group(study: "Study", family: str) -> str:
+    groups = study.whole.loc[study.whole["family"] == family, "group"]
+    if not len(groups):
+        raise Untested(f"no runs of {family} at this scale")
+    return str(groups.iloc[0])
+
+
+def collapses(weight: float) -> Estimate:
+    """PPO's collapse rate times `weight`, minus CORY's, over all values."""
+
+    def estimate(study: "Study") -> Interval:
+        runs = study.final.groupby(["group", "seed"])["collapsed"].max().astype(float).reset_index()
+        runs = runs.merge(study.whole[["group", "seed", "family"]], on=["group", "seed"])
+        rates = runs.groupby(["family", "seed"])["collapsed"].mean()
+        if not rates.any():
+            raise Untested("no run collapsed")
+        return difference(weight * rates[PPO], rates[CORY])
+
+    return estimate
+
+
+def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> Estimate:
+    """CORY's runs at two of the values, by their places among them sorted."""
+
+    def estimate(study: "Study") -> Interval:
+        values = sorted_values(study)
+        one, two = (by_seed(study, CORY, end(metric), values[place]) for place in (first, second))
+        return statistic(one, two)
+
+    return estimate
+
+
+def kl_accelerates(study: "Study") -> Interval:
+    """Ratio of the increase of PPO's KL in the second half of a run to that in the first, at the smallest value."""
+    smallest = sorted_values(study)[0]
+    second, first = (by_seed(study, PPO, half, smallest) for half in (second_half_of_kl, first_half_of_kl))
+    return over_seeds(_over(second, first))
+
+
+def frontiers_apart(study: "Study") -> Interval:
+    """CORY's hypervolume minus PPO's, over that of all points, of each seed's runs."""
+    ends = study.final.groupby(["group", "seed"])[["task_reward", "kl"]].mean().reset_index()
+    ends = ends.merge(study.whole[["group", "seed", "family"]], on=["group", "seed"])
+    ends["minus_kl"] = -ends["kl"]
+    worst = (ends["task_reward"].min(), ends["minus_kl"].min())
+
+    def area(runs: "pd.DataFrame") -> float:
+        return hypervolume(list(zip(runs["task_reward"], runs["minus_kl"], strict=True)), worst)
+
+    apart = []
+    for _, runs in ends.groupby("seed"):
+        cory, ppo = (runs[runs["family"] == family] for family in (CORY, PPO))
+        whole = area(runs)
+        apart.append((area(cory) - area(ppo)) / whole if whole > 0 else math.nan)
+    return over_seeds(apart)
+
+
+def passes(rival: str | None) -> Estimate:
+    """The smallest difference over k of CORY's pass@k, mean over its agents solo, to that of PPO or of the base.
+
+    The ends of the interval are the smallest ends over k: all differences are above 0 if the lower end is.
     """
 
-    runs: dict[str, list[Record]]
-    values: list[Any]
-    over: str | None
-    evaluation: Path
+    def estimate(study: "Study") -> Interval:
+        ks = [key for key in study.held_out if str(key).startswith("pass@")]
+        solo = study.held_out[study.held_out["calls"] == 1]
+        ours = solo[solo["group"] == CORY].groupby("seed")[ks].mean()
+        if not ks or not len(ours):
+            raise Untested("no evaluation")
+        if rival is None:
+            base = solo[solo["agent"] == "base"]
+            if not len(base):
+                raise Untested("no evaluation of the base")
+            intervals = [over_seeds(ours[k] - float(base[k].iloc[0])) for k in ks]
+        else:
+            theirs = solo[solo["group"] == rival].groupby("seed")[ks].mean()
+            if not len(theirs):
+                raise Untested(f"no evaluation of {rival}")
+            intervals = [difference(ours[k], theirs[k]) for k in ks]
+        smallest = [min(numbers) for numbers in zip(*intervals, strict=True)]
+        return Interval(smallest[0], smallest[1], smallest[2], int(smallest[3]))
 
-    def of(self, name: str, value: Any = None) -> list[Record]:
-        """The runs of a name, and of a value if one is given."""
-        found = self.runs.get(name, [])
-        if value is not None:
-            found = [run for run in found if self.value(run) == value]
-        if not found:
-            raise Untested(f"no runs of {name} at this scale")
-        return found
-
-    def value(self, run: Record) -> Any:
-        """A run's value of `over`."""
-        return flat(run.settings)[self.over] if self.over else None
-
-    def by_seed(self, name: str) -> list[list[Record]]:
-        """The runs of each seed, at all values."""
-        seeds: dict[Any, list[Record]] = {}
-        for run in self.of(name):
-            seeds.setdefault(run.settings["seed"], []).append(run)
-        return list(seeds.values())
-
-
-def between(
-    first: str,
-    second: str,
-    of: Callable[[Record], M],
-    statistic: Callable[[Sequence[M], Sequence[M]], float],
-    distinct: int = 1,
-) -> Callable[[Evidence], Estimate]:
-    """An estimate from what `of` gives for each run of two groups. `distinct`: see `bootstrap`."""
-
-    def of_both(evidence: Evidence) -> Estimate:
-        one, two = ([of(run) for run in evidence.of(name)] for name in (first, second))
-        return estimate(statistic, one, two, distinct)
-
-    return of_both
-
-
-def measured(
-    name: str, of: Callable[[Record], M], statistic: Callable[[Sequence[Any]], float] = mean
-) -> Callable[[Evidence], Estimate]:
-    """An estimate from one group of runs."""
-    return lambda evidence: estimate(statistic, [of(run) for run in evidence.of(name)])
-
-
-def over_values(
-    name: str, of: Callable[[Record], M], statistic: Callable[[Sequence[M]], float]
-) -> Callable[[Evidence], Estimate]:
-    """An estimate from a group's runs at all values together; seeds are resampled, each with its runs at all values."""
-
-    def of_seeds(evidence: Evidence) -> Estimate:
-        seeds = [[of(run) for run in runs] for runs in evidence.by_seed(name)]
-        return estimate(lambda drawn: statistic([one for seed in drawn for one in seed]), seeds)
-
-    return of_seeds
-
-
-def estimate(
-    statistic: Callable[..., float], one: Sequence[M], two: Sequence[M] | None = None, distinct: int = 1
-) -> Estimate:
-    """A statistic of one or two samples of runs, with its interval."""
-    seeds = (len(one),) if two is None else (len(one), len(two))
-    return Estimate(*bootstrap(statistic, one, two, distinct=distinct), seeds)
-
-
-def ratio(one: Sequence[float], two: Sequence[float]) -> float:
-    """A ratio of means."""
-    return over(mean(one), mean(two))
-
-
-def difference(one: Sequence[float], two: Sequence[float]) -> float:
-    """A difference of means."""
-    return mean(one) - mean(two)
-
-
-def relative(one: Sequence[float], two: Sequence[float]) -> float:
-    """A difference of means over the size of the second."""
-    return over(mean(one) - mean(two), abs(mean(two)))
-
-
-def of_gain(one: Sequence[tuple[float, float]], two: Sequence[tuple[float, float]]) -> float:
-    """Difference of the means of the first numbers, over the second side's mean gain, its second numbers."""
-    return over(mean(x for x, _ in one) - mean(x for x, _ in two), mean(gain for _, gain in two))
-
-
-def share(runs: Sequence[tuple[float, float]]) -> float:
-    """The mean of the first numbers over that of the second ones."""
-    return over(mean(x for x, _ in runs), mean(y for _, y in runs))
-
-
-def less_variance(cory: Sequence[Sequence[float]], ppo: Sequence[Sequence[float]]) -> float:
-    """1 - CORY's training variance over PPO's."""
-    return -variance_change(cory, ppo)
-
-
-def collapses(weight: float) -> Callable[[Evidence], Estimate]:
-    """PPO's collapse rate times `weight`, minus CORY's; seeds are resampled, each with its runs at all values."""
-
-    def of(evidence: Evidence) -> Estimate:
-        ppo, cory = ([mean(map(collapsed, runs)) for runs in evidence.by_seed(name)] for name in (PPO, CORY))
-        if not any(ppo + cory):
-            raise Untested("no run collapsed")
-        return estimate(lambda one, two: weight * mean(one) - mean(two), ppo, cory)
-
-    return of
-
-
-def at(name: str, index: int, of: Callable[[Record], M]) -> Callable[[Evidence], list[M]]:
-    """What `of` gives for the runs of a name at one of the values, by its place among them sorted."""
-    return lambda evidence: [of(run) for run in evidence.of(name, sorted(evidence.values)[index])]
-
-
-def values_apart(
-    first: int, second: int, metric: str, statistic: Callable[[Sequence[float], Sequence[float]], float]
-) -> Callable[[Evidence], Estimate]:
-    """CORY's runs at two of the values."""
-    one, two = (at(CORY, index, end(metric)) for index in (first, second))
-    return lambda evidence: estimate(statistic, one(evidence), two(evidence))
-
-
-def kl_accelerates(evidence: Evidence) -> Estimate:
-    """Ratio of the increase of PPO's KL in the second half of a run to that in the first, at the smallest value."""
-    return estimate(share, at(PPO, 0, halves_of_kl)(evidence))
-
-
-def frontiers_apart(evidence: Evidence) -> Estimate:
-    """CORY's hypervolume minus PPO's, over that of all points; seeds are resampled, with their runs at all values."""
-
-    def ends(name: str) -> list[list[tuple[Any, float, float]]]:
-        return [
-            [(evidence.value(run), final(run, "task_reward"), -final(run, "kl")) for run in runs]
-            for runs in evidence.by_seed(name)
-        ]
-
-    def points(seeds: Sequence[Sequence[tuple[Any, float, float]]]) -> list[tuple[float, float]]:
-        at: dict[Any, list[tuple[float, float]]] = {}
-        for value, reward, kl in (run for runs in seeds for run in runs):
-            at.setdefault(value, []).append((reward, kl))
-        return [(mean(x for x, _ in runs), mean(y for _, y in runs)) for runs in at.values()]
-
-    cory, ppo = ends(CORY), ends(PPO)
-    every = points(cory) + points(ppo)
-    worst = (min(x for x, _ in every), min(y for _, y in every))
-    whole = hypervolume(every, worst)
-    statistic = lambda one, two: over(  # noqa: E731
-        hypervolume(points(one), worst) - hypervolume(points(two), worst), whole
-    )
-    return estimate(statistic, cory, ppo)
-
-
-def passes(other: str) -> Callable[[Evidence], Estimate]:
-    """The smallest difference over k of CORY's pass@k, mean over its agents alone, to that of PPO or of the base."""
-
-    def of(evidence: Evidence) -> Estimate:
-        runs: dict[str, dict[str, list[list[float]]]] = {"base": {}, PPO: {}, CORY: {}}
-        kinds = {"base": "base"} | {run.folder.name: kind for kind in (PPO, CORY) for run in evidence.of(kind)}
-        try:
-            for row in json.loads(evidence.evaluation.read_text(encoding="utf-8"))["rows"]:
-                if " after " in row["name"]:
-                    continue  # agents in a chain, or one as its own observer
-                folder = row["name"].split("/")[0]
-                kind = kinds.get(folder)
-                if kind is None:
-                    continue  # of another method
-                alone = [row[key] for key in row if key.startswith("pass@") and not key.endswith("_ci")]
-                runs[kind].setdefault(folder, []).append(alone)
-        except FileNotFoundError:
-            raise Elsewhere("no evaluation") from None
-        except (ValueError, TypeError, KeyError):
-            raise Untested(f"{evidence.evaluation.name} is damaged") from None
-        if not len(runs[CORY]) == len(evidence.of(CORY)) or not runs["base"] or not runs[PPO]:
-            raise Untested("the evaluation is of other runs")
-        cory, rivals = ([*map(means, runs[kind].values())] for kind in (CORY, other))
-        smallest = lambda a, b: min(x - y for x, y in zip(means(a), means(b), strict=True))  # noqa: E731
-        if other == PPO:
-            return estimate(smallest, cory, rivals)
-        return estimate(lambda ours: smallest(ours, rivals), cory)  # the base is one model, without seeds
-
-    return of
-
-
-def means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """The mean of each column."""
-    return [mean(values) for values in zip(*rows, strict=True)]
+    return estimate

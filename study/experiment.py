@@ -1,24 +1,25 @@
-"""Runs an experiment: every method, value and seed that its file names, then compares them.
+"""Runs an experiment: every method, value and seed that its file names, evaluates each run, and compares them.
 
     python -m study.experiment configs/experiments/imdb_curves.yaml                             # the toy setting
     python -m study.experiment configs/experiments/imdb_curves.yaml --scale paper --dry-run     # one command line a run
     python -m study.experiment FILE --jobs 2 --out results/imdb_curves
     python -m study.experiment FILE --engine ray --address auto --gpus 1                        # on a Ray cluster
 
-Runs that are finished are skipped, interrupted ones resumed. Experiments share runs: a run's folder is named by its
-configuration, what is changed in it, and its seed.
+When a run ends it is evaluated, its row is written into the CSV files of --out, and its checkpoints are removed. A run
+with a row, there or in a folder beside it, is not made again, also on another machine; interrupted ones are resumed.
+Experiments share runs: a run's folder is named by its configuration, what is changed in it, and its seed.
 """
 
-import itertools
-import json
+import math
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,16 +31,14 @@ from cory.cli import terminal
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.errors import UserError, expect, one_of
-from cory.evaluation.folder import extends
 from cory.provenance.models import is_local
-from cory.run.output import locked, replace_text, replacing
+from cory.run.output import locked, replace_text
+from cory.run.provenance import versions
 from study import ray_engine
 from study.compare import check_out, write
-from study.comparison import Comparison
-from study.groups import group
-from study.plan import ROOT, Planned, is_module, plan, read_experiment, start
+from study.plan import ROOT, Experiment, Planned, plan, read_experiment
 from study.records import read
-from study.report import write_report
+from study.results import Results
 
 ENGINES = ("local", "ray")
 
@@ -80,8 +79,14 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     raise Terminated(number)
 
 
-def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
+def run_all(
+    planned: Sequence[Planned], engine: Engine, after: Callable[[Planned, float], str | None] | None = None
+) -> list[Planned]:
     """Runs the planned runs, each with its output in FOLDER.log.
+
+    Args:
+        after: is called with each run that has ended well and its seconds, one call at a time; it returns what to add
+            to the line that tells of the run, and raises a UserError if the run counts as failed.
 
     Returns:
         those that failed.
@@ -89,19 +94,41 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
     if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
         print("The larger policy of the toy setting is not shipped. Training it once; this takes a minute.", flush=True)
         subprocess.run([sys.executable, "imdb_train/make_weights.py", "tiny_large"], cwd=ROOT, check=True)
-    failed = []
-    count = [0]
+    failed: list[Planned] = []
+    count = 0
+    one_at_a_time = threading.Lock()
     threads = engine.cpus or max(1, (os.cpu_count() or 1) // engine.jobs)
 
     def ended(item: Planned, status: int | str, seconds: float) -> None:
-        count[0] += 1
-        how = f"{seconds:.0f} s" if not status else f"FAILED ({status}), see {item.folder}.log"
-        if status in STOPPED:
-            how = "stopped; the same command continues"
-        print(f"[{count[0]}/{len(planned)}] {item.folder.name}: {how}", flush=True)
-        if status:
-            failed.append(item)
+        nonlocal count
+        with one_at_a_time:
+            outcome = f"{seconds:.0f} s"
+            if status in STOPPED:
+                outcome = "stopped; the same command continues"
+            elif status:
+                outcome = f"FAILED ({status}), see {item.folder}.log"
+            elif after:
+                try:
+                    outcome += after(item, seconds) or ""
+                except UserError as error:
+                    outcome = f"FAILED ({error})"
+                    status = "evaluation"
+            count += 1
+            print(f"[{count}/{len(planned)}] {item.folder.name}: {outcome}", flush=True)
+            if status:
+                failed.append(item)
 
+    if engine.name == "ray" and planned:
+        ray_engine.run_all(planned, engine.jobs, threads, engine.gpus, engine.address, ended)
+    else:
+        _run_here(planned, engine, threads, ended)
+    return failed
+
+
+def _run_here(
+    planned: Sequence[Planned], engine: Engine, threads: int, ended: Callable[[Planned, int | str, float], None]
+) -> None:
+    """Runs on this machine, `engine.jobs` at a time. Signals end them after their iteration."""
     running: set[subprocess.Popen[bytes]] = set()
 
     def run(item: Planned) -> None:
@@ -116,9 +143,6 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
             running.remove(process)
         ended(item, status, time.perf_counter() - started)
 
-    if engine.name == "ray" and planned:
-        ray_engine.run_all(planned, engine.jobs, threads, engine.gpus, engine.address, ended)
-        return failed
     numbers: list[int] = [signal.SIGTERM]
     if terminal.heeds_hangup():
         numbers.append(signal.SIGHUP)
@@ -136,38 +160,25 @@ def run_all(planned: Sequence[Planned], engine: Engine) -> list[Planned]:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    return failed
 
 
-def evaluate(command: str, planned: Sequence[Planned], folder: Path, out: Path) -> None:
-    """Evaluates all runs with a script of their task into `folder`, unless done; copies table and figure to `out`.
+def finish(item: Planned, results: Results, seconds: float | None, discard_agents: bool = False) -> None:
+    """Evaluates a run that has ended, writes its rows, and removes its checkpoints.
 
     Raises:
-        UserError: the script failed.
+        UserError: the evaluation failed; the checkpoints stay.
     """
-    runs, before = [str(item.folder) for item in planned], folder / "settings.json"
-    then = json.loads(before.read_text(encoding="utf-8")) if before.exists() else {}
-    if "trained" in then and not extends(runs, then):
-        older = next(path for n in itertools.count(1) if not (path := Path(f"{folder}-older-{n}")).exists())
-        folder.rename(older)
-        print(f"The runs have changed since they were evaluated. The old evaluation is now in {older}")
-    asked, whole = folder / "command.txt", "\n".join([command, *runs])  # stands there when it has ended
-    if asked.exists() and asked.read_text(encoding="utf-8") == whole:
-        print(f"Already evaluated: {folder}")
-    else:
-        asked.unlink(missing_ok=True)
-        script, *options = shlex.split(command)
-        cwd = None if is_module(script) else ROOT
-        done = subprocess.run([*start(script), *runs, *options, "--output", str(folder)], cwd=cwd,
-                              preexec_fn=ray_engine.die_with_parent)  # fmt: skip
-        if done.returncode:
-            raise UserError(f"{command}: failed with status {done.returncode}")
-        replace_text(asked, whole)
-        if is_module(script):
-            write_report(folder)
-    for file in [*folder.glob("evaluation.*"), *folder.glob("*.png")]:
-        with replacing(out / file.name) as partial:
-            shutil.copyfile(file, partial)
+    results.add(item, seconds, megabytes(item.folder))
+    shutil.rmtree(item.folder / "checkpoints", ignore_errors=True)
+    if discard_agents:
+        for agent in item.folder.glob("agent_*"):
+            shutil.rmtree(agent)
+
+
+def megabytes(folder: Path) -> float:
+    """The size of a folder's files, without checkpoints, which are removed."""
+    files = [file for file in folder.rglob("*") if file.is_file() and "checkpoints" not in file.parts]
+    return round(sum(file.stat().st_size for file in files) / 1e6, 3)
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
@@ -183,7 +194,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cpus", type=int | None, help="Threads of a run. null: the machine's cores over --jobs")
     parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of a run, with Ray; 0.5: two runs on one")
     parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the runs")
-    parser.add_argument("--out", type=str | None, help="Folder of the comparison. null: beside the runs")
+    parser.add_argument("--out", type=str | None, help="Folder of the results. null: beside the runs")
+    parser.add_argument("--discard-agents", action="store_true", help="Remove the agents of a run once it is evaluated")
     args = parser.of(argv)
     expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
     expect(args.cpus is None or args.cpus >= 1, "--cpus", "at least 1", args.cpus)
@@ -199,14 +211,26 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     args.scale = args.scale or ("tiny" if "tiny" in experiment.scales else next(iter(experiment.scales)))
     runs = Path(args.runs).resolve()
     planned = plan(experiment, args.scale, changes, runs)
-    states = [item.state() for item in planned]
-    missing = [item for item, state in zip(planned, states, strict=True) if state != "finished"]
-    scale = experiment.scales[args.scale]
-    hours = sum(item.minutes for item in missing) / 60
-    cost = f"about {hours:.1f} hours, one at a time, on {scale.hardware}" if scale.minutes else f"{len(missing)} runs"
+    name = Path(args.file).parent.name if Path(args.file).stem == "experiment" else Path(args.file).stem
+    out = Path(args.out) if args.out else runs / args.scale / f"{name}-comparison"
+    results = Results(
+        out,
+        runs / args.scale / f"{name}-evaluation",
+        name,
+        args.scale,
+        planned,
+        experiment.baseline or _first_single(planned),
+        experiment.scales[args.scale].evaluate or "",
+    )
+    left = [item for item in planned if item.folder not in results.recorded]
+    states = {item.folder: item.state() for item in left}
+    missing = [item for item in left if states[item.folder] != "finished"]
+    to_evaluate = [item for item in left if states[item.folder] == "finished"]
+    begun = sum(state == "begun" for state in states.values())
+    jobs = args.jobs
     summary = (
-        f"{experiment.title}, {args.scale}: {len(planned)} runs, {len(planned) - len(missing)} finished, "
-        f"{states.count('begun')} to resume. To do: {cost}."
+        f"{experiment.title}, {args.scale}: {len(planned)} runs, {len(results.recorded)} with a row, "
+        f"{len(to_evaluate)} finished, {begun} to resume. To do: {_cost(missing, results, experiment, jobs)}."
     )
     if args.dry_run:
         print(f"# {summary}")
@@ -214,23 +238,81 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             print(shlex.join(["python", *(_relative(part) if item.cwd else part for part in item.command[1:])]))
         return
     print(summary, flush=True)
-    name = Path(args.file).stem
-    out = Path(args.out) if args.out else runs / args.scale / f"{name}-comparison"
+    if missing:
+        print(_disk(missing, results, runs), flush=True)
+    for note in _other_versions(results):
+        print(note, flush=True)
     check_out(out)
+
+    def after(item: Planned, seconds: float) -> str:
+        finish(item, results, None if states[item.folder] == "begun" else seconds, args.discard_agents)
+        missing.remove(item)
+        left = results.estimate(missing)[0] / jobs
+        return "" if math.isnan(left) or not missing else f"; about {_duration(left)} left"
+
     with _alone(runs / args.scale, name):
-        failed = run_all(missing, Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address))
-        begun = [item for item in planned if (item.folder / "metrics.jsonl").exists()]
-        if not begun:
-            raise UserError(f"no run was started; the output of the first one is in {planned[0].folder}.log")
-        groups = group([read(item.folder) for item in begun], experiment.over, [item.label for item in begun])
-        comparison = Comparison(groups, experiment.baseline, experiment.over)
+        if not (out / "comparison.md").exists():  # which marks a folder of results
+            out.mkdir(parents=True, exist_ok=True)
+            replace_text(out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n")
+        results.take_recorded()
+        for item in to_evaluate:
+            finish(item, results, None, args.discard_agents)
+        engine = Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address)
+        failed = run_all(list(missing), engine, after)
+        study = results.study()
+        if study is None:
+            raise UserError(f"no run has ended; the output of the first one is in {planned[0].folder}.log")
+        study.records = [read(item.folder) for item in planned if (item.folder / "summary.json").exists()]
         command = _repeated(args.file, args.scale, changes)
-        written = write(comparison, out, experiment.title, experiment.question, command)
+        written = write(study, out, experiment.title, experiment.question, command)
         print(f"Written to {written}")
-        if scale.evaluate and not failed:
-            evaluate(scale.evaluate, planned, runs / args.scale / f"{name}-evaluation", out)
     if failed:
         raise UserError(f"{len(failed)} runs failed; the same command resumes them")
+
+
+def _first_single(planned: Sequence[Planned]) -> str:
+    """The name of the first runs of one agent, or the first at all."""
+    from study.groups import single
+
+    return next((item for item in planned if single(item.settings)), planned[0]).label
+
+
+def _cost(missing: Sequence[Planned], results: Results, experiment: Experiment, jobs: int) -> str:
+    """What is left to do, in hours, and how it is known."""
+    if not missing:
+        return "nothing"
+    seconds, by_rows = results.estimate(missing)
+    if math.isnan(seconds):
+        return f"{len(missing)} runs; how long is not known before the first of each kind has ended"
+    sources = []
+    if by_rows:
+        sources.append(f"{by_rows} runs as long as earlier ones of their kind")
+    if by_rows < len(missing):
+        sources.append(f"{len(missing) - by_rows} by the file, on {experiment.scales[results.scale].hardware}")
+    return f"about {_duration(seconds / jobs)}, {jobs} at a time ({'; '.join(sources)})"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _disk(missing: Sequence[Planned], results: Results, runs: Path) -> str:
+    """The disk that runs will take, and what is free."""
+    existing = next(folder for folder in (runs, *runs.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free / 1e9
+    taken = results.disk(missing) / 1e3
+    needed = "not known before the first run of each kind has ended" if math.isnan(taken) else f"{taken:.2f} GB"
+    return f"Disk: {needed}, and the checkpoints of the runs that train at the time; {free:.0f} GB are free."
+
+
+def _other_versions(results: Results) -> list[str]:
+    """A line for each other version of the code that made some of the rows."""
+    current = versions().get("commit", "unknown")
+    made_by = [row.version for row in results.recorded.values() if row.version != current]
+    return [
+        f"{made_by.count(version)} rows are of version {version[:12]}, not of this one, {current[:12]}; they are kept"
+        for version in dict.fromkeys(made_by)
+    ]
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 import glob
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cory.errors import UserError
 from cory.resume.differences import differences
@@ -15,29 +14,17 @@ from study.records import Record, flat, num_agents, num_roles
 DATA = ("fingerprint.dataset_sha256", "fingerprint.rows")
 
 
-@dataclass
-class Group:
-    """Runs that differ in their seed alone.
+class Group(NamedTuple):
+    """The group of a run.
 
     Args:
-        name: unique. family: of the groups that differ in the key `over` alone. value: of that key.
-        runs: all of them; `whole` are those without a problem.
+        name: of the runs that differ in their seed alone.
+        family: of the groups that differ in the key `over` alone. value: of that key; None if it has no effect.
     """
 
     name: str
     family: str
     value: Any
-    runs: list[Record] = field(default_factory=list)
-
-    @property
-    def whole(self) -> list[Record]:
-        """Its runs without a problem."""
-        return [run for run in self.runs if run.complete]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of one of its runs, one with a fingerprint if there is any."""
-        return _typical(self.runs)
 
 
 def find(patterns: Sequence[str]) -> list[Path]:
@@ -48,18 +35,19 @@ def find(patterns: Sequence[str]) -> list[Path]:
     Raises:
         UserError: a pattern matches no run.
     """
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for pattern in patterns:
         paths = [Path(pattern)] if Path(pattern).is_dir() else [Path(name) for name in sorted(glob.glob(pattern))]
         runs = [path for path in paths if (path / "config.yaml").is_file()]
-        found |= dict.fromkeys(runs)
-        if not runs and (not Path(pattern).is_file() or (not found and pattern == patterns[-1])):
+        folders |= dict.fromkeys(runs)
+        is_other_file = Path(pattern).is_file() and (folders or pattern != patterns[-1])
+        if not runs and not is_other_file:
             raise UserError(f"runs: expected folders of runs (with a config.yaml), got {pattern!r}, which matches none")
-    return list(found)
+    return list(folders)
 
 
 def group(runs: Sequence[Record], over: str | None = None, families: Sequence[str] | None = None) -> list[Group]:
-    """Groups runs by their settings.
+    """The group of each run, by their settings.
 
     Args:
         over: a dotted key whose values make groups of one family.
@@ -72,42 +60,60 @@ def group(runs: Sequence[Record], over: str | None = None, families: Sequence[st
         raise UserError(
             f"over: expected a key of the runs' settings, such as ppo.init_kl_coef or cory.weight, got {over!r}"
         )
-    groups: dict[str, Group] = {}
+    members: dict[str, list[Record]] = {}
+    groups = []
     for run, family in zip(runs, families or _families(runs, over), strict=True):
-        concerned = over and not (over.startswith("cory.") and single(run.settings))
-        value = flat(run.settings)[over] if over and concerned else None
-        name = family if value is None else f"{family}, {str(over).split('.')[-1]} {value}"
-        while name in groups and any(other_data(other.settings, run.settings) for other in groups[name].runs):
+        value = value_of(run.settings, over)
+        name = group_name(family, over, value)
+        while any(other_data(other.settings, run.settings) for other in members.get(name, [])):
             name += ", other data"
-        groups.setdefault(name, Group(name, family, value)).runs.append(run)
-    for each in groups.values():
-        if not all(same(a.settings, b.settings) for a, b in itertools.combinations(each.runs, 2)):
-            raise UserError(f"{each.name}: expected runs that differ in their seed alone, got {folders(each.runs)}")
-    return list(groups.values())
+        members.setdefault(name, []).append(run)
+        groups.append(Group(name, family, value))
+    for name, alike in members.items():
+        if not all(same(a.settings, b.settings) for a, b in itertools.combinations(alike, 2)):
+            raise UserError(f"{name}: expected runs that differ in their seed alone, got {folders(alike)}")
+    return groups
+
+
+def value_of(settings: Mapping[str, Any], over: str | None) -> Any:
+    """A run's value of the key `over`; None without one, and for one agent if it is a key of `cory`."""
+    if over is None or (over.startswith("cory.") and single(settings)):
+        return None
+    return flat(settings)[over]
+
+
+def group_name(family: str, over: str | None, value: Any) -> str:
+    """`CORY`, or with a value of `over` `CORY, learning_rate 3e-05`."""
+    return family if over is None or value is None else f"{family}, {over.split('.')[-1]} {value}"
 
 
 def _families(runs: Sequence[Record], over: str | None) -> list[str]:
     """A name for each run, the same for runs that differ in their seed and in `over` alone."""
-    apart = ["seed", *([over] if over else [])]
+    apart_from = ["seed", *([over] if over else [])]
     kinds: list[list[Record]] = []
     kind_of = []
     for run in runs:
-        alike = (i for i, kind in enumerate(kinds) if all(same(r.settings, run.settings, apart) for r in kind))
-        index = next(alike, len(kinds))
-        kinds[index:] = kinds[index:] or [[]]
-        kinds[index].append(run)
-        kind_of.append(index)
-    labels = names([_typical(kind) for kind in kinds], apart)
+        for index, kind in enumerate(kinds):
+            if all(same(other.settings, run.settings, apart_from) for other in kind):
+                kind.append(run)
+                kind_of.append(index)
+                break
+        else:
+            kinds.append([run])
+            kind_of.append(len(kinds) - 1)
+    labels = names([typical(kind) for kind in kinds], apart_from)
     return [labels[index] for index in kind_of]
 
 
-def _typical(runs: Sequence[Record]) -> dict[str, Any]:
+def typical(runs: Sequence[Record]) -> dict[str, Any]:
+    """The settings of one of the runs, one with a fingerprint if there is any."""
     return next((run for run in runs if run.settings.get("fingerprint")), runs[0]).settings
 
 
 def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The dotted keys in which two runs differ, of those that matter, data apart (`other_data`)."""
-    return [key for line in differences(a, b) if (key := line.split(": ")[0]) not in DATA]
+    keys = [line.split(": ")[0] for line in differences(a, b)]
+    return [key for key in keys if key not in DATA]
 
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any], apart_from: Sequence[str] = ("seed",)) -> bool:
@@ -117,13 +123,18 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any], apart_from: Sequence[str] =
 
 def other_data(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two runs of one seed were trained on different data; unknown data count as the same."""
-    one, two = ([flat(each).get(key) for key in DATA] for each in (a, b))
-    return a.get("seed") == b.get("seed") and None not in (one[0], two[0]) and one != two
+    if a.get("seed") != b.get("seed"):
+        return False
+    ours = [flat(a).get(key) for key in DATA]
+    theirs = [flat(b).get(key) for key in DATA]
+    return None not in (ours[0], theirs[0]) and ours != theirs
 
 
 def method(settings: Mapping[str, Any]) -> str:
     """`PPO`, `CORY`, `CORY, 3 agents`, `GRPO`, `CORY with GRPO`, ...: what trains, and how many learn."""
-    agents, roles, algorithm = num_agents(settings), num_roles(settings), settings.get("algorithm", "ppo")
+    agents = num_agents(settings)
+    roles = num_roles(settings)
+    algorithm = settings.get("algorithm", "ppo")
     if agents == roles == 1:
         return algorithm.upper()
     name = "CORY" if algorithm == "ppo" else f"CORY with {algorithm.upper()}"
@@ -143,8 +154,8 @@ def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) 
     A whole block that only some have, such as `task`, is left out: the fingerprint tells tasks apart.
     """
     keys = dict.fromkeys(key for a, b in itertools.combinations(settings, 2) for key in changed(a, b))
-    known = {key for each in settings for key in flat(each)}
-    return [key for key in keys if key in known and key not in ignored]
+    existing = {key for values in settings for key in flat(values)}
+    return [key for key in keys if key in existing and key not in ignored]
 
 
 def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed",)) -> list[str]:
@@ -153,18 +164,18 @@ def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed
     The `cory` block has no effect on a single agent's run, so it does not appear in its name. The fingerprint appears
     only as far as the settings do not tell runs apart.
     """
-    methods = [method(each) for each in settings]
+    methods = [method(values) for values in settings]
     result = []
-    for each, kind in zip(settings, methods, strict=True):
+    for values, kind in zip(settings, methods, strict=True):
         rivals = [other for other, name in zip(settings, methods, strict=True) if name == kind]
-        differ = [k for k in varying(rivals, ignored) if not (single(each) and k.startswith("cory."))]
+        differ = [key for key in varying(rivals, ignored) if not (single(values) and key.startswith("cory."))]
         keys = [key for key in differ if not key.startswith("fingerprint.")]
         for key in differ:
-            told = {str([flat(rival).get(k) for k in keys]) for rival in rivals}
-            if key not in keys and len(told) < len(rivals):
+            told_apart = {str([flat(rival).get(k) for k in keys]) for rival in rivals}
+            if key not in keys and len(told_apart) < len(rivals):
                 keys.append(key)
-        values = flat(each)
-        result.append(", ".join([kind, *(f"{key.split('.')[-1]} {_short(values.get(key))}" for key in keys)]))
+        parts = [f"{key.split('.')[-1]} {_short(flat(values).get(key))}" for key in keys]
+        result.append(", ".join([kind, *parts]))
     return result
 
 

@@ -14,6 +14,7 @@ the same for GSM8K, `python -m study.observer --config my.yaml` for a task of yo
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +28,7 @@ from cory.errors import UserError, expect
 from cory.evaluation.agents import run_agents
 from cory.run.output import check_result_file, replace_text
 from cory.tasks.kind import TaskKind
-from study.statistics import Interval, bootstrap, over, with_interval
+from study.intervals import Interval, over_queries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,9 +93,9 @@ def dependence(observer: "np.ndarray") -> Interval:
     def share(queries: Sequence[int]) -> float:
         rest = float(within[list(queries)].sum())
         read = (float(between[list(queries)].sum()) - rest) / answers
-        return over(read, read + rest)
+        return _ratio(read, read + rest)
 
-    return bootstrap(share, range(len(observer)), resamples=RESAMPLES)
+    return over_queries(share, len(observer), RESAMPLES)
 
 
 def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
@@ -107,9 +108,14 @@ def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
     xy, xx = (x * y).sum(1), (x * x).sum(1)
 
     def ratio(queries: Sequence[int]) -> float:
-        return over(float(xy[list(queries)].sum()), float(xx[list(queries)].sum()))
+        return _ratio(float(xy[list(queries)].sum()), float(xx[list(queries)].sum()))
 
-    return bootstrap(ratio, range(len(x)), resamples=RESAMPLES)
+    return over_queries(ratio, len(x), RESAMPLES)
+
+
+def _ratio(a: float, b: float) -> float:
+    """A ratio; undefined where the denominator is not above 0."""
+    return a / b if b > 0 else math.nan
 
 
 def probe(
@@ -149,7 +155,8 @@ def probe(
     loaded = policy.to(device), None, tokenizer
     check_model(policy, tokenizer)
     columns = repeated(task.dataset[:queries], samples)
-    said, rewards = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
+    said, scores = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
+    rewards = scores.total.tolist()
     pioneer = np.reshape(rewards, (-1, samples))
     differ = np.flatnonzero(pioneer.max(1) > pioneer.min(1))
     expect(len(differ) > 1, "queries", f"some of which {samples} responses differ in their reward", len(differ))
@@ -158,7 +165,8 @@ def probe(
     readings = []
     for name, worded in tasks.items():
         for chat in templates:
-            _, rewards = answer(loaded, worded, columns, sampling, [read], 1, seed=1, chat_template=chat, kl=False)
+            _, scores = answer(loaded, worded, columns, sampling, [read], 1, seed=1, chat_template=chat, kl=False)
+            rewards = scores.total.tolist()
             observer = np.reshape(rewards, (-1, samples, answers))
             means = observer.mean(2)
             ranked = np.take_along_axis(means[differ], order, 1)
@@ -170,7 +178,7 @@ def probe(
 
 def table(name: str, probe: Probe) -> str:
     """A probe as a Markdown table."""
-    from study.tables import markdown_table
+    from study.markdown import markdown_table
 
     def shown(value: tuple[float, float]) -> str:
         return f"{value[0]:.2f} ± {value[1]:.2f}"
@@ -178,7 +186,7 @@ def table(name: str, probe: Probe) -> str:
     rows = [
         {"observer's prompt": r.wording, "chat template": "yes" if r.chat else "no"}
         | {f"after the {kind}": shown(value) for kind, value in r.after.items()}
-        | {"dependence": with_interval(r.dependence, ".2f"), "slope": with_interval(r.slope, ".2f")}
+        | {"dependence": r.dependence.text(".2f"), "slope": r.slope.text(".2f")}
         for r in probe.readings
     ]
     return (

@@ -9,19 +9,19 @@ from typing import Any
 from cory.report.completions import Texts
 from cory.report.page import write_page
 from cory.report.payload import ReportedRun, evaluation_parts, interval_table, of_run, payload, read_lines
-from study.comparison import ROLE_WINDOW, Comparison
-from study.groups import Group, group, method
-from study.measures import LAST
+from study import comparison
+from study.evaluated import OVER_SEEDS, rows_over_seeds
+from study.frame import Study, of_records
+from study.groups import group, method
 from study.records import Record
-from study.tables import eta_shown, final_table, group_table, method_note, over_seeds
-
-OVER_SEEDS = "Mean ± standard deviation over seeds; a model without seeds has its own interval."
 
 
-def write_comparison_page(comparison: Comparison, path: Path, title: str, question: str = "") -> None:
+def write_comparison_page(study: Study, path: Path, title: str, question: str = "") -> None:
     """Writes the report of a comparison. Warns if that fails, as its other files are written already."""
+    names = dict(zip(study.runs["run"], study.runs["group"], strict=True))
     try:
-        write_page(path, runs_payload(comparison.groups, comparison, [], title, question))
+        groups = [names[record.folder.name] for record in study.records]
+        write_page(path, runs_payload(study.records, groups, study, [], title, question))
     except Exception as error:
         warnings.warn(f"{path} could not be written ({type(error).__name__}: {error})", stacklevel=2)
 
@@ -44,39 +44,52 @@ def make_payload(
     """
     if len(runs) == 1 and not evaluations:
         return of_run(runs[0].folder, method(runs[0].settings), runs[0].problems)
-    groups = group(runs, over)
-    comparison = Comparison(groups, baseline, over) if any(each.whole for each in groups) else None
-    return runs_payload(groups, comparison, evaluations, title)
+    groups = [g.name for g in group(runs, over)]
+    study = of_records(runs, over, baseline) if any(not run.problems for run in runs) else None
+    return runs_payload(runs, groups, study, evaluations, title)
 
 
 def runs_payload(
-    groups: Sequence[Group],
-    comparison: Comparison | None,
+    records: Sequence[Record],
+    groups: Sequence[str],
+    study: Study | None,
     evaluations: Sequence[Path],
     title: str,
     question: str = "",
 ) -> dict[str, Any]:
-    """The payload of groups of runs with their comparison (None: no run has ended), and of evaluations."""
+    """The payload of runs with their comparison (None: no run has ended), and of evaluations.
+
+    Args:
+        groups: the name of each run's group.
+    """
     runs = [
         ReportedRun(
-            run.folder.name, g.name, run.settings, run.rows, read_lines(run.folder / "samples.jsonl"), run.samples
+            record.folder.name, name, record.settings, record.rows,
+            read_lines(record.folder / "samples.jsonl"), record.samples,
         )
-        for g in groups
-        for run in g.runs
-    ]
-    facts = [f"{g.name}: {len(g.whole)} of {len(g.runs)} runs ended" for g in groups]
-    notes, tables, settings, texts = [], [], None, Texts()
-    if comparison:
-        notes, tables, settings = comparison.problems(), comparison_tables(comparison), settings_table(comparison)
-    elif groups:
-        notes = [f"{run.folder.name}: {problem}" for g in groups for run in g.runs for problem in run.problems]
+        for record, name in sorted(zip(records, groups, strict=True), key=lambda pair: groups.index(pair[1]))
+    ]  # fmt: skip
+    facts = []
+    for name in dict.fromkeys(groups):
+        members = [record for record, other in zip(records, groups, strict=True) if other == name]
+        facts.append(f"{name}: {sum(not record.problems for record in members)} of {len(members)} runs ended")
+    notes: list[str] = []
+    tables: list[dict[str, Any]] = []
+    settings = None
+    texts = Texts()
+    if study:
+        notes = comparison.caveats(study)
+        tables = comparison_tables(study)
+        settings = settings_table(study)
+    elif records:
+        notes = [f"{record.folder.name}: {problem}" for record in records for problem in record.problems]
     for folder in evaluations:
         if not (folder / "evaluation.json").exists():
             notes.append(f"{folder.name}: the evaluation has not ended, and is left out")
             continue
-        table, texts, said = evaluation_parts(folder, texts)
+        table, texts, how = evaluation_parts(folder, texts)
         tables += [*evaluation_over_seeds(folder), table | {"title": f"Held-out evaluation: {folder.name}"}]
-        facts.append(said)
+        facts.append(how)
     return payload(title, [question, *facts] if question else facts, notes, runs, tables, settings, texts)
 
 
@@ -85,30 +98,35 @@ def as_table(title: str, note: str, rows: Sequence[Mapping[str, str]]) -> dict[s
     return {"title": title, "note": note, "columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
 
 
-def comparison_tables(comparison: Comparison) -> list[dict[str, Any]]:
-    """The final values by agent, group and role."""
-    note = f"Mean ± standard deviation over n seeds. Combined reward: task reward - {eta_shown(comparison)} * KL."
-    tables = [
-        as_table(f"Last {LAST} iterations of training, by agent", note, final_table(comparison)),
-        as_table("By group", method_note(comparison).strip(), group_table(comparison)),
+def comparison_tables(study: Study) -> list[dict[str, Any]]:
+    """Held-out metrics, and the final values of training by group, agent and role."""
+    tables = []
+    if len(study.held_out):
+        rows = comparison.held_out(study)
+        tables.append(as_table("Held out: combined reward", comparison.HELD_OUT_NOTE.replace("*", ""), rows))
+    note = f"{comparison.TRAINING_NOTE} {comparison.what_is_compared(study)}"
+    tables += [
+        as_table("End of training", note, comparison.ends(study)),
+        as_table("End of training, by agent", "", comparison.ends_by_agent(study)),
     ]
-    roles = comparison.role_rows()
-    if len({row["role"] for row in roles}) > 1:
-        tables.append(as_table(f"By role, last {ROLE_WINDOW} iterations", "", roles))
+    if study.metrics["role"].nunique() > 1:
+        heading = f"By role, last {comparison.ROLE_WINDOW} iterations"
+        tables.append(as_table(heading, "", comparison.ends_by_role(study)))
     return tables
 
 
-def settings_table(comparison: Comparison) -> dict[str, Any] | None:
+def settings_table(study: Study) -> dict[str, Any]:
     """The settings in which groups differ."""
-    title, rows = "Settings that differ between groups", comparison.setting_rows()
-    if not rows:
-        none = {"setting": "none", **{g.name: "" for g in comparison.groups}}
-        return as_table(title, "The runs differ in their seed alone.", [none])
-    return as_table(title, "All other settings are equal, apart from the seed.", rows)
+    title = "Settings that differ between groups"
+    rows = comparison.settings(study)
+    if rows:
+        return as_table(title, "All other settings are equal, apart from the seed.", rows)
+    none = {"setting": "none", **dict.fromkeys(study.groups, "")}
+    return as_table(title, "The runs differ in their seed alone.", [none])
 
 
 def evaluation_over_seeds(folder: Path) -> list[dict[str, Any]]:
     """The table of an evaluation's models over seeds, if there are several."""
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    rows = over_seeds(evaluation["rows"])
+    rows = rows_over_seeds(evaluation["rows"])
     return [interval_table("Held-out evaluation, over seeds", OVER_SEEDS, rows, evaluation["titles"])] if rows else []

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from cory.cli.load import load
-from cory.errors import UserError, expect
-from cory.resume.differences import differences
+from cory.config import Config
+from cory.errors import UserError
+from cory.provenance.models import model_identity
+from cory.resume.differences import FREE, differences
 from cory.tasks.config import OWN
 from cory.tasks.kind import kind_of_script
-from study.records import read
+from study.groups import Group, group_name, value_of
+from study.records import flat, read
 
 ROOT = Path(__file__).resolve().parent.parent  # of the checkout, with its scripts and configurations
 
@@ -86,7 +90,14 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Planned:
-    """One run: its name in tables, its folder, its settings, and the command that makes it."""
+    """One run.
+
+    Args:
+        label: its name in the experiment's file. folder: where it is made. settings: all of them.
+        command: that makes it, in the folder `cwd`; None: the current one.
+        minutes: what the file says that it takes. over: the experiment's key.
+        resolve: the folder of a built-in model, or the name itself.
+    """
 
     label: str
     folder: Path
@@ -94,6 +105,51 @@ class Planned:
     command: list[str]
     minutes: float
     cwd: Path | None = ROOT
+    over: str | None = None
+    resolve: Callable[[str], str] = str
+
+    @property
+    def of(self) -> Group:
+        """Its group in tables."""
+        value = value_of(self.settings, self.over)
+        return Group(group_name(self.label, self.over, value), self.label, value)
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.settings["seed"]
+
+    def key(self) -> str:
+        """A hash of what decides on its numbers: the settings, and the content of local models, data and rewards.
+
+        It is the same on every machine. The code's version is no part of it.
+        """
+        free = FREE - {"iterations"}
+        decisive = {
+            key: self._content(value)
+            for key, value in flat(self.settings).items()
+            if key not in free and key.split(".")[0] not in free
+        }
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+    def _content(self, value: Any) -> Any:
+        """A hash in place of the name of a local file, such as FILE.py:NAME, or of a local folder."""
+        if isinstance(value, list):
+            return [self._content(one) for one in value]
+        if isinstance(value, dict):
+            return {key: self._content(one) for key, one in value.items()}
+        if not isinstance(value, str) or not value or "\n" in value:
+            return value
+        try:
+            name, colon, function = self.resolve(value).partition(":")
+        except UserError:  # a built-in model that is not made yet
+            return value
+        path = (self.cwd or Path()) / name
+        # A name such as `train` may happen to be that of a folder, too.
+        if "/" not in name and "." not in name:
+            return value
+        identity = _identity(path)
+        return value if identity is None else identity + colon + function
 
     def state(self) -> str:
         """`missing`, `begun` or `finished`.
@@ -105,9 +161,10 @@ class Planned:
             return "missing"
         if not (self.folder / "metrics.jsonl").exists():
             return "begun"
-        there = read(self.folder)
-        changed = dict.fromkeys(differences(there.settings, self.settings))
-        planned, wanted = there.settings["iterations"], self.settings["iterations"]
+        run = read(self.folder)
+        changed = dict.fromkeys(differences(run.settings, self.settings))
+        planned = run.settings["iterations"]
+        wanted = self.settings["iterations"]
         if planned > wanted:  # a run of fewer is continued
             changed[f"iterations: {planned} -> {wanted}"] = None
         if changed:
@@ -115,8 +172,20 @@ class Planned:
                 f"{self.folder}: expected a run of this experiment, got one of other settings ({'; '.join(changed)}). "
                 "Name another folder with --runs, or remove that one"
             )
-        done = there.stopped or there.iterations >= wanted
-        return "finished" if there.complete and done else "begun"
+        ended = run.stopped or run.iterations >= wanted
+        return "finished" if ended and not run.problems else "begun"
+
+
+@cache
+def _identity(path: Path) -> str | None:
+    """A hash of a file, or of a folder's model and of the names and sizes of its files; None: there is none."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    if not path.is_dir():
+        return None
+    files = sorted((str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file())
+    sizes = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:8]
+    return f"{model_identity(str(path))} {sizes}"
 
 
 def is_module(script: str) -> bool:
@@ -188,34 +257,55 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
     if scale.evaluate and not is_module(judge := shlex.split(scale.evaluate)[0]):
         checkout_file(judge, "evaluate")
     planned = []
-    for label, spec in experiment.runs.items():
-        if spec.at and scale_name not in spec.at:
-            continue
-        changed = spec.flags | spec.at.get(scale_name, {})
-        file = str(changed.pop("config", scale.config))
-        kind = "cory" if is_module(spec.script) else Path(spec.script).stem
-        if is_module(spec.script) and _settings(spec.script, file, *_flags(changed))["cory"]["num_agents"] == 1:
-            kind = "ppo"
-        concerned = experiment.over and not (experiment.over.startswith("cory.") and kind == "ppo")
-        for value in scale.values if concerned and scale.values else [None]:
-            own = changed if value is None else changed | {str(experiment.over): value}
-            flags = _flags({**scale.flags, **own, **changes})
-            unseeded = _settings(spec.script, file, *flags)
-            base, usual = _settings(spec.script, file), _settings(spec.script, scale.config)
-            for key in changes:
-                varied = key in own or key == "seed" or _get(base, key) != _get(usual, key)
-                expect(not varied, "--set", f"keys that the experiment does not vary, as it does for {label!r}", key)
-            of_scale = _settings(spec.script, file, *_flags(scale.flags))
-            for seed in scale.seeds:
-                settings = unseeded | {"seed": seed}
-                name = _name(spec.script, file, {k: v for k, v in own.items() if _get(of_scale, k) != v}, seed)
-                folder = runs / scale_name / name
-                command = [*start(spec.script), "--config", file, *flags, f"--seed={seed}"]
-                command += ["--output", str(folder), "--resume", "auto"]
-                share = _work(settings) / _work(base)
-                cwd = None if is_module(spec.script) else ROOT
-                planned.append(Planned(label, folder, settings, command, share * scale.minutes.get(kind, 0.0), cwd))
+    for label, runs_of_label in experiment.runs.items():
+        if not runs_of_label.at or scale_name in runs_of_label.at:
+            planned += list(_plan_runs(experiment, scale_name, label, changes, runs))
     return planned
+
+
+def _plan_runs(
+    experiment: Experiment, scale_name: str, label: str, changes: dict[str, str], runs: Path
+) -> Iterator[Planned]:
+    """The runs of one name, at all values and seeds. See `plan`."""
+    scale = experiment.scales[scale_name]
+    script = experiment.runs[label].script
+    flags = experiment.runs[label].flags | experiment.runs[label].at.get(scale_name, {})
+    file = str(flags.pop("config", scale.config))
+    base = _settings(script, file)
+    of_scale = _settings(script, file, *_flags(scale.flags))
+
+    method = "cory" if is_module(script) else Path(script).stem
+    if is_module(script) and _settings(script, file, *_flags(flags))["cory"]["num_agents"] == 1:
+        method = "ppo"
+    values = scale.values or [None]
+    if experiment.over is None or (experiment.over.startswith("cory.") and method == "ppo"):
+        values = [None]
+
+    for value in values:
+        own = flags if value is None else flags | {str(experiment.over): value}
+        for key in changes:
+            usual = _settings(script, scale.config)
+            if key in own or key == "seed" or _get(base, key) != _get(usual, key):
+                expected = f"keys that the experiment does not vary, as it does for {label!r}"
+                raise UserError(f"--set: expected {expected}, got {key!r}")
+        all_flags = _flags({**scale.flags, **own, **changes})
+        unseeded = _settings(script, file, *all_flags)
+        share_of_work = _work(unseeded) / _work(base)
+        for seed in scale.seeds:
+            named = {key: changed for key, changed in own.items() if _get(of_scale, key) != changed}
+            folder = runs / scale_name / _name(script, file, named, seed)
+            command = [*start(script), "--config", file, *all_flags, f"--seed={seed}"]
+            command += ["--output", str(folder), "--resume", "auto"]
+            yield Planned(
+                label,
+                folder,
+                unseeded | {"seed": seed},
+                command,
+                share_of_work * scale.minutes.get(method, 0.0),
+                None if is_module(script) else ROOT,
+                experiment.over,
+                _config(script, file, *all_flags).resolve,
+            )
 
 
 def _work(settings: dict[str, Any]) -> float:
@@ -257,15 +347,21 @@ def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
 
 @cache
 def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
+    """The settings that a script would get; not to be changed."""
+    return asdict(_config(script, file, *flags))
+
+
+@cache
+def _config(script: str, file: str, *flags: str) -> Config:
     """The settings that a script would get, read as it reads them: with the configuration class of its task."""
     if is_module(script):
         if script != "cory.train":
             raise UserError(f"script: expected a script of the checkout, or cory.train, got {script!r}")
-        return asdict(load(OWN.config, None, ["--config", file, *flags])[0])
+        return load(OWN.config, None, ["--config", file, *flags])[0]
     checkout_file(script, "script")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     kind = kind_of_script(script)
     path = checkout_file(file, "config")
     single_agent = Path(script).stem == "ppo"
-    return asdict(load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)[0])
+    return load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)[0]

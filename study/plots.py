@@ -1,106 +1,190 @@
-"""Figures of comparisons: curves over seeds, results over a setting, frontiers."""
+"""Figures of comparisons and of evaluations, as PNG."""
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from cory.report.plots import CURVE_TITLES, SMOOTHING, colours
-from study.comparison import Curve, Point
-from study.statistics import nondominated
+from cory.run.output import replacing
+from study.comparison import CALLS, held_out_by_seed, labels, points
+from study.frame import BASE, Study
+from study.intervals import nondominated, over_seeds
+from study.records import natural
+
+LINES = ("-", "--", ":", "-.")
+PANELS = 4  # in a row of a figure
+HELD_OUT = {"task_reward": "task reward", "kl": "KL to base (nats)", "combined_reward": "combined reward",
+            "distinct_2": "distinct-2"}  # fmt: skip
 
 
-def plot_comparison(curves: Sequence[Curve], path: Path) -> None:
-    """Task reward, KL and combined reward as in the paper's Fig. 3: mean and one standard deviation over runs.
+def plot_curves(study: Study, path: Path) -> None:
+    """Task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs.
 
-    Where runs have different lengths, each iteration counts those that reached it. Written as PNG and SVG.
+    Where runs have different lengths, each iteration counts those that reached it.
     """
-    groups = max((curve.number for curve in curves), default=0) + 1
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.8), layout="constrained")
-    for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
-        for curve in curves:
-            runs = curve.values[metric]
+    named = sorted(labels(study).items(), key=lambda item: study.groups.index(item[0][0]))
+    for (name, agent), label in named:
+        rows = study.metrics[(study.metrics["group"] == name) & (study.metrics["agent"] == agent)]
+        agents = natural(study.metrics.loc[study.metrics["group"] == name, "agent"].unique())
+        place = agents.index(agent)
+        # Methods have a colour each and their agents a line style; the agents of a single method have colours.
+        number = study.groups.index(name) if len(study.groups) > 1 else place
+        for axis, metric in zip(axes, CURVE_TITLES, strict=True):
+            runs = rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")  # over its roles
             smooth = runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
-            mean, std = smooth.mean(axis=1), smooth.std(axis=1).fillna(0.0)
-            number = curve.number if groups > 1 else curve.place  # the agents of a single method, as in a report
-            colour, style = colours(number + 1)[-1], ("-", "--", ":", "-.")[curve.place % 4]
-            axis.plot(mean, color=colour, ls=style, lw=1.6, label=f"{curve.name} (n = {runs.shape[1]})")
-            axis.fill_between(mean.index, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+            bands = pd.DataFrame([over_seeds(row.dropna()) for _, row in smooth.iterrows()], index=smooth.index)
+            style = {"color": colours(number + 1)[-1], "ls": LINES[place % len(LINES)]}
+            axis.plot(bands["value"], lw=1.6, label=f"{label} (n = {runs.shape[1]})", **style)
+            axis.fill_between(bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0)
+    for axis, title in zip(axes, CURVE_TITLES.values(), strict=True):
         axis.set(title=title, xlabel="iteration")
         axis.margins(x=0.01)
-        axis.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _without_frame(axis)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False, fontsize=8)
     _save(figure, path)
 
 
-def plot_over(points: Sequence[Point], key: str, path: Path) -> None:
-    """The final metrics over the values of a key, a line for each family; bars are one standard deviation.
+def plot_held_out(study: Study, path: Path) -> None:
+    """Metrics on held-out queries by group, in one call and in two: means over seeds with their 95 % intervals."""
+    metrics = {key: title for key, title in HELD_OUT.items() if key in study.held_out}
+    passes = [key for key in study.held_out if str(key).startswith("pass@")]
+    metrics |= {key: str(key) for key in passes[:1] + passes[1:][-1:]}
+    rows = []
+    for name in [BASE, *study.groups]:
+        for calls, title in CALLS.items():
+            row: dict[str, Any] = {"name": f"{name}, {title}"}
+            for metric in metrics:
+                by_seed = held_out_by_seed(study, metric, calls)
+                if name in by_seed:
+                    interval = over_seeds(by_seed[name].dropna())
+                    row |= {metric: interval.value, f"{metric}_ci": interval.high - interval.value}
+            if len(row) > 1:
+                rows.append(row)
+    plot_bars(rows, metrics, path)
 
-    A family that the key does not concern (value None) is a level line.
+
+def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], path: Path) -> None:
+    """One panel per metric, four in a row, with one bar and its 95 % interval per row of the table.
+
+    Args:
+        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
+        metrics: key to title.
     """
-    families = list(dict.fromkeys(point.family for point in points))
-    values = list(dict.fromkeys(point.value for point in points if point.value is not None))
-    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    names = [row["name"] for row in rows]
+    across = min(PANELS, len(metrics))
+    down = -(-len(metrics) // across)
+    size = (2.0 + 2.4 * across, down * (0.26 * len(rows) + 0.9))
+    figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False, sharey=True)
+    for axis in axes.flat[len(metrics) :]:
+        axis.set_visible(False)
+    for axis, (metric, title) in zip(axes.flat, metrics.items(), strict=False):
+        values = [row[metric] for row in rows]
+        errors = [row[f"{metric}_ci"] for row in rows]
+        axis.barh(names, values, xerr=errors, color=colours(len(rows)), height=0.6, error_kw={"lw": 1, "capsize": 3})
+        axis.set_title(title, fontsize=10)
+        axis.axvline(0, color="0.3", lw=0.8)
+        axis.xaxis.set_major_locator(MaxNLocator(4))
+        axis.tick_params(labelsize=8)
+        _without_frame(axis)
+    axes[0, 0].invert_yaxis()
+    _save(figure, path)
+
+
+def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: Path) -> None:
+    """pass@k over k, a line with its 95 % interval per model, as in the paper's Fig. 5.
+
+    Args:
+        rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
+    """
+    many = len(rows) > 4
+    figure, axis = plt.subplots(figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained")
+    for row, colour in zip(rows, colours(len(rows)), strict=True):
+        values = [row[f"pass@{k}"] for k in ks]
+        errors = [row[f"pass@{k}_ci"] for k in ks]
+        style = "--" if " after " in row["name"] else "-"
+        axis.errorbar(
+            ks, values, errors, label=row["name"], ls=style, marker="o", ms=3, lw=1.4, capsize=2, color=colour
+        )
+    axis.set(xlabel="k", ylabel="pass@k")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ks, [str(k) for k in ks])
+    _without_frame(axis)
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
+    axis.legend(frameon=False, fontsize=8, **beside)
+    _save(figure, path)
+
+
+def plot_over(study: Study, path: Path) -> None:
+    """The final metrics over the values of a key, a line for each family, with 95 % intervals over seeds.
+
+    A family that the key does not concern (no value) is a level line.
+    """
+    runs = points(study)
+    values = [value for value in runs["value"].unique() if value]
+    numbers = pd.to_numeric(pd.Series(values), errors="coerce")
+    numeric = bool(numbers.notna().all())
+    x_of = dict(zip(values, numbers if numeric else range(len(values)), strict=True))
+    families = list(runs["family"].unique())
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
     for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
-        for number, family in enumerate(families):
-            colour = colours(len(families))[number]
-            own = [point for point in points if point.family == family]
-            for point in (point for point in own if point.value is None):
-                axis.axhline(statistics.fmean(point.values[metric]), color=colour, ls="--", lw=1.2, label=family)
-            own = [point for point in own if point.value is not None]
-            if own:
-                own = sorted(own, key=lambda point: point.value) if numeric else own
-                x = [point.value if numeric else values.index(point.value) for point in own]
-                y, bars = zip(*(_mean_std(point.values[metric]) for point in own), strict=True)
+        for family, colour in zip(families, colours(len(families)), strict=True):
+            of_family = runs[runs["family"] == family].groupby("value", sort=False)[metric].agg(over_seeds)
+            if "" in of_family:
+                axis.axhline(of_family[""].value, color=colour, ls="--", lw=1.2, label=family)
+            line = sorted((x_of[value], interval) for value, interval in of_family.items() if value)
+            if line:
+                x, y = [place for place, _ in line], [interval.value for _, interval in line]
+                bars = [interval.high - interval.value for _, interval in line]
                 axis.errorbar(x, y, bars, color=colour, marker="o", ms=4, lw=1.4, capsize=3, label=family)
-        if numeric and values and min(values) > 0 and max(values) >= 8 * min(values):
+        if numeric and numbers.min() > 0 and numbers.max() >= 8 * numbers.min():
             axis.set_xscale("log")
-        if not numeric:
-            axis.set_xticks(range(len(values)), list(map(str, values)))
-        elif len(values) <= 6:
-            axis.set_xticks(values, [f"{value:g}" for value in values])
+        if not numeric or len(values) <= 6:
+            axis.set_xticks(list(x_of.values()), values)
             axis.set_xticks([], minor=True)
-        axis.set(title=title, xlabel=key)
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.set(title=title, xlabel=study.over)
+        _without_frame(axis)
     axes[0].legend(frameon=False, fontsize=9)
     _save(figure, path)
 
 
-def plot_frontier(points: Sequence[Point], key: str, path: Path) -> None:
+def plot_frontier(study: Study, path: Path) -> None:
     """Task reward against KL, a point for each value of a key (paper, Fig. 2c); lines join those not dominated."""
-    families = list(dict.fromkeys(point.family for point in points))
+    runs = points(study)
+    runs["kl"] = -runs["kl"]
+    families = list(runs["family"].unique())
     figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
-    for number, family in enumerate(families):
-        own = [point for point in points if point.family == family]
-        rewards, reward_bars = zip(*(_mean_std(point.values["task_reward"]) for point in own), strict=True)
-        kls, kl_bars = zip(*(_mean_std(point.values["kl"]) for point in own), strict=True)
-        colour = colours(len(families))[number]
+    for family, colour in zip(families, colours(len(families)), strict=True):
+        of_family = runs[runs["family"] == family]
+        by_value = of_family.groupby("value", sort=False)[["task_reward", "kl"]].agg(over_seeds)
+        rewards, kls = by_value["task_reward"], by_value["kl"]
+        means = [(reward.value, kl.value) for reward, kl in zip(rewards, kls, strict=True)]
         axis.errorbar(
-            rewards, [-kl for kl in kls], kl_bars, reward_bars, fmt="o", color=colour, ms=5, lw=0.9, capsize=2
-        )
-        best = nondominated(list(zip(rewards, (-kl for kl in kls), strict=True)))
-        line = sorted((rewards[i], -kls[i]) for i in best)
-        axis.plot([x for x, _ in line], [y for _, y in line], color=colour, lw=1.4, label=family)
-        for point, x, kl in zip(own, rewards, kls, strict=True):
-            if point.value is None:
-                continue
-            axis.annotate(f"{point.value:g}" if isinstance(point.value, float) else str(point.value), (x, -kl),
-                          textcoords="offset points", xytext=(5, 4), fontsize=7, color=colour)  # fmt: skip
-    axis.set(xlabel="task reward", ylabel="-KL (nats)", title=f"frontier over {key}")
-    axis.spines[["top", "right"]].set_visible(False)
+            [x for x, _ in means], [y for _, y in means], [kl.high - kl.value for kl in kls],
+            [reward.high - reward.value for reward in rewards],
+            fmt="o", color=colour, ms=5, lw=0.9, capsize=2,
+        )  # fmt: skip
+        best = sorted(means[i] for i in nondominated(means))
+        axis.plot([x for x, _ in best], [y for _, y in best], color=colour, lw=1.4, label=family)
+        for value, mean in zip(by_value.index, means, strict=True):
+            axis.annotate(value, mean, textcoords="offset points", xytext=(5, 4), fontsize=7, color=colour)
+    axis.set(xlabel="task reward", ylabel="-KL (nats)", title=f"frontier over {study.over}")
+    _without_frame(axis)
     axis.legend(frameon=False, fontsize=9)
     _save(figure, path)
 
 
-def _mean_std(values: Sequence[float]) -> tuple[float, float]:
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def _without_frame(axis: Any) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _save(figure: Any, path: Path) -> None:
-    for kind in (".png", ".svg"):
-        figure.savefig(path.with_suffix(kind), dpi=130, metadata={"Date": None} if kind == ".svg" else None)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=130)
     plt.close(figure)

@@ -2,16 +2,15 @@
 
     python -m study.report runs/imdb_cory_tiny                            # one run: report.html in its folder
     python -m study.report 'runs/imdb_*' --out report.html                # several runs and evaluations in one file
-    python -m study.report runs/evaluation                                # evaluation.md, its figure and report.html
+    python -m study.report runs/evaluation-imdb_cory_tiny                 # evaluation.md, its figure and report.html
 
 Runs whose settings differ in their seed alone form a group. A run need not have ended. docs/report.md shows the page.
 """
 
 import glob
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
@@ -20,14 +19,10 @@ from cory.evaluation.folder import read_responses
 from cory.report import NAME
 from cory.report.page import MARK, write_page
 from cory.run.output import check_result_file, replace_text
+from study.evaluated import evaluation_markdown, rows_over_seeds
 from study.groups import find
 from study.page import make_payload
 from study.records import read
-from study.tables import markdown_table, over_seeds
-
-DIFFERENCES = 5  # queries shown for each model that differs from the base
-OVER_SEEDS = "Mean ± standard deviation over seeds; a model without seeds has its own interval, as below.\n\n"
-OVER_QUERIES = "Mean ± half-width of the 95 % interval over queries.\n\n"
 
 
 def write_report(folder: Path) -> None:
@@ -38,72 +33,26 @@ def write_report(folder: Path) -> None:
     """
     try:
         evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        done = read_responses(folder)
-        rows, titles, queries = (evaluation[key] for key in ("rows", "titles", "queries"))
-        of_models = {row["name"]: [done[row["name"], i] for i in range(len(queries))] for row in rows}
+        responses = read_responses(folder)
+        rows = evaluation["rows"]
+        titles = evaluation["titles"]
+        queries = evaluation["queries"]
+        records = {row["name"]: [responses[row["name"], i] for i in range(len(queries))] for row in rows}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"expected the folder of an evaluation that has ended, got {str(folder)!r} ({error})") from None
-    text = evaluation_markdown(rows, titles, queries, of_models, evaluation["settings"]["shown"])
+    text = evaluation_markdown(rows, titles, queries, records, evaluation["settings"]["shown"])
     replace_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
-    from study.evaluation_plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while
 
+    from study.plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while
+
+    shown = rows_over_seeds(rows) or rows
     ks = evaluation["settings"]["ks"]
     if ks:
-        plot_pass_at_k(over_seeds(rows) or rows, ks, folder / "pass_at_k.png")
+        plot_pass_at_k(shown, ks, folder / "pass_at_k.png")
     else:
-        plot_bars(over_seeds(rows) or rows, titles, folder / "evaluation.png")
+        plot_bars(shown, titles, folder / "evaluation.png")
     write_page(folder / NAME, make_payload([], [folder], folder.name))
     print(f"\nTables, texts and figure are in {folder}; {NAME} shows them")
-
-
-def evaluation_markdown(
-    rows: Sequence[Mapping[str, Any]],
-    titles: Mapping[str, str],
-    queries: Sequence[str],
-    records: Mapping[str, Sequence[Mapping[str, Any]]],
-    shown: int,
-) -> str:
-    """The tables of metrics, over seeds where there are several, of sample texts, and of what differs from the base.
-
-    Args:
-        records: by model, for each query its `completions`, and `greedy` with `greedy_reward` where there is one.
-        shown: queries whose first responses are in the table.
-    """
-
-    def table(rows: Sequence[Mapping[str, Any]]) -> str:
-        return markdown_table(
-            [
-                {"model": row["name"], **{title: f"{row[m]:.3f} ± {row[f'{m}_ci']:.3f}" for m, title in titles.items()}}
-                for row in rows
-            ]
-        )
-
-    groups = over_seeds(rows)
-    text = f"{OVER_SEEDS}{table(groups)}\n" if groups else ""
-    samples = [
-        {"query": query, **{name: of[i]["completions"][0] for name, of in records.items()}}
-        for i, query in enumerate(queries[:shown])
-    ]
-    text += f"{OVER_QUERIES}{table(rows)}\n{markdown_table(samples)}"
-    if all("greedy" in of[0] for of in records.values()) and records:
-        text += "\n## Where models differ from the base\n\n" + markdown_table(differences(records, queries))
-    return text
-
-
-def differences(records: Mapping[str, Sequence[Mapping[str, Any]]], queries: Sequence[str]) -> list[dict[str, str]]:
-    """Queries whose greedy answer earns more than the base's, and less, with both texts."""
-    base, rows = records["base"], []
-    for name, others in records.items():
-        for sign, said in ((1, "better than the base"), (-1, "worse than the base")):
-            found = [
-                (a, b)
-                for a, b in zip(base, others, strict=True)
-                if sign * (b["greedy_reward"] - a["greedy_reward"]) > 0
-            ]
-            for a, b in found[:DIFFERENCES]:
-                texts = {"query": queries[a["query"]], "its answer": b["greedy"], "base's answer": a["greedy"]}
-                rows.append({"model": name, "": said, **texts})
-    return rows
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
@@ -120,8 +69,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     if len(evaluations) == 1 and not runs and args.out is None:
         write_report(evaluations[0])
         return
-    alone = runs[0].folder if len(runs) == 1 and not evaluations else Path("runs")
-    out = Path(args.out) if args.out else alone / NAME
+    folder = runs[0].folder if len(runs) == 1 and not evaluations else Path("runs")
+    out = Path(args.out) if args.out else folder / NAME
     check_result_file(out, MARK)
     try:
         payload = make_payload(runs, evaluations, args.title, args.baseline, args.over)
@@ -139,11 +88,15 @@ def split(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     others = []
     for pattern in patterns:
         paths = [Path(pattern)] if Path(pattern).is_dir() else [Path(name) for name in sorted(glob.glob(pattern))]
-        found = [path for path in paths if (path / "evaluation.json").is_file() or (path / "responses.jsonl").is_file()]
-        evaluations |= dict.fromkeys(found)
-        if not found or any((path / "config.yaml").is_file() for path in paths):
+        matching = [path for path in paths if _is_evaluation(path)]
+        evaluations |= dict.fromkeys(matching)
+        if not matching or any((path / "config.yaml").is_file() for path in paths):
             others.append(pattern)
     return list(evaluations), others
+
+
+def _is_evaluation(folder: Path) -> bool:
+    return (folder / "evaluation.json").is_file() or (folder / "responses.jsonl").is_file()
 
 
 if __name__ == "__main__":

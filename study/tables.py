@@ -1,96 +1,129 @@
-"""Markdown tables that escape model output, the tables of a comparison, and rows over seeds."""
+"""Writes the tables of README, docs and results from the files under results/.
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+    python -m study.tables            # writes each table again
+    python -m study.tables --check    # fails, and names the pages, where a table is not that of the files
 
-from cory.report import tables
-from study.comparison import FINAL, Comparison
-from study.measures import LAST, spread
-from study.statistics import Interval, with_interval
+A table stands on a page between two comments, of which the first says how it is made:
+
+    <!-- table: held_out imdb_curves groups="PPO|CORY" -->
+    <!-- end -->
+
+`held_out`, `held_out_by_agent` and `training` take a folder under results/, `advantage` a file of `study.advantage`.
+`groups` names the groups, `metric` or `metrics` (with commas) what is shown.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cory.cli.arguments import Arguments
+from cory.cli.main import main
+from cory.errors import UserError
+from cory.run.output import replace_text
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/*.md", "results/README.md", "results/*/README.md", "examples/*/README.md")
+TABLE = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+Rows = list[dict[str, str]]
 
 
-def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of models that differ in their run's seed alone (RUN-seed0/agent_1, RUN-seed1/agent_1, ...) as one row.
+def held_out(source: str, metric: str = "combined_reward", groups: str = "") -> Rows:
+    """Held out, by group: one call and two, with the differences to the baseline."""
+    from study import comparison
+    from study.frame import read_study
 
-    Args:
-        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
+    return comparison.held_out(read_study(ROOT / "results" / source), metric, _listed(groups, "|"))
 
-    Returns:
-        rows of the same form; where several seeds are in one, its values are means over them, and `METRIC_ci` are
-        their standard deviations; a model with one seed keeps its own interval. Empty if none has several.
+
+def held_out_by_agent(source: str, metrics: str = "combined_reward", groups: str = "") -> Rows:
+    """Held out, by group and way of answering."""
+    from study import comparison
+    from study.frame import read_study
+
+    study = read_study(ROOT / "results" / source)
+    return comparison.held_out_by_agent(study, _listed(metrics, ","), _listed(groups, "|"))
+
+
+def training(source: str, metrics: str = "task_reward,kl,combined_reward", groups: str = "") -> Rows:
+    """The end of training, by group."""
+    from study import comparison
+    from study.frame import read_study
+
+    rows = comparison.ends(read_study(ROOT / "results" / source), _listed(metrics, ","))
+    return [row for row in rows if not groups or row["group"] in _listed(groups, "|")]
+
+
+def advantage(source: str, groups: str = "") -> Rows:
+    """The advantage of a chain, by setting."""
+    from study.advantage import read_settings_file, short_rows
+
+    rows = short_rows(read_settings_file(ROOT / "results" / source, ROOT))
+    return [row for row in rows if not groups or row["setting"] in _listed(groups, "|")]
+
+
+KINDS: dict[str, Callable[..., Rows]] = {
+    "held_out": held_out,
+    "held_out_by_agent": held_out_by_agent,
+    "training": training,
+    "advantage": advantage,
+}
+
+
+def _listed(text: str, separator: str) -> list[str]:
+    return [part.strip() for part in text.split(separator) if part.strip()]
+
+
+def table(description: str) -> str:
+    """The table that a comment describes: `KIND SOURCE KEY=VALUE ...`.
+
+    Raises:
+        UserError: there is no such kind, source or key.
     """
-    import pandas as pd  # here, as the training's commands do without it
+    from study.markdown import markdown_table
 
-    frame = pd.DataFrame([dict(row) for row in rows])
-    metrics = [column.removesuffix("_ci") for column in frame.columns if column.endswith("_ci")]
-    groups = frame.groupby(frame["name"].str.replace(r"-seed\d+(?=/|$)", "", regex=True), sort=False)
-    if len(groups) == len(rows):
-        return []
-    result = []
-    for name, of in groups:
-        several = len(of) > 1
-        one: dict[str, Any] = {"name": f"{name}, {len(of)} seeds" if several else name}
-        for metric in (metric for metric in metrics if of[metric].notna().all()):
-            one[metric] = float(of[metric].mean())
-            one[f"{metric}_ci"] = float(of[metric].std() if several else of[f"{metric}_ci"].iloc[0])
-        result.append(one)
-    return result
+    kind, *words = shlex.split(description)
+    if kind not in KINDS or not words:
+        raise UserError(f"table: expected one of {sorted(KINDS)} and its source, got {description!r}")
+    options = dict(word.partition("=")[::2] for word in words[1:])
+    try:
+        return markdown_table(KINDS[kind](words[0], **options))
+    except (TypeError, LookupError) as error:
+        raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
 
 
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
-    return f"{tables.markdown_table(list(rows[0]), [list(row.values()) for row in rows])}\n" if rows else "None.\n"
+def page_with_tables(text: str) -> str:
+    """A page with each of its tables made again."""
+    return TABLE.sub(lambda found: f"{found[1]}{table(found[2])}{found[4]}", text)
 
 
-def eta_shown(comparison: Comparison) -> str:
-    """The eta of the combined reward, for a sentence."""
-    return "each run's own eta" if comparison.over == "ppo.init_kl_coef" else f"{comparison.eta:g}"
+def pages(root: Path = ROOT) -> list[Path]:
+    """The pages that may have tables."""
+    return [path for pattern in PAGES for path in sorted(root.glob(pattern))]
 
 
-def final_table(comparison: Comparison) -> list[dict[str, str]]:
-    """The metrics over the last iterations, by agent."""
-    return [
-        {"agent": row["name"], "n": str(row["n"]), **{title: spread(row[metric]) for metric, title in FINAL.items()}}
-        for row in comparison.final_rows()
-    ]
+def command_line(argv: Sequence[str] | None = None) -> None:
+    """`python -m study.tables`: see the module."""
+    parser = Arguments(__doc__)
+    parser.add_argument("--check", action="store_true", help="Write nothing; fail if a table is not that of the files")
+    args = parser.of(argv)
+    differ = []
+    tables = 0
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        tables += len(TABLE.findall(text))
+        try:
+            made = page_with_tables(text)
+        except UserError as error:
+            raise UserError(f"{path.relative_to(ROOT)}: {error}") from None
+        if made != text:
+            differ.append(str(path.relative_to(ROOT)))
+            if not args.check:
+                replace_text(path, made)
+    if args.check and differ:
+        raise UserError(f"expected the tables that python -m study.tables writes, got others in {', '.join(differ)}")
+    print(f"{tables} tables; {'written: ' + ', '.join(differ) if differ else 'all are those of the files'}")
 
 
-def group_table(comparison: Comparison) -> list[dict[str, str]]:
-    """By group: policy optimality, collapse rate, training variance, and the differences to the baseline."""
-    table, rows = [], comparison.group_rows()
-    absolute = any(row.get("near_zero") for row in rows)  # of one column, all
-    for row in rows:
-        changes = [row.get(f"{key}_change") for key in ("optimality", "variance")]
-        table.append(
-            {
-                "group": row["name"],
-                "n": str(row["n"]),
-                "policy optimality": spread(row["policy_optimality"]),
-                "difference to baseline": _absolute(row) if absolute else _percent(changes[0]),
-                "collapse rate": f"{row['collapse_rate']:.0%}",
-                "training variance": f"{row['training_variance']:.3g}" if row["n"] > 1 else "",
-                "difference": _percent(changes[1]) if row["n"] > 1 else "",
-            }
-        )
-    return table
-
-
-def _percent(change: Interval | None) -> str:
-    return "" if change is None or math.isnan(change[0]) else with_interval(change, "+.0%")
-
-
-def _absolute(row: dict[str, Any]) -> str:
-    return f"{with_interval(change, '+.3f')}, absolute" if (change := row.get("optimality_difference")) else ""
-
-
-def method_note(comparison: Comparison) -> str:
-    """What the columns of `group_table` mean."""
-    return (
-        f"Baseline: {comparison.baseline}. Policy optimality: mean combined reward over the last {LAST} "
-        "iterations and over agents. Training variance: of the task reward (mean over agents) across seeds, mean over "
-        "iterations; the mean of two agents is of twice the responses, which by itself lowers it. "
-        "Differences are relative to the size of the baseline's value (absolute if one baseline is near 0), with the "
-        "95 % interval of 10,000 bootstrap resamples of the seeds: rough at few seeds, and none where there is a "
-        "single one (of a variance: or two).\n"
-    )
+if __name__ == "__main__":
+    main(command_line)

@@ -121,14 +121,14 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
         .replace("iterations: 20", "iterations: 2")
         .replace("--samples 8", "--samples 1")
     )
-    script += "\npython -m study.report runs/evaluation\n"
-    assert "`python -m study.report runs/evaluation`" in page
+    script += "\npython -m study.report runs/evaluation-praise-praise_ppo\n"
+    assert "`python -m study.report runs/evaluation-praise-praise_ppo`" in page
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "praise/agent_2 after agent_1" in done.stdout and "praise_ppo/agent_1 after itself" in done.stdout
-    assert (tmp_path / "praise/runs/evaluation/evaluation.md").exists()
+    assert (tmp_path / "praise/runs/evaluation-praise-praise_ppo/evaluation.md").exists()
 
 
 def test_the_site_builder_finds_what_is_not_there(tmp_path):

@@ -16,7 +16,7 @@ from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig
 from cory.credit import assign_credit
 from cory.errors import RewardError, UserError
-from cory.rewards import Reward
+from cory.rewards import TeamReward
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -138,7 +138,7 @@ def test_a_run_knows_it_by_its_source(config, tmp_path):
 
 
 def test_a_reward_names_it(config):
-    task = make_trainer(config, Reward(lengths, name="team.py:lengths", sha256="abc")).task
+    task = make_trainer(config, TeamReward(lengths, name="team.py:lengths", sha256="abc")).task
     recorded = task.fingerprint_of_reward()
     assert (recorded["team_reward"], recorded["team_reward_sha256"]) == ("team.py:lengths", "abc")
     assert str(task.team) == "team reward function team.py:lengths"

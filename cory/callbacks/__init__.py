@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cory.callbacks.callback import Callback
 from cory.callbacks.checkpoints import Checkpoints
+from cory.callbacks.early_stopping import EarlyStopping
 from cory.callbacks.guards import Flags, StopAtKL
 from cory.callbacks.held_out import HeldOut
 from cory.callbacks.metrics import Metrics
@@ -35,6 +36,7 @@ def in_order(users: Sequence[Callback], checkpoints: Checkpoints) -> list[Callba
         Flags(),
         Progress(),  # at the end it closes the progress bar, before Results prints tables
         StopAtKL(),
+        EarlyStopping(),  # after Metrics, whose records of earlier evaluations it reads when a run is resumed
         Results(),  # at the end: agents, curves, summary
         Report(),  # shows what Results has saved
         *users,  # after all that they may read, before the decision whether to stop

@@ -61,8 +61,8 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
     for start in range(0, len(own_rows), batch_size):
         batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
         rollouts = trainer.roll_out(iteration.chain, batch, generators)
-        for role, rewards in enumerate(trainer.score_rollouts(batch, rollouts)):
-            task_rewards[role] += rewards.tolist()
+        for role, scores in enumerate(trainer.score_rollouts(batch, rollouts)):
+            task_rewards[role] += scores.total.tolist()
         of_team = trainer.score_chains(batch, rollouts)
         if of_team is not None:
             team_rewards += of_team.tolist()

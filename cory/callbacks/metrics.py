@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,12 @@ import torch
 
 from cory.callbacks.callback import Callback
 from cory.credit import per_response
-from cory.iteration import Iteration
+from cory.iteration import Iteration, repeated
 from cory.metrics import combined_reward, distinct
 from cory.parallel import distributed
 from cory.run.clock import timed
 from cory.run.flags import flags
+from cory.task_metrics import measure_responses
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
@@ -67,8 +69,7 @@ def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[s
             **update_stats,
             "distinct_2": distinct(completions, 2),
         }
-        for name, metric in trainer.task.metrics.items():
-            record[name] = statistics.fmean(map(metric, completions))
+        record |= of_task(trainer, iteration, role)
         first_record = first_records.get(record["role"], record)
         record["flags"] = flags(record, first_record, earned, completions, kl_bound)
         if iteration.eval_task_rewards:
@@ -79,3 +80,25 @@ def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[s
 
     position = {agent.name: index for index, agent in enumerate(trainer.agents)}
     return sorted(records, key=lambda record: position[record["agent"]])
+
+
+def of_task(trainer: CoryTrainer, iteration: Iteration, role: int) -> dict[str, float]:
+    """What the task's metrics, and each of several reward functions, give a role's responses: means over those to which
+    they apply. One that applies to none is left out.
+    """
+    rollout = iteration.rollouts[role]
+    completions = rollout.completions
+    columns = {name: repeated(values, rollout.branches) for name, values in iteration.columns.items()}
+    prompts = columns.pop("prompt")
+    columns["role"] = [rollout.role] * len(completions)
+    task_rewards = iteration.task_rewards[role].tolist()
+    values = {f"reward_{name}": rewards.tolist() for name, rewards in iteration.rewards_by_function[role].items()}
+    values |= distributed.agreed(
+        lambda: measure_responses(trainer.task.metrics, prompts, completions, task_rewards, columns)
+    )
+    means = {}
+    for name, of_process in values.items():
+        numbers = [number for number in distributed.gather_rows(of_process) if not math.isnan(number)]
+        if numbers:
+            means[name] = statistics.fmean(numbers)
+    return means

@@ -73,7 +73,7 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
         # All processes answer all of these queries, so they draw the same random numbers.
         generators = trainer.generators(Purpose.SAMPLES, chain, process=0)
         rollouts = trainer.roll_out(chain, batch, generators)
-        task_rewards = trainer.score_rollouts(batch, rollouts)
+        task_rewards = [scores.total for scores in trainer.score_rollouts(batch, rollouts)]
         team_rewards = trainer.score_chains(batch, rollouts) if name == "chain" else None
         samples[name] = describe(chain, batch.columns, rollouts, task_rewards, slice(None), team_rewards)
     return samples

@@ -3,13 +3,14 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cory.cli import invocation
 from cory.cli.help import help_text
-from cory.config import Config, blocks, keys
+from cory.config import Config, Settings, blocks, keys
 from cory.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +34,21 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
     return config
 
 
+@dataclass(frozen=True)
+class CommandLine(Generic[C]):
+    """What a command line says.
+
+    Args:
+        config: the settings.
+        setting: a name for them: the prefix and the configuration file's name, or that of the file's run.
+        changed: the keys that the flags have changed in the file, dotted, and their values.
+    """
+
+    config: C
+    setting: str
+    changed: dict[str, Any]
+
+
 def load(
     config_class: type[C],
     default: Path | None,
@@ -40,16 +56,26 @@ def load(
     prefix: str = "",
     single_agent: bool = False,
 ) -> tuple[C, str]:
+    """The settings of a command line, and a name for them; see `read_command_line`."""
+    line = read_command_line(config_class, default, argv, prefix, single_agent)
+    return line.config, line.setting
+
+
+def read_command_line(
+    config_class: type[C],
+    default: Path | None,
+    argv: Sequence[str] | None = None,
+    prefix: str = "",
+    single_agent: bool = False,
+) -> CommandLine[C]:
     """Reads the command line: `--config FILE` (or `default`, if any), then flags such as `--ppo.batch_size 64` on top.
 
     `--resume RUN` without `--config` takes the run's own settings in place of `default`.
 
     Args:
         argv: the command line; None: that of the process.
-        prefix: begins the run's name, such as imdb_cory.
+        prefix: begins the name of the settings, such as imdb_cory.
         single_agent: trains the first agent alone, in one role, whatever the file says.
-
-    Returns the settings, and a name for the run: `prefix` and the configuration file's, or that of the file's run.
 
     Raises:
         UserError: a file is missing or not YAML, a key is unknown (the nearest is named), a value has the wrong type or
@@ -74,8 +100,10 @@ def load(
         if not Path(files[0]).exists():
             raise UserError(f"config: expected --config FILE, as in a checkout's configs/, got {argv}")
         argv = ["--config", files[0], *argv]
+    of_files = [word for file in files for word in ("--config", file)]
     if single_agent:
         argv += SINGLE_AGENT
+        of_files += SINGLE_AGENT
 
     from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
 
@@ -91,11 +119,27 @@ def load(
         file = _blamed_file(config_class, parser, files, error)
         raise UserError(file + _with_nearest(str(error), config_class)) from None
 
-    file_name = Path(files[-1] if files else "cory.yaml")
-    is_run = file_name.name == "config.yaml" and (file_name.parent / "metrics.jsonl").exists()
+    changed = dict(_changed_keys(_parse(config_class, parser, of_files), config))
+    return CommandLine(config, _setting_name(files, prefix), changed)
+
+
+def _setting_name(files: Sequence[str], prefix: str) -> str:
+    file = Path(files[-1] if files else "cory.yaml")
+    is_run = file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
     if is_run:
-        return config, file_name.parent.name
-    return config, f"{prefix}_{file_name.stem}".lstrip("_")
+        return file.parent.name
+    return f"{prefix}_{file.stem}".lstrip("_")
+
+
+def _changed_keys(before: Settings, after: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of `after` whose values are not those of `before`, dotted, and their values."""
+    for field in fields(after):
+        old = getattr(before, field.name)
+        new = getattr(after, field.name)
+        if isinstance(new, Settings):
+            yield from _changed_keys(old, new, f"{prefix}{field.name}.")
+        elif new != old:
+            yield f"{prefix}{field.name}", new
 
 
 def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:

@@ -15,7 +15,7 @@ from cory.evaluation.settings import EvaluationConfig
 
 
 def run() -> None:
-    folder = evaluate_command(None, EvaluationConfig, __doc__, "evaluation").folder
+    folder = evaluate_command(None, EvaluationConfig, __doc__).folder
     print(
         f"\nRows, responses and report.html are in {folder}; python -m study.report {folder} adds Markdown and a figure"
     )

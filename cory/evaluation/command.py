@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=EvaluationConfig)
 
 
-def evaluate_command(kind: TaskKind[Any] | None, settings_class: type[E], doc: str | None, name: str) -> "Evaluation":
+def evaluate_command(kind: TaskKind[Any] | None, settings_class: type[E], doc: str | None) -> "Evaluation":
     """Evaluates the models on the command line.
 
     Args:
         kind: of the task. None: that of the first run.
         settings_class: with the task's defaults.
         doc: the script's text, for `--help`.
-        name: of a new folder of results.
     """
     settings = parse_settings(settings_class, doc)
     run = first_run(settings.models)
@@ -38,7 +37,7 @@ def evaluate_command(kind: TaskKind[Any] | None, settings_class: type[E], doc: s
 
     from cory.evaluation.evaluate import evaluate  # after all is checked: importing torch takes seconds
 
-    return evaluate(settings.models, task, settings, name)
+    return evaluate(settings.models, task, settings)
 
 
 def parse_settings(settings_class: type[E], description: str | None) -> E:

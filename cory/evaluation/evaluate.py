@@ -17,6 +17,7 @@ from cory.parallel.devices import choose_device
 from cory.prompts import query_text, text_of
 from cory.report import write_evaluation_report
 from cory.report.tables import interval_table
+from cory.resume.run_name import evaluation_name
 from cory.run.output import replace_text
 from cory.task import Task
 
@@ -35,7 +36,7 @@ def evaluate(
     models: Sequence[str | Path],
     task: Task,
     settings: EvaluationConfig | None = None,
-    name: str = "evaluation",
+    name: str | None = None,
     trained_on: TrainedOn | None = None,
 ) -> Evaluation:
     """Evaluates models on a held-out task, prints the table, and writes rows and responses into a folder.
@@ -44,7 +45,7 @@ def evaluate(
         models: Hub ids, local folders, or folders of runs (all their agents).
         task: on held-out queries.
         settings: default `EvaluationConfig()`; its `models` are ignored.
-        name: of the folder if `settings.output` is null.
+        name: of the folder if `settings.output` is null; by default it names the models.
         trained_on: of runs whose task was made in Python, the rows that they were trained on, as `task.dataset` of
             their task, or a function that makes them from a run's configuration. The share of held-out queries among
             them is reported.
@@ -64,9 +65,11 @@ def evaluate(
 
     reward = task.fingerprint_of_reward()["reward_sha256"]
     with ExitStack() as locks:
-        folder = output_folder(settings, name, reward, lineup.identities, queries, locks)
+        folder = output_folder(
+            settings, name or evaluation_name(settings.models), reward, lineup.identities, queries, locks
+        )
         records = Evaluator(lineup, columns, settings, device).run(folder)
-        rows = table_rows(records, query_texts, task, settings, lineup.kl_coef)
+        rows = table_rows(records, columns, task, settings, lineup.kl_coef)
         shown = {
             metric: title for metric, title in titles(task, settings).items() if all(metric in row for row in rows)
         }

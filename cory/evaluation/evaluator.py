@@ -1,6 +1,7 @@
 """Answers every query with every model and chain, in chunks of queries, and stores what is finished."""
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from cory.evaluation.lineup import Candidate, Lineup
 from cory.evaluation.responses import LoadedModel, Responses, answer
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.load import ModelPool
+from cory.rewards import Scores
 
 Record = dict[str, Any]  # a line of responses.jsonl
 
@@ -92,7 +94,8 @@ class Evaluator:
     ) -> list[Record]:
         """A record for each query of a chunk."""
         samples = self.settings.samples
-        responses, rewards = self._respond(candidate, loaded, chunk, reads, role, samples, self.lineup.sampling)
+        responses, scores = self._respond(candidate, loaded, chunk, reads, role, samples, self.lineup.sampling)
+        rewards = scores.total.tolist()
         records = []
         for position, query in enumerate(chunk):
             first = position * samples
@@ -100,7 +103,12 @@ class Evaluator:
             record = {
                 "model": name,
                 "query": query,
+                "role": candidate.task.prompts.name(role),
                 "rewards": rewards[rows],
+                "rewards_by_function": {
+                    function: [None if math.isnan(value) else value for value in values[rows].tolist()]
+                    for function, values in scores.by_function.items()
+                },
                 "kl": responses.kl[rows],
                 "base_nll": responses.base_nll[rows],
                 "tokens": responses.tokens[rows],
@@ -113,8 +121,8 @@ class Evaluator:
             }
             records.append(record)
         if self.settings.greedy:
-            likeliest, its_rewards = self._respond(candidate, loaded, chunk, reads, role, 1, self.greedy)
-            for record, text, reward in zip(records, likeliest.completions, its_rewards, strict=True):
+            likeliest, its_scores = self._respond(candidate, loaded, chunk, reads, role, 1, self.greedy)
+            for record, text, reward in zip(records, likeliest.completions, its_scores.total.tolist(), strict=True):
                 record["greedy"] = text
                 record["greedy_reward"] = reward
         return records
@@ -128,7 +136,7 @@ class Evaluator:
         role: int,
         samples: int,
         sampling: SamplingConfig,
-    ) -> tuple[Responses, list[float]]:
+    ) -> tuple[Responses, Scores]:
         """So many responses to each query of a chunk, query by query, and their rewards."""
         columns = {
             name: [values[query] for query in chunk for _ in range(samples)] for name, values in self.columns.items()

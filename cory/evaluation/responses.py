@@ -24,7 +24,7 @@ from cory.models.sampling import (
 )
 from cory.models.tokens import rounded, token_texts
 from cory.prompts import Prompt, fit_responses
-from cory.rewards import score
+from cory.rewards import Scores, score_by_function
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
@@ -170,11 +170,11 @@ def answer(
     read: Sequence[Sequence[str]] | None = None,
     role: int = 0,
     **options: Any,
-) -> tuple[Responses, list[float]]:
+) -> tuple[Responses, Scores]:
     """A response to each row of a task, as `reply` gives it, and their task rewards. The reward learns the role."""
     responses = reply(loaded, task, columns, sampling, read, role, **options)
     other_columns = {name: values for name, values in columns.items() if name != "prompt"}
     other_columns["role"] = [task.prompts.name(role)] * len(responses.completions)
     with torch.autocast(loaded[0].device.type, enabled=False):  # rewards are computed as in training
-        rewards = score(task.reward, columns["prompt"], responses.completions, other_columns)
-    return responses, rewards.tolist()
+        scores = score_by_function(task.reward, columns["prompt"], responses.completions, other_columns)
+    return responses, scores

@@ -15,6 +15,8 @@ FREE = frozenset(
         "sample_every",
         "eval_every",
         "eval_queries",
+        "callbacks",
+        "task.metrics",
         "checkpoint",
         "hub",
         "parallel",

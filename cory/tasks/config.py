@@ -10,6 +10,11 @@ from cory.errors import UserError
 from cory.tasks.kind import TaskKind
 
 
+def as_list(value: list[str] | str) -> list[str]:
+    """Names of functions, of which a single one need not be a list."""
+    return [value] if isinstance(value, str) else value
+
+
 @dataclass
 class OwnTaskConfig(Settings):
     """Prompts, reward and templates; docs/own_task.md has examples.
@@ -24,6 +29,7 @@ class OwnTaskConfig(Settings):
         reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty with a team_reward.
         reward_weights: A weight for each reward function. null: 1 each.
         team_reward: FILE.py:FUNCTION that rewards a whole chain, on top of `reward`. null: none.
+        metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the functions.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
     """
@@ -39,6 +45,7 @@ class OwnTaskConfig(Settings):
     reward: list[str] | str = ""
     reward_weights: list[float] | None = None
     team_reward: str | None = None
+    metrics: list[str] | str = Field(default_factory=list)
     pioneer_prompt: str = "{prompt}"
     observer_prompt: str = "{prompt}{response}\n{prompt}"
 
@@ -54,7 +61,7 @@ class OwnTaskConfig(Settings):
         """The reward functions, as a list; empty only beside a team reward."""
         if self.team_reward is not None and not self.reward:
             return []
-        return [self.reward] if isinstance(self.reward, str) else self.reward
+        return as_list(self.reward)
 
 
 @dataclass

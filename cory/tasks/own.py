@@ -1,12 +1,13 @@
 """A task on your own prompts and rewards, from the `task` block. Importing this does not import torch."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cory.errors import UserError
-from cory.tasks.config import OWN, OwnConfig, OwnTaskConfig
-from cory.tasks.rewards_file import load_rewards
+from cory.tasks.config import OWN, OwnConfig, OwnTaskConfig, as_list
+from cory.tasks.python_files import Loaded, PythonFiles
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -22,25 +23,28 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     settings = config.task
     settings.check()
     _check_dataset(settings)
-    functions = load_rewards(settings.rewards, settings.team_reward)  # before the imports below, which take seconds
+    # Before the imports below, as importing torch takes seconds.
+    files = PythonFiles()
+    if not settings.rewards and settings.team_reward is None:
+        raise UserError("task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got []")
+    functions = files.load("task.reward", settings.rewards)
+    team = None if settings.team_reward is None else files.load("task.team_reward", [settings.team_reward])[0]
+    metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
     from cory.prompts import RolePrompts
-    from cory.rewards import Reward
+    from cory.rewards import Reward, TeamReward
     from cory.task import Task
 
-    team_reward = None
-    if settings.team_reward is not None:
-        team = functions.pop()
-        team_reward = Reward(team.function, name=team.name, sha256=team.sha256)
     weights = settings.reward_weights or [1.0] * len(functions)
     rewards = [
-        Reward(loaded.function, weight, loaded.name, loaded.sha256)
+        Reward(loaded.value, weight, loaded.full_name, loaded.sha256)
         for loaded, weight in zip(functions, weights, strict=True)
     ]
+    team_reward = None if team is None else TeamReward(team.value, team.full_name, team.sha256)
     if rows is None:
         rows = training_rows(config)
     try:
         prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
-        return Task(rows, rewards, prompts, team_reward=team_reward, kind=OWN.name)
+        return Task(rows, rewards, prompts, metrics, team_reward, kind=OWN.name)
     except UserError as error:
         raise UserError(f"task: {error}") from None
 
@@ -96,6 +100,16 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
     for row, prompt in enumerate(dataset["prompt"]):
         check_prompt(prompt, f"task.prompt_column {column!r}, row {row}")
     return dataset
+
+
+def _by_name(metrics: Sequence[Loaded]) -> dict[str, Callable[..., Any]]:
+    """Metric functions by their names. Raises a UserError if two have the same."""
+    by_name = {loaded.name: loaded.value for loaded in metrics}
+    if len(by_name) < len(metrics):
+        raise UserError(
+            f"task.metrics: expected functions of different names, got {[loaded.full_name for loaded in metrics]}"
+        )
+    return by_name
 
 
 def _check_dataset(settings: OwnTaskConfig) -> None:

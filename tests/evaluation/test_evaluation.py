@@ -331,7 +331,7 @@ def test_copies_of_what_was_read_are_counted(held_out):
     solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
     chain = [{**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])]
     records = {"one": solo, "two": chain}
-    one, two = table_rows(records, ["first", "second"], held_out, EvaluationConfig(samples=2), 0.1)
+    one, two = table_rows(records, {"prompt": ["first", "second"]}, held_out, EvaluationConfig(samples=2), 0.1)
     assert "copied" not in one and two["copied"] == 0.5
 
 
@@ -342,9 +342,9 @@ def test_intervals_are_over_the_queries_that_differ(held_out):
         {"rewards": rewards, "kl": [0.0, 0.0], "tokens": [1, 1], "base_nll": [1.0, 1.0], "completions": completions}
         for rewards, completions in zip(([0.0, 2.0], [1.0, 1.0], [3.0, 5.0]), texts, strict=True)
     ]
-    (row,) = table_rows({"one": records}, ["q", "q", "other"], held_out, EvaluationConfig(samples=2), 0.1)
+    (row,) = table_rows({"one": records}, {"prompt": ["q", "q", "other"]}, held_out, EvaluationConfig(samples=2), 0.1)
     assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(1.96 / 3 * (2 * (4 + 4)) ** 0.5)
-    (row,) = table_rows({"one": records}, ["q", "r", "other"], held_out, EvaluationConfig(samples=2), 0.1)
+    (row,) = table_rows({"one": records}, {"prompt": ["q", "r", "other"]}, held_out, EvaluationConfig(samples=2), 0.1)
     assert row["task_reward_ci"] == pytest.approx(1.96 * 3**0.5 / 3**0.5)  # of the means 1, 1 and 4
 
 

@@ -65,9 +65,14 @@ def iterations(folder: Path) -> int:
 
 
 def test_the_command_that_an_interrupted_run_prints_continues_it(world, tmp_path):
-    command = [sys.executable, str(ROOT / "imdb_train/cory.py"), *flags(*world, iterations=100_000)]
+    command = [
+        sys.executable,
+        str(ROOT / "imdb_train/cory.py"),
+        *flags(*world, iterations=100_000),
+        "--output=runs/mine",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    folder = tmp_path / "runs/imdb_cory_tiny"
+    folder = tmp_path / "runs/mine"
     while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
         assert process.poll() is None
         time.sleep(0.1)
@@ -75,7 +80,7 @@ def test_the_command_that_an_interrupted_run_prints_continues_it(world, tmp_path
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     printed = re.search(r"Continue with: (.+)", said).group(1)
-    assert printed.startswith("python ") and "--resume runs/imdb_cory_tiny" in printed
+    assert printed.startswith("python ") and "--resume runs/mine" in printed
     done = iterations(folder)
     program, *argv = shlex.split(printed)
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -84,18 +89,18 @@ def test_the_command_that_an_interrupted_run_prints_continues_it(world, tmp_path
     )
     assert again.returncode == 0, again.stderr
     assert iterations(folder) == done + 2 and f"next is iteration {done + 1}" in again.stdout
-    other = run(tmp_path, "--resume", "runs/imdb_cory_tiny", "--ppo.learning_rate", "0.5")
+    other = run(tmp_path, "--resume", "runs/mine", "--ppo.learning_rate", "0.5")
     assert other.returncode == 2 and "ppo.learning_rate: 0.001 -> 0.5" in other.stderr
 
 
 def test_a_runs_file_is_a_configuration(world, tmp_path):
-    first = run(tmp_path, *flags(*world, iterations=1))
+    first = run(tmp_path, *flags(*world, iterations=1), "--output=runs/mine")
     assert first.returncode == 0, first.stderr
-    file = "runs/imdb_cory_tiny/config.yaml"
+    file = "runs/mine/config.yaml"
     for argv in (["--config", file], [f"--config=./{file}"]):
         again = run(tmp_path, *argv, "--seed", "1")
         assert again.returncode == 0, again.stderr
-    saved = [yaml.safe_load((tmp_path / f"runs/imdb_cory_tiny{n}/config.yaml").read_text()) for n in ("", "-2", "-3")]
+    saved = [yaml.safe_load((tmp_path / f"runs/mine{n}/config.yaml").read_text()) for n in ("", "-seed1", "-seed1-2")]
     assert [one["seed"] for one in saved] == [0, 1, 1] and saved[1]["ppo"] == saved[0]["ppo"]
     assert {"versions", "fingerprint"} < set(saved[1]) and saved[1]["resume"] is None
 

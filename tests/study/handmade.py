@@ -9,8 +9,8 @@ from conftest import ROOT
 
 from cory.cli.load import load
 from imdb_train.config import ImdbConfig
-from study.comparison import Comparison
-from study.groups import find, group
+from study.frame import of_records
+from study.groups import find
 from study.records import read
 
 BASE = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], single_agent=True)[0])
@@ -57,6 +57,5 @@ def make_run(
 
 
 def compared(tmp_path, **options):
-    runs = [read(path) for path in find([str(tmp_path / "*")])]
-    over = options.get("over")
-    return Comparison(group(runs, over), options.get("baseline"), over)
+    """The study of the runs in a folder."""
+    return of_records([read(path) for path in find([str(tmp_path / "*")])], **options)

@@ -4,43 +4,63 @@ import json
 import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
+from handmade import compared, make_run
 
 from cory.errors import UserError
 from study import advantage
+from study.frame import BASE, read_study, write_study
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with the evaluation of two groups of two seeds, and a probe."""
+    """A folder with the results of two groups of two seeds, and a probe."""
     monkeypatch.chdir(tmp_path)
-    values = {
-        "one-seed0/agent_1": 0.5, "one-seed1/agent_1": 0.7,
-        "one-seed0/agent_1 after itself": 0.9, "one-seed1/agent_1 after itself": 1.1,
-        "two-seed0/agent_2 after agent_1": 1.0, "two-seed0/agent_1 after agent_2": 1.4,
-        "two-seed1/agent_2 after agent_1": 1.6, "two-seed1/agent_1 after agent_2": 1.6,
-        "two-x=1-seed0/agent_2 after agent_1": 9.0, "base": 0.0, "base after itself": 0.1,
-    }  # fmt: skip
-    rows = [{"name": name, "combined_reward": value, "best_of_2": 2.0} for name, value in values.items()]
-    (tmp_path / "evaluation.json").write_text(json.dumps({"rows": rows}))
+    rows = [
+        ("one", 0, "agent_1", 1, 0.5), ("one", 1, "agent_1", 1, 0.7),
+        ("one", 0, "agent_1 after itself", 2, 0.9), ("one", 1, "agent_1 after itself", 2, 1.1),
+        ("two", 0, "agent_2 after agent_1", 2, 1.0), ("two", 0, "agent_1 after agent_2", 2, 1.4),
+        ("two", 1, "agent_2 after agent_1", 2, 1.6), ("two", 1, "agent_1 after agent_2", 2, 1.6),
+        ("other", 0, "agent_2 after agent_1", 2, 9.0), (BASE, None, "base", 1, 0.0),
+        (BASE, None, "base after itself", 2, 0.1),
+    ]  # fmt: skip
+    held_out = pd.DataFrame(rows, columns=["group", "seed", "answers", "calls", "combined_reward"])
+    write_results(tmp_path, held_out.assign(agent="agent_1", best_of_2=2.0))
     probe = {"spread": 0.5, "readings": [{"dependence": [0.3, 0.2, 0.4], "slope": [0.1, -0.1, 0.2]}]}
     (tmp_path / "observer.json").write_text(json.dumps(probe))
-    entry = "{label: It, evaluation: evaluation.json, observer: observer.json, chain: two, single: one}"
+    entry = "{label: It, results: results, observer: observer.json, chain: two, single: one}"
     (tmp_path / "settings.yaml").write_text(f"- {entry}")
     return tmp_path
+
+
+def write_results(folder, held_out):
+    """The folder `results` with one run and these rows of held_out.csv."""
+    study = compared_run(folder)
+    study.held_out = held_out.astype({"seed": "Int64"})
+    (folder / "results").mkdir(exist_ok=True)
+    write_study(study, folder / "results")
+
+
+def compared_run(folder):
+    if not (folder / "runs").exists():
+        make_run(folder / "runs/one")
+    return compared(folder / "runs")
 
 
 def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
     (setting,) = advantage.read_settings_file(here / "settings.yaml")
     assert setting.chain == pytest.approx([1.2, 1.6]) and setting.untrained == 0.1
-    value, low, high = setting.advantage()
+    value, low, high, _ = setting.advantage()
     assert value == pytest.approx((1.4 - 1.0) / 0.5) and low < value < high
-    value, low, high = replace(setting, untrained=1.3).advantage()
+    value, low, high, _ = replace(setting, untrained=1.3).advantage()
     assert value == pytest.approx(0.2) and low < value < high
-    assert math.isnan(replace(setting, one=setting.one[:1]).advantage()[1])  # one seed has no spread
+    assert math.isnan(
+        replace(setting, one=setting.one[:1], chain=setting.chain[:1]).advantage().low
+    )  # one seed has no spread
     advantage.command_line(["settings.yaml", "--out", "out"])
     row = (here / "out/advantage.md").read_text().splitlines()[-1]
-    assert "0.60 ± 0.14 | 1.00 ± 0.14 | 0.10 | 1.40 ± 0.28 | +0.80" in row and row.endswith("| 2.00 ± 0.00 |")
+    assert "0.60 ± 1.27 | 1.00 ± 1.27 | 0.10 | 1.40 ± 2.54 | +0.80" in row and row.endswith("| 2.00 ± 0.00 |")
     assert (here / "out/advantage.png").read_bytes().startswith(b"\x89PNG")
     assert row in capsys.readouterr().out
 
@@ -53,31 +73,18 @@ def test_of_a_pair_with_fixed_roles_one_order_counts(here):
 
 
 def test_the_better_of_two_responses_is_shown_where_two_were_drawn(here):
-    evaluation = json.loads((here / "evaluation.json").read_text())
-    rows = [{key: value for key, value in row.items() if key != "best_of_2"} for row in evaluation["rows"]]
-    (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
+    held_out = read_study(here / "results").held_out
+    write_results(here, held_out.drop(columns="best_of_2"))
     (setting,) = advantage.read_settings_file(here / "settings.yaml")
     assert setting.best_of_2 == [] and advantage.table([setting]).splitlines()[-1].endswith("|  |")
 
 
-def test_an_evaluation_of_another_kind_is_explained(here):
-    evaluation = json.loads((here / "evaluation.json").read_text())
-    for key, message in (
-        ("combined_reward", "expected combined_reward in each row"),
-        ("name", "It: expected an evaluation.json and what observer.py --out has written, got files without 'name'"),
-    ):
-        rows = [{k: v for k, v in row.items() if k != key} for row in evaluation["rows"]]
-        (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
-        with pytest.raises(UserError, match=message):
+def test_results_without_the_rivals_are_explained(here):
+    held_out = read_study(here / "results").held_out
+    for missing in ("agent_1 after itself", "base after itself"):
+        write_results(here, held_out[held_out["answers"] != missing])
+        with pytest.raises(UserError, match="It: expected 'one' and the base after themselves, got no such rows"):
             advantage.read_settings_file(here / "settings.yaml")
-    rows = [row for row in evaluation["rows"] if row["name"] != "one-seed1/agent_1 after itself"]
-    (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
-    with pytest.raises(UserError, match=r"expected as many runs of 'one' alone as after itself, got \[2, 1\]"):
-        advantage.read_settings_file(here / "settings.yaml")
-    rows = [row for row in evaluation["rows"] if row["name"] != "base after itself"]
-    (here / "evaluation.json").write_text(json.dumps({"rows": rows}))
-    with pytest.raises(UserError, match="expected a row 'base after itself': evaluate the runs again"):
-        advantage.read_settings_file(here / "settings.yaml")
 
 
 def test_an_observer_whose_reward_never_varied_has_no_dependence(here):
@@ -90,10 +97,11 @@ def test_an_observer_whose_reward_never_varied_has_no_dependence(here):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("chain: two", "chain: three", "chain: expected the name of runs in evaluation.json, got 'three'"),
-        ("evaluation.json", "none.json", "expected a file of results, got 'none.json'"),
-        ("single: one", "one: one", "setting 1: expected the keys chain, evaluation, label, observer, single"),
-        ("single: one", "single: one, order: agent_2", "order: expected a chain of 'two' in evaluation.json, such as"),
+        ("chain: two", "chain: three", r"It, chain: expected one of \['one', 'other', 'two'\], got 'three'"),
+        ("results: results", "results: none", "expected a folder of results, with a runs.csv, got 'none'"),
+        ("observer.json", "none.json", "It: expected what observer.py --out has written, got 'none.json'"),
+        ("single: one", "one: one", "setting 1: expected the keys chain, label, observer, results, single"),
+        ("single: one", "single: one, order: agent_2", "It, order: expected a chain of 'two', such as"),
     ],
 )
 def test_mistakes_are_explained(here, old, new, message):

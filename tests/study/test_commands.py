@@ -32,10 +32,10 @@ def test_help_and_mistakes_import_nothing_heavy(name, argument, status):
 
 
 def test_planning_an_experiment_and_judging_claims_imports_no_trainer(tmp_path):
-    runs = ["--runs", str(tmp_path)]
     code = "import sys; from study import experiment, claims\n"
-    code += f"experiment.command_line(['configs/experiments/imdb_curves.yaml', '--dry-run', *{runs}])\n"
-    code += f"claims.command_line({runs})\n"
+    run = ["configs/experiments/imdb_curves.yaml", "--dry-run", "--runs", str(tmp_path)]
+    code += f"experiment.command_line({run})\n"
+    code += f"claims.command_line(['--results', {str(tmp_path)!r}])\n"
     code += f"print('heavy', [module for module in {HEAVY} if module in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith("heavy []\n"), done.stdout + done.stderr

@@ -1,7 +1,10 @@
 """Planning and running experiments."""
 
+import csv
 import json
+import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -16,10 +19,10 @@ from conftest import ROOT
 from handmade import make_run
 
 from cory.errors import UserError
-from cory.evaluation.folder import trained
 from imdb_train import toy
 from study import experiment
-from study.plan import Planned
+from study.plan import Planned, _identity
+from study.results import Results
 
 EXPERIMENTS = sorted((ROOT / "configs/experiments").glob("*.yaml"))
 
@@ -32,7 +35,7 @@ def test_every_experiment_validates_at_every_scale(path, tmp_path, capsys):
         changes = [text for key in scale.needs for text in ("--set", f"{key}=some/folder")]
         experiment.command_line([str(path), "--scale", name, "--dry-run", "--runs", str(tmp_path), *changes])
         first, *lines = capsys.readouterr().out.splitlines()
-        assert "about" in first and "hours" in first and scale.hardware in first
+        assert re.search(r"about \S+ (hours|minutes)", first) and scale.hardware in first
         assert len(lines) == len(set(lines)) and len({line.split("--output ")[1] for line in lines}) == len(lines)
         assert len(lines) % len(scale.seeds) == 0
         assert all(line.startswith(("python imdb_train/", "python gsm8k_train/")) for line in lines)
@@ -92,7 +95,7 @@ def test_finished_runs_are_skipped_and_other_settings_refused(tmp_path, capsys):
     dry = [str(tmp_path / "trial.yaml"), "--dry-run", "--runs", str(runs)]
     experiment.command_line(dry)
     out = capsys.readouterr().out
-    assert "8 runs, 1 finished" in out and "seed0 --resume" in out and f"{item.folder} " not in out
+    assert "8 runs, 0 with a row, 1 finished" in out and "seed0 --resume" in out and f"{item.folder} " not in out
     (item.folder / "summary.json").unlink()
     assert item.state() == "begun"
     for block, key in (("ppo", "lam"), ("model", "name")):
@@ -245,11 +248,11 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
     said = shlex.split(text.split("```bash\n")[1].splitlines()[0])  # as it is pasted, without folders of this machine
     assert said[-4:] == ["--set", prompt, "--set", "task.reward_model=FOLDER"]
     out = capfd.readouterr().out
-    assert "2 runs, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
+    assert "2 runs, 0 with a row, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
     (log,) = (tmp_path / "runs/tiny").glob("*such*.log")
     assert "model.name" in log.read_text()
     experiment.command_line([*argv, "--dry-run"])
-    assert "2 runs, 1 finished" in capfd.readouterr().out
+    assert "2 runs, 1 with a row, 0 finished" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -279,63 +282,122 @@ def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path,
 
 
 JUDGE = """
-import sys, pathlib
-folder = pathlib.Path(sys.argv[-1])
+import json, pathlib, sys
+*runs, option, folder = [word for word in sys.argv[1:] if word != "--output"]
+folder = pathlib.Path(folder)
 folder.mkdir(exist_ok=True)
-(folder / "evaluation.md").write_text(" ".join(sys.argv[1:-2]))
-(folder / "figure.png").write_text("a figure")
+(folder / "settings.json").write_text(json.dumps({"models": runs[:1]}))
+(folder / "calls.txt").open("a").write(" ".join(pathlib.Path(run).name for run in runs) + "\\n")
+names = ["base", *(f"{pathlib.Path(run).name}/agent_1" for run in runs)]
+metrics = {"task_reward": 0.5, "kl": 1.0, "combined_reward": 0.2, "distinct_2": 0.9}
+rows = [{"name": name, "task_reward_ci": 1.0, **metrics} for name in names]
+(folder / "evaluation.json").write_text(json.dumps({"rows": rows}))
 """
 
 
-def test_runs_are_evaluated_once_and_the_results_are_beside_the_comparison(tmp_path, capsys):
-    (tmp_path / "trial.yaml").write_text(SMALL)
+@pytest.fixture
+def judged(tmp_path):
+    """An experiment of PPO at two learning rates and two seeds with an evaluation; its runs have ended."""
     (tmp_path / "judge.py").write_text(JUDGE)
-    (tmp_path / "out").mkdir()
-    planned = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs")[:2]
-    arguments = f"{tmp_path / 'judge.py'} --samples 2", planned, tmp_path / "evaluation", tmp_path / "out"
-    experiment.evaluate(*arguments)
-    said = (tmp_path / "out/evaluation.md").read_text()
-    assert said == f"{planned[0].folder} {planned[1].folder} --samples 2"
-    assert (tmp_path / "out/figure.png").read_text() == "a figure"
-    experiment.evaluate(f"{tmp_path / 'judge.py'} --samples 4", *arguments[1:])  # the script's to continue or refuse
-    assert (tmp_path / "out/evaluation.md").read_text().endswith("--samples 4")
-    experiment.evaluate(*arguments)
-    (tmp_path / "judge.py").unlink()
-    experiment.evaluate(*arguments)
-    assert "Already evaluated" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"judge.py --samples 2: failed with status 2"):
-        experiment.evaluate(arguments[0], planned, tmp_path / "other", tmp_path / "out")
-
-
-def test_an_evaluation_goes_on_with_more_runs_and_starts_anew_with_changed_ones(tmp_path, capsys):
-    (tmp_path / "trial.yaml").write_text(SMALL)
-    (tmp_path / "judge.py").write_text(JUDGE)
+    text = SMALL[: SMALL.index("  CORY:")] + SMALL[SMALL.index("scales:") :]
+    text = text.replace("hardware:", f"evaluate: {tmp_path / 'judge.py'} --easy, hardware:")
+    (tmp_path / "trial.yaml").write_text(text)
     planned = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs")
-    for seed, item in enumerate(planned):
-        make_run(item.folder, seed)
-        (item.folder / "agent_1").mkdir()
-        (item.folder / "summary.json").write_text(json.dumps({"iterations": seed}))
-    folder, judge = tmp_path / "evaluation", str(tmp_path / "judge.py")
+    for item in planned:
+        make_ended(item)
+    return planned
 
-    def evaluated(runs):
-        """Evaluates runs, as the script does, which records them; returns what it was called with."""
-        experiment.evaluate(judge, runs, folder, tmp_path)
-        names = [str(item.folder) for item in runs]
-        (folder / "settings.json").write_text(json.dumps({"models": names, "trained": trained(names)}))
-        return (folder / "evaluation.md").read_text().split()
 
-    assert evaluated(planned[:1]) == [str(planned[0].folder)]
-    assert evaluated(planned[:2]) == [str(item.folder) for item in planned[:2]]
-    assert "older" not in capsys.readouterr().out and not list(tmp_path.glob("evaluation-older*"))
-    experiment.evaluate(judge, planned[:2], folder, tmp_path)
-    assert "Already evaluated" in capsys.readouterr().out
-    (tmp_path / "judge.py").write_text("raise SystemExit(2)")  # stopped while it answers those of a third
-    with pytest.raises(UserError, match="failed with status 2"):
-        experiment.evaluate(judge, planned[:3], folder, tmp_path)
+def make_ended(item):
+    make_run(item.folder, item.seed, iterations=3)
+    settings = json.loads(json.dumps(item.settings)) | {"versions": {"commit": "abc"}}
+    (item.folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    for name in ("agent_1", "checkpoints"):
+        (item.folder / name).mkdir()
+        (item.folder / name / "weights").write_bytes(b"0" * 500_000)
+
+
+def trial(tmp_path, *flags, out="a", runs="runs"):
+    argv = [str(tmp_path / "trial.yaml"), "--runs", str(tmp_path / runs), "--out", str(tmp_path / "results" / out)]
+    experiment.command_line([*argv, *flags])
+
+
+def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judged, capsys):
+    trial(tmp_path)
+    out = tmp_path / "results/a"
+    rows = list(csv.DictReader(open(out / "runs.csv")))
+    assert [(row["group"], row["seed"]) for row in rows] == [(item.of.name, str(item.seed)) for item in judged]
+    assert [row["key"] for row in rows] == [item.key() for item in judged] and float(rows[0]["megabytes"]) > 0.5
+    held_out = list(csv.DictReader(open(out / "held_out.csv")))
+    assert [row["group"] for row in held_out] == ["base (untrained)", *(item.of.name for item in judged)]
+    assert len(list(csv.DictReader(open(out / "metrics.csv")))) == 4 * 3
+    assert "Held out" in (out / "comparison.md").read_text() and (out / "held_out.png").exists()
+    assert not list((tmp_path / "runs").rglob("checkpoints")) and (judged[0].folder / "agent_1").exists()
+    # the first run is named each time, so that the base answers once
+    calls = (tmp_path / "runs/tiny/trial-evaluation/calls.txt").read_text().splitlines()
+    first = judged[0].folder.name
+    assert calls == [first, *(f"{first} {item.folder.name}" for item in judged[1:])]
+
+
+def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged, capsys):
+    trial(tmp_path)
+    capsys.readouterr()
+    for out in ("a", "b"):  # in the same folder, and from one beside it
+        trial(tmp_path, out=out, runs="elsewhere")
+        printed = capsys.readouterr().out
+        assert "4 runs, 4 with a row, 0 finished, 0 to resume. To do: nothing." in printed
+        assert "4 rows are of version abc, not of this one" in printed
+    for name in ("runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png"):
+        assert (tmp_path / "results/b" / name).read_bytes() == (tmp_path / "results/a" / name).read_bytes()
+    trial(tmp_path, "--dry-run", "--set", "ppo.gamma=0.5", runs="elsewhere")
+    assert "4 runs, 0 with a row" in capsys.readouterr().out
+    text = (tmp_path / "trial.yaml").read_text()
+    (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))  # not what the rows were evaluated with
+    trial(tmp_path, "--dry-run", runs="elsewhere")
+    assert "4 runs, 0 with a row" in capsys.readouterr().out
+
+
+def test_time_and_disk_are_those_of_earlier_runs(tmp_path, judged, capsys):
+    results = Results(tmp_path / "results/a", tmp_path / "e", "trial", "tiny", judged, "PPO", "")
+    results.write([results.ended(item, 7200.0, 250.0) for item in judged[:-1]])
+    assert results.estimate(judged) == (4 * 7200.0, 4) and results.disk(judged) == 1000.0
+    fresh = Results(tmp_path / "results/none/a", tmp_path / "e", "trial", "tiny", judged, "PPO", "")
+    assert fresh.estimate(judged) == (pytest.approx(sum(60 * item.minutes for item in judged)), 0)
+    assert math.isnan(fresh.disk(judged))
+
+
+def test_the_hash_of_a_run_is_of_settings_and_of_what_is_in_models_and_data(tmp_path):
+    def key(folder, **changes):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+        (tmp_path / folder / "model.safetensors").write_text(changes.pop("weights", "1"))
+        settings = {"model": {"name": str(tmp_path / folder)}, "iterations": 3, "output": folder, "seed": 0} | changes
+        _identity.cache_clear()
+        return Planned("PPO", tmp_path, settings, [], 0.0).key()
+
+    one = key("one")
+    assert key("copy") == one == key("one", output="elsewhere")
+    assert len({one, key("one", weights="2"), key("one", seed=1), key("one", iterations=4)}) == 4
+
+
+def test_an_evaluation_starts_anew_if_the_first_run_has_changed(tmp_path, judged):
+    trial(tmp_path)
+    folder = tmp_path / "runs/tiny/trial-evaluation"
+    shutil.rmtree(judged[0].folder / "agent_1")
+    results = Results(tmp_path / "results/c", folder, "trial", "tiny", judged, "PPO", f"{tmp_path / 'judge.py'} --easy")
+    results.add(judged[1], None, None)
+    assert (tmp_path / "runs/tiny/trial-evaluation-older-1").exists()
+    assert (folder / "calls.txt").read_text() == f"{judged[1].folder.name}\n"
+
+
+def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path, judged):
+    (tmp_path / "judge.py").write_text("raise SystemExit(2)")
+    with pytest.raises(UserError, match=r"judge.py --easy: failed with status 2, see"):
+        trial(tmp_path)
+    assert len(list((tmp_path / "runs").rglob("checkpoints"))) == 4
+
+
+def test_agents_are_removed_if_asked(tmp_path, judged):
     (tmp_path / "judge.py").write_text(JUDGE)
-    assert evaluated(planned[:3])[-1] == str(planned[2].folder)
-    assert evaluated(planned[:2])[-1] == str(planned[1].folder)
-    (planned[1].folder / "summary.json").write_text(json.dumps({"iterations": 9}))
-    evaluated(planned[:2])
-    assert "The old evaluation is now in" in capsys.readouterr().out
-    assert (tmp_path / "evaluation-older-1/evaluation.md").exists()
+    trial(tmp_path, "--discard-agents")
+    assert not list((tmp_path / "runs").rglob("agent_1"))

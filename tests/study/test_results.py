@@ -12,7 +12,7 @@ from conftest import ROOT
 from handmade import compared, make_run
 
 from cory.errors import UserError
-from study import advantage, claims, compare, experiment, report
+from study import advantage, claims, compare, experiment, page, report
 from study.compare import write
 
 
@@ -46,20 +46,20 @@ def test_a_comparison_replaces_nothing_but_a_comparison(tmp_path, name):
 
 def test_a_comparison_is_written_at_once_and_again(tmp_path, monkeypatch):
     make_run(tmp_path / "runs/a")
-    comparison = compared(tmp_path / "runs")
-    write(comparison, tmp_path / "out", "First")
+    study = compared(tmp_path / "runs")
+    write(study, tmp_path / "out", "First")
     before = content(tmp_path / "out")
-    assert {"comparison.md", "curves.png", "curves.svg", "runs.csv", "final.csv", "report.html"} <= before.keys()
+    assert {"comparison.md", "curves.png", "runs.csv", "metrics.csv", "final.csv", "report.html"} <= before.keys()
 
     def failing(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(compare, "write_comparison_page", failing)
+        patched.setattr(page, "write_comparison_page", failing)
         with pytest.raises(KeyboardInterrupt):
-            write(comparison, tmp_path / "out", "Second")
+            write(study, tmp_path / "out", "Second")
     assert content(tmp_path / "out") == before
-    write(comparison, tmp_path / "out", "Third")
+    write(study, tmp_path / "out", "Third")
     assert content(tmp_path / "out")["comparison.md"].startswith(b"# Third")
 
 
@@ -70,7 +70,7 @@ def test_a_result_file_replaces_nothing_but_an_earlier_one(tmp_path, name):
     before = content(places)
     for command in (
         lambda out: report.command_line([str(tmp_path / "runs/a"), "--out", out]),
-        lambda out: claims.command_line(["--runs", str(tmp_path), "--out", out]),
+        lambda out: claims.command_line(["--results", str(tmp_path), "--out", out]),
     ):
         with pytest.raises(UserError, match=r"--out: expected a (new )?file"):
             command(str(places / name))
@@ -81,7 +81,7 @@ def test_an_earlier_result_file_is_replaced(tmp_path):
     make_run(tmp_path / "runs/a")
     for _ in range(2):
         report.command_line([str(tmp_path / "runs/a"), "--out", str(tmp_path / "new/report.html")])
-        claims.command_line(["--runs", str(tmp_path), "--out", str(tmp_path / "new/claims.md")])
+        claims.command_line(["--results", str(tmp_path), "--out", str(tmp_path / "new/claims.md")])
 
 
 def test_the_advantage_goes_into_a_folder_of_its_own(tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path, monkeypatch):
         return []
 
     monkeypatch.setattr(experiment, "run_all", run_all)
-    with pytest.raises(UserError, match="no run was started"):
+    with pytest.raises(UserError, match="no run has ended"):
         experiment.command_line(argv)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="--runs: expected a folder that can be written"):

@@ -65,7 +65,7 @@ def test_pass_at_k_of_many_samples():
 def test_rule_reward_reads_only_the_agents_own_answer():
     completions = [" 3 + 4 = 7. Question: What is 2? Answer: 2", " so 8", " none", "#### 1,234"]
     assert rule_reward(["q"] * 4, completions, ["#### 7", "#### 7", "#### 7", "x\n#### 1,234"]) == [1, 0, 0, 1]
-    assert [unparseable(c) for c in completions] == [0, 0, 1, 0]
+    assert unparseable(completions) == [0, 0, 1, 0]
 
 
 def test_gold_answer_without_a_number(tmp_path):
@@ -187,12 +187,12 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
         "--task.pioneer_prompt={prompt} answer:", "--task.observer_prompt={prompt} reference {response} answer:",
     ]  # fmt: skip
     for script, agents in (("cory", 2), ("ppo", 1)):
-        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags]
+        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags, f"--output=runs/{script}"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors"))) == agents
+        assert len(list((tmp_path / f"runs/{script}").glob("agent_*/model.safetensors"))) == agents
     monkeypatch.chdir(tmp_path)
-    command = ["evaluate.py", "runs/gsm8k_cory_tiny", "runs/gsm8k_ppo_tiny", "--samples=4", "--ks=[1,2,4]"]
+    command = ["evaluate.py", "runs/cory", "runs/ppo", "--samples=4", "--ks=[1,2,4]"]
     command += ["--queries=6", "--device=cpu", "--output=out", "--batch_size=8"]
     monkeypatch.setattr(sys, "argv", command)
     evaluate.run()

@@ -22,8 +22,8 @@ from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
 from imdb_train.task import PositiveLogit, held_out_rows, make_task, queries
-from study.report import evaluation_markdown
-from study.tables import markdown_table, over_seeds
+from study.evaluated import evaluation_markdown, rows_over_seeds
+from study.markdown import markdown_table
 
 
 def test_queries_are_the_first_tokens_of_each_review(reviews, tokenizer):
@@ -79,9 +79,9 @@ def test_scripts_run_from_any_directory_without_an_install(policy_folder, classi
         ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        folder = tmp_path / f"runs/imdb_{script}_tiny"
+        (folder,) = (tmp_path / "runs").glob(f"imdb_{script}_tiny*")
         assert [p.name for p in sorted(folder.glob("agent_*"))] == [f"agent_{i + 1}" for i in range(agents)]
-        assert "task_reward" in done.stdout and "before" in done.stdout and f"runs/imdb_{script}_tiny" in done.stdout
+        assert "task_reward" in done.stdout and "before" in done.stdout and f"runs/{folder.name}" in done.stdout
         assert "Traceback" not in done.stderr
 
 
@@ -112,7 +112,8 @@ def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
     argv = ["evaluate.py", f"{runs}/imdb_cory_tiny", f"{runs}/imdb_ppo_tiny", "--queries=20", "--device=cpu"]
     monkeypatch.setattr(sys, "argv", argv)
     evaluate.run()
-    result = json.loads((tmp_path / "runs/evaluation/evaluation.json").read_text())
+    folder = tmp_path / "runs/evaluation-imdb_cory_tiny-imdb_ppo_tiny"
+    result = json.loads((folder / "evaluation.json").read_text())
     names = ["base", "imdb_cory_tiny/agent_1", "imdb_cory_tiny/agent_2", "imdb_ppo_tiny/agent_1"]
     names += ["base after itself", "imdb_cory_tiny/agent_2 after agent_1", "imdb_cory_tiny/agent_1 after agent_2"]
     names += ["imdb_ppo_tiny/agent_1 after itself"]
@@ -121,9 +122,9 @@ def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
         assert row["combined_reward"] == pytest.approx(row["task_reward"] - 0.3 * row["kl"], abs=1e-5)
         assert all(row[f"{metric}_ci"] >= 0 for metric in TITLES)
     assert result["rows"][0]["kl"] == pytest.approx(0, abs=1e-5) and result["rows"][1]["kl"] > 0
-    table = (tmp_path / "runs/evaluation/evaluation.md").read_text()
+    table = (folder / "evaluation.md").read_text()
     assert all(name in table for name in names)
-    assert (tmp_path / "runs/evaluation/evaluation.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert all(name in out for name in names)
 
@@ -150,11 +151,11 @@ def test_models_that_differ_in_their_seed_are_one_row():
     for seed, kl in enumerate((1.0, 2.0, 6.0)):
         rows.append({"name": f"a-seed{seed}/agent_1", "kl": kl, "kl_ci": 9.0})
         rows.append({"name": f"a-seed{seed}/agent_2 after agent_1", "kl": 2 * kl, "kl_ci": 9.0})
-    one = over_seeds(rows)
+    one = rows_over_seeds(rows)
     names = ["base", "a/agent_1, 3 seeds", "a/agent_2 after agent_1, 3 seeds"]
     assert [row["name"] for row in one] == names
     assert [row["kl"] for row in one] == [0, 3, 6] and one[0]["kl_ci"] == 0.1
-    assert one[1]["kl_ci"] == pytest.approx(7**0.5) and over_seeds(rows[:3]) == []
+    assert one[1]["kl_ci"] == pytest.approx(4.30265 * (7 / 3) ** 0.5) and rows_over_seeds(rows[:3]) == []
     metrics = {f"{metric}{end}": 1.0 for metric in TITLES for end in ("", "_ci")}
     records = {"a-seed0": [{"completions": ["x"]}]}
     two = [{"name": f"a-seed{seed}", **metrics} for seed in range(2)]

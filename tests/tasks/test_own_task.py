@@ -25,7 +25,7 @@ from cory.rewards import Reward, score
 from cory.task import Task
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.own import held_out_rows, make_task
-from cory.tasks.rewards_file import load_rewards
+from cory.tasks.python_files import PythonFiles
 from cory.trainer import CoryTrainer
 from study import experiment
 
@@ -174,7 +174,7 @@ def test_bad_prompts(here, prompt, message):
 def test_reward_files_that_fail(here, code, message):
     (here / "bad.py").write_text(code)
     with pytest.raises(UserError, match=f"task.reward: .*{message}"):
-        load_rewards(["bad.py:good"])
+        PythonFiles().load("task.reward", ["bad.py:good"])
 
 
 @pytest.mark.parametrize("column", ["prompts", "completions", "role"])
@@ -198,10 +198,10 @@ def test_a_column_that_a_reward_would_get_twice(here, column):
     ],
 )
 def test_rewards_that_are_none(here, name, message):
-    (loaded,) = load_rewards([f"rewards.py:{name}"])
+    (loaded,) = PythonFiles().load("task.reward", [f"rewards.py:{name}"])
     texts = ["first", "second", "third", "fourth"]
     with pytest.raises(UserError, match=rf"reward function rewards.py:{name}: ({message})"):
-        score([Reward(loaded.function, 1.0, loaded.name)], texts, texts, {})
+        score([Reward(loaded.value, 1.0, loaded.full_name)], texts, texts, {})
 
 
 def test_a_reward_that_raises_for_the_whole_batch_only():
@@ -290,13 +290,13 @@ def test_files_of_one_name_in_two_folders(here):
     for number in (1, 2):
         (here / str(number)).mkdir()
         (here / f"{number}/rewards.py").write_text(f"def value(completions):\n    return [{number}.0]\n")
-    one, two = load_rewards(["1/rewards.py:value", "2/rewards.py:value"])
-    assert (one.function([""]), two.function([""])) == ([1.0], [2.0]) and one.sha256 != two.sha256
+    one, two = PythonFiles().load("task.reward", ["1/rewards.py:value", "2/rewards.py:value"])
+    assert (one.value([""]), two.value([""])) == ([1.0], [2.0]) and one.sha256 != two.sha256
     (here / "2/beside.py").write_text("")
     (here / "2/rewards.py").write_text("import beside\n")
-    load_rewards(["rewards.py:good"])
+    PythonFiles().load("task.reward", ["rewards.py:good"])
     with pytest.raises(UserError, match=r"task.reward: expected 'beside' to be .*2/beside.py, got '.*beside.py'"):
-        load_rewards(["2/rewards.py:value"])
+        PythonFiles().load("task.reward", ["2/rewards.py:value"])
 
 
 # Chat messages
@@ -486,15 +486,15 @@ def test_an_experiment_of_an_own_task_from_any_folder(here, policy_folder, capsy
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     experiment.command_line(["trial.yaml", "--dry-run"])
     first, *commands = capsys.readouterr().out.splitlines()
-    assert "4 runs, 0 finished" in first and "To do: 4 runs" in first
+    assert "4 runs, 0 with a row, 0 finished" in first and "To do: 4 runs" in first
     assert commands[0].startswith("python -m cory.train --config my.yaml --cory.num_agents=1 --seed=0 ")
     experiment.command_line(["trial.yaml", "--jobs", "2"])
     out = here / "runs/experiments/small/trial-comparison"
-    assert {"comparison.md", "evaluation.md", "evaluation.json", "evaluation.png"} <= {p.name for p in out.iterdir()}
-    assert "my-num_agents=1/agent_1 after itself, 2 seeds" in (out / "evaluation.md").read_text()
+    assert {"comparison.md", "runs.csv", "held_out.csv", "held_out.png"} <= {path.name for path in out.iterdir()}
+    assert "| PPO | agent_1 after itself | 2 |" in (out / "comparison.md").read_text()
     capsys.readouterr()
     experiment.command_line(["trial.yaml"])
-    assert "4 runs, 4 finished" in capsys.readouterr().out
+    assert "4 runs, 4 with a row" in capsys.readouterr().out
 
 
 def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
@@ -526,3 +526,98 @@ def test_a_run_that_is_not_there_is_named(module, arguments, message, tmp_path, 
     monkeypatch.chdir(tmp_path)
     status, out, error = command(module, *arguments)
     assert status == 2 and message in error and "Loading" not in out
+
+
+# Metrics and callbacks
+
+
+METRICS = """
+from cory import Callback
+
+
+def length(completions):
+    return [float(len(text)) for text in completions]
+
+
+async def hinted(prompts, completions, hint, number, role, rewards):
+    assert all(text == f"hint {i}" for text, i in zip(hint, number))
+    return [None if who == "observer" else reward for who, reward in zip(role, rewards)]
+
+
+def fails(completions):
+    raise KeyError("gone")
+
+
+class Count(Callback):
+    def on_train_begin(self, trainer, run):
+        self.file = run.folder / "counted"
+
+    def on_iteration_end(self, trainer, iteration):
+        with open(self.file, "a") as file:
+            file.write(f"{iteration.records[0]['length']}\\n")
+
+
+class Needs(Callback):
+    def __init__(self, size):
+        self.size = size
+
+
+def loud(completions):
+    return [0.0] * len(completions)
+"""
+
+
+def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(here, policy_folder, command):
+    (here / "watch.py").write_text(METRICS)
+    rewards = {"reward": ["rewards.py:good", "rewards.py:short"], "reward_weights": [1.0, 2.0]}
+    task = {"dataset": "prompts.jsonl", "eval_dataset": "held_out.jsonl", **rewards}
+    task["metrics"] = ["watch.py:length", "watch.py:hinted"]
+    write_config(here, policy_folder, task=task, callbacks="watch.py:Count", sample_every=1)
+    status, _, error = command("cory.train", "--config", "my.yaml")
+    assert status == 0, error
+    records = [json.loads(line) for line in (here / "runs/my/metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        total = record["reward_good"] + 2 * record["reward_short"]
+        everywhere = all("bad" not in row for row in sentences(24))
+        assert not everywhere or record["task_reward"] == pytest.approx(total, abs=1e-5)
+        assert ("hinted" in record) == (record["role"] == "pioneer")
+        assert record["role"] == "observer" or record["hinted"] == pytest.approx(record["task_reward"], abs=1e-5)
+    counted = [float(line) for line in (here / "runs/my/counted").read_text().splitlines()]
+    assert counted == [record["length"] for record in records if record["agent"] == "agent_1"]
+    status, said, error = command("cory.evaluation", "runs/my", "--queries", "4", "--device", "cpu")
+    assert status == 0, error
+    folder = here / "runs/evaluation-my"
+    rows = json.loads((folder / "evaluation.json").read_text())["rows"]
+    assert {"reward_good", "reward_short", "length"} < set(rows[0]) and "reward_good" in said
+    observer = next(row for row in rows if row["name"] == "my/agent_2 after agent_1")
+    assert "hinted" in rows[0] and "hinted" not in observer
+    records = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines() if line]
+    for record in records:
+        parts = record["rewards_by_function"]
+        (total,) = record["rewards"]
+        assert total == pytest.approx((parts["good"][0] or 0) + 2 * (parts["short"][0] or 0), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"task": {"metrics": "watch.py:none"}},
+            r"task\.metrics: expected a function of watch\.py, which .*length",
+        ),
+        ({"task": {"metrics": ["watch.py:length"] * 2}}, r"task\.metrics: expected functions of different names"),
+        ({"task": {"metrics": "other.py:kl"}}, r"metrics: expected a name that no other metric has, got 'kl'"),
+        ({"task": {"metrics": "watch.py:fails"}}, r"metric function fails: expected numbers, got KeyError"),
+        ({"callbacks": "watch.py:length"}, r"callbacks: expected a class derived from cory\.Callback"),
+        ({"callbacks": "watch.py:Needs"}, r"callbacks: expected watch\.py:Needs to be made without arguments"),
+        ({"callbacks": ["none.py:Count"]}, r"callbacks: expected an existing file, got 'none\.py'"),
+        ({"guards": {"patience": 2}}, r"guards\.patience: expected null without eval_every, got 2"),
+    ],
+)
+def test_bad_metrics_and_callbacks(here, policy_folder, command, changes, message):
+    (here / "watch.py").write_text(METRICS)
+    (here / "other.py").write_text("def kl(completions):\n    return [0.0] * len(completions)\n")
+    task = {"dataset": "prompts.jsonl", "reward": "rewards.py:good", **changes.pop("task", {})}
+    write_config(here, policy_folder, task=task, **changes)
+    status, _, error = command("cory.train", "--config", "my.yaml")
+    assert status == 2 and re.search(message, error), error

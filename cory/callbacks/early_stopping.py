@@ -1,0 +1,111 @@
+"""Early stopping on the held-out reward, and the best agents: `guards.patience`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cory.callbacks.callback import Callback
+from cory.iteration import Iteration
+from cory.parallel import distributed
+from cory.run.output import staged
+
+if TYPE_CHECKING:
+    from cory.run.folder import Run
+    from cory.trainer import CoryTrainer
+
+
+class EarlyStopping(Callback):
+    """Ends a run after `guards.patience` held-out evaluations without a better task reward, the mean over the roles.
+
+    Whenever that reward is the best so far, the agents are saved in RUN/RUN-best, a folder that is evaluated, chatted
+    with and loaded like that of a run. What was reached before an interruption is read from the run's history.
+
+    Attributes:
+        best: the largest reward so far; None before the first evaluation.
+        waited: evaluations since then.
+    """
+
+    collective = True  # of sharded agents each process has a part
+
+    def __init__(self) -> None:
+        self.best: float | None = None
+        self.waited = 0
+
+    def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
+        self.best = None
+        self.waited = 0
+        for reward in held_out_rewards(run.history):
+            self._add(reward)
+
+    def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+        patience = trainer.config.guards.patience
+        if patience is None or not iteration.eval_task_rewards:
+            return
+        reward = statistics.fmean(iteration.eval_task_rewards)
+        if self._add(reward):
+            save_best(trainer, iteration, reward)
+        elif self.waited >= patience:
+            trainer.run.say(
+                f"The held-out reward has not risen above {self.best:.3f} in {patience} evaluations (guards.patience). "
+                f"The best agents are in {best_folder(trainer.run.folder)}."
+            )
+            trainer.should_stop = True
+
+    def _add(self, reward: float) -> bool:
+        """Counts an evaluation; whether it is the best so far."""
+        if self.best is None or reward > self.best:
+            self.best = reward
+            self.waited = 0
+            return True
+        self.waited += 1
+        return False
+
+
+def held_out_rewards(history: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The mean held-out reward over the roles, of each iteration that has one."""
+    by_iteration: dict[int, list[float]] = {}
+    for record in history:
+        if "eval_task_reward" in record:
+            by_iteration.setdefault(record["iteration"], []).append(record["eval_task_reward"])
+    return [statistics.fmean(rewards) for rewards in by_iteration.values()]
+
+
+def best_folder(run: Path) -> Path:
+    """Where the best agents of a run are. Its name has that of the run, as rows of an evaluation are named by it."""
+    return run / f"{run.name}-best"
+
+
+def save_best(trainer: CoryTrainer, iteration: Iteration, reward: float) -> None:
+    """Saves the agents as those of a run that has ended, all of them or none. All processes must call this."""
+    run = trainer.run
+    with ExitStack() as stage:
+        folder = distributed.broadcast_object(distributed.agreed(partial(_begin, run, stage)))
+        for agent in trainer.agents:
+            distributed.agreed(partial(agent.save, folder / agent.name))
+        distributed.agreed(partial(_complete, run, iteration, reward, folder, stage))
+
+
+def _begin(run: Run, stage: ExitStack) -> Path | None:
+    """In the main process: the folder in which everything is written first."""
+    if not run.writes:
+        return None
+    folder = stage.enter_context(staged(run.folder)) / best_folder(run.folder).name
+    folder.mkdir()
+    return folder
+
+
+def _complete(run: Run, iteration: Iteration, reward: float, folder: Path, stage: ExitStack) -> None:
+    """In the main process: adds what makes the folder one of a run, and moves it to its place."""
+    if not run.writes:
+        return
+    shutil.copy(run.folder / "config.yaml", folder)
+    summary = {"iterations": iteration.index + 1, "eval_task_reward": reward}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    stage.close()

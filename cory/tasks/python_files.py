@@ -1,0 +1,143 @@
+"""Loads what settings name as `path/to/FILE.py:NAME`: rewards, metrics, callbacks. Importing this imports no torch."""
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cory.errors import UserError
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a file defines.
+
+    Args:
+        value: it.
+        file: the name of the file.
+        name: of the value in the file.
+        sha256: the hash of the file and of what that imports beside it.
+    """
+
+    value: Callable[..., Any]
+    file: str
+    name: str
+    sha256: str
+
+    @property
+    def full_name(self) -> str:
+        """FILE.py:NAME."""
+        return f"{self.file}:{self.name}"
+
+
+class PythonFiles:
+    """Files that settings name; each is run once."""
+
+    def __init__(self) -> None:
+        self.modules: dict[Path, ModuleType] = {}
+
+    def load(self, key: str, names: Sequence[str]) -> list[Loaded]:
+        """What each of `names`, FILE.py:NAME, stands for.
+
+        Args:
+            key: of the settings, for messages.
+
+        Raises a UserError: a file is missing or fails, or defines no such function or class.
+        """
+        return [self._load(key, name) for name in names]
+
+    def _load(self, key: str, full_name: str) -> Loaded:
+        file, _, name = full_name.rpartition(":")
+        if not (file.endswith(".py") and name):
+            raise UserError(f"{key}: expected path/to/FILE.py:FUNCTION, got {full_name!r}")
+        path = Path(file)
+        if not path.is_file():
+            raise UserError(f"{key}: expected an existing file, got {file!r}")
+        path = path.resolve()
+        if path not in self.modules:
+            self.modules[path] = _run(key, path)
+        module = self.modules[path]
+        if not hasattr(module, name):
+            defined = ", ".join(sorted(_defined_in(module))) or "none"
+            raise UserError(f"{key}: expected a function of {file}, which has {defined}, got {name!r}")
+        value = getattr(module, name)
+        if not callable(value):
+            raise UserError(f"{key}: expected a function, got {f'{full_name} = {value!r}'!r}")
+        return Loaded(value, path.name, name, _hash(key, path))
+
+
+def _defined_in(module: ModuleType) -> Iterator[str]:
+    """The functions and classes that a module defines itself."""
+    for name, value in vars(module).items():
+        if callable(value) and getattr(value, "__module__", "") == module.__name__:
+            yield name
+
+
+def _run(key: str, path: Path) -> ModuleType:
+    """Runs a file; files beside it can be imported while it runs. No bytecode cache is used."""
+    name = f"file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # which nothing else is called
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    importlib.invalidate_caches()
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        line = _line_of(error, path)
+        raise UserError(
+            f"{key}: expected {path.name} to run, got {type(error).__name__}: {message} (line {line})"
+        ) from None
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _line_of(error: BaseException, path: Path) -> int | None:
+    """The line of a file in which an error was raised; None if it was elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return lines[-1] if lines else None
+
+
+def _hash(key: str, path: Path) -> str:
+    """The start of the SHA-256 of a file, of the files beside it that it imports, of those that these import, ..."""
+    digest = hashlib.sha256()
+    waiting = [path]
+    seen = {path}
+    while waiting:
+        source = waiting.pop(0).read_bytes()
+        digest.update(source)
+        for name in _imported(source):
+            beside = path.with_name(f"{name}.py")
+            if not beside.is_file() or beside in seen:
+                continue
+            imported = getattr(sys.modules.get(name), "__file__", None) or beside
+            if Path(imported).resolve() != beside.resolve():
+                raise UserError(f"{key}: expected {name!r} to be {beside}, got {str(imported)!r}")
+            seen.add(beside)
+            waiting.append(beside)
+    return digest.hexdigest()[:16]
+
+
+def _imported(source: bytes) -> list[str]:
+    """The top-level modules that a source imports, wherever in it, each once."""
+    modules = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules.append(node.module)
+    return list(dict.fromkeys(module.split(".")[0] for module in modules))

@@ -1,0 +1,319 @@
+"""The tidy frames of all runs of an experiment or a comparison: what every table, figure and claim is a group-by of.
+
+| frame | a row for each | file |
+|---|---|---|
+| `runs` | run: group, seed, settings in which runs differ, code version, seconds | runs.csv |
+| `metrics` | run, iteration and role: the metrics | metrics.csv |
+| `final` | run and agent: means over the last iterations | final.csv |
+| `held_out` | run and way of answering: the metrics on held-out queries | held_out.csv |
+
+A run is identified by its `group` and `seed`. The files hold six significant digits, and suffice without the runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cory.errors import UserError
+from cory.run.output import replace_text
+from study.groups import DATA, Group, folders, group, method, single, typical, varying
+from study.records import Record, flat, shown
+
+LAST = 10  # iterations averaged into a final value
+RUN = ["group", "seed"]
+STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]  # the combined reward follows from the first two
+PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
+METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
+FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]
+LIMIT = "sampling.max_new_tokens"
+# Columns of `runs` that are no settings.
+FACTS = [
+    "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "eta", "kl_bound", "key",
+    "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
+]  # fmt: skip
+NUMBERS = {
+    "seed": "Int64",
+    "iterations": "Int64",
+    **dict.fromkeys(["eta", "kl_bound", "seconds", "megabytes"], float),
+}
+HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are no metrics
+FILES = ("runs.csv", "metrics.csv", "final.csv", "held_out.csv")
+
+
+@dataclass
+class Study:
+    """All runs of an experiment or a comparison; see the module for the frames.
+
+    Args:
+        records: the runs' folders as read, for sample texts and reports; empty if the frames come from files.
+    """
+
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
+    final: pd.DataFrame
+    held_out: pd.DataFrame
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def over(self) -> str | None:
+        """The key of the settings whose values make groups of one family."""
+        keys = self.runs["over"].replace("", None).dropna().unique()
+        return str(keys[0]) if len(keys) else None
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the groups, in their order."""
+        return list(self.runs["group"].unique())
+
+    @property
+    def whole(self) -> pd.DataFrame:
+        """The runs without a problem, which tables count."""
+        return self.runs[self.runs["problems"] == ""]
+
+    @property
+    def baseline(self) -> str:
+        """The group, or the family, that others are measured against."""
+        base = self.runs[self.runs["baseline"]]
+        return str(base["family"].iloc[0] if base["group"].nunique() > 1 else base["group"].iloc[0])
+
+    @property
+    def eta(self) -> float | None:
+        """The eta of the combined reward; None if each run has its own, as where eta is varied."""
+        if self.over == "ppo.init_kl_coef" or not self.runs["baseline"].any():
+            return None
+        return float(self.runs.loc[self.runs["baseline"], "eta"].iloc[0])
+
+    def base_of(self, name: str) -> str | None:
+        """The baseline of a group: of a family the group of the same value; None if no such run ended."""
+        base = self.whole[self.whole["baseline"]]
+        if self.runs.loc[self.runs["baseline"], "group"].nunique() > 1:
+            value = self.runs.loc[self.runs["group"] == name, "value"].iloc[0]
+            base = base[(base["value"] == value) | (base["value"] == "")]
+        return str(base["group"].iloc[0]) if len(base) else None
+
+    def by_seed(self, metric: str) -> pd.DataFrame:
+        """A metric at the end of training, mean over a run's agents: a column per group, a row per seed."""
+        means = self.final.groupby(["seed", "group"])[metric].mean()
+        return means.unstack("group").reindex(columns=[name for name in self.groups if name in set(self.final.group)])
+
+
+def of_records(
+    records: Sequence[Record],
+    over: str | None = None,
+    baseline: str | None = None,
+    families: Sequence[str] | None = None,
+) -> Study:
+    """The frames of runs.
+
+    Args:
+        over: a dotted key whose values make groups of one family.
+        baseline: the group, or the family, that others are measured against; default, the first with one agent, or
+            the first.
+        families: a name for each run; default: from the settings.
+
+    Raises:
+        UserError: no run has ended, runs of one name differ in more than their seed, or there is no such baseline.
+    """
+    groups = group(records, over, families)
+    whole = [i for i, record in enumerate(records) if not record.problems]
+    if not whole:
+        raise UserError(f"runs: expected at least one that ended, got {folders(records)}")
+    if baseline is None:
+        baseline = _default_baseline([records[i] for i in whole], [groups[i] for i in whole], over)
+    elif not any(baseline in groups[i][:2] for i in whole):
+        names = list(dict.fromkeys(groups[i].name for i in whole))
+        raise UserError(f"baseline: expected one of {names}, got {baseline!r}")
+
+    members: dict[str, list[Record]] = {}
+    for record, of in zip(records, groups, strict=True):
+        members.setdefault(of.name, []).append(record)
+    keys = varying([typical(runs) for runs in members.values()], ("seed",))
+    study = join(
+        [
+            of_run(record, of, over, baseline in (of.name, of.family), keys)
+            for record, of in zip(records, groups, strict=True)
+        ]
+    )
+    study.records = list(records)
+    return study
+
+
+def of_run(record: Record, of: Group, over: str | None, is_baseline: bool, keys: Sequence[str]) -> Study:
+    """The frames of one run, with its values of the settings `keys`. The combined reward is with its own eta."""
+    settings = flat(record.settings)
+    seed = record.settings["seed"]
+    row = {
+        **dict.fromkeys(FACTS, ""),
+        **described(record.settings, of, over, is_baseline, keys),
+        "run": record.folder.name,
+        "version": settings.get("versions.commit", "unknown"),
+        "iterations": record.iterations,
+        "seconds": None,
+        "megabytes": None,
+        "problems": "; ".join(record.problems),
+        **{key: str(settings.get(key, "")) for key in FINGERPRINT},
+    }
+    rows = [{"group": of.name, "seed": seed, **{key: values.get(key) for key in PER_ROLE}} for values in record.rows]
+    return assemble(pd.DataFrame([row]), pd.DataFrame(rows, columns=[*RUN, *PER_ROLE]))
+
+
+def described(
+    settings: Mapping[str, Any], of: Group, over: str | None, is_baseline: bool, keys: Sequence[str]
+) -> dict[str, Any]:
+    """The columns of `runs` that follow from a run's settings and its group."""
+    values = flat(settings)
+    return {
+        "group": of.name,
+        "family": of.family,
+        "over": over or "",
+        "value": "" if of.value is None else str(of.value),
+        "seed": settings["seed"],
+        "baseline": is_baseline,
+        "eta": values["ppo.init_kl_coef"],
+        "kl_bound": values["guards.kl_bound"],
+        **{key: shown(values.get(key, "")) for key in dict.fromkeys([*keys, LIMIT])},
+    }
+
+
+def assemble(
+    runs: pd.DataFrame,
+    metrics: pd.DataFrame,
+    final: pd.DataFrame | None = None,
+    held_out: pd.DataFrame | None = None,
+) -> Study:
+    """The study of some frames, with the combined reward; `final` is computed from the metrics where it is None."""
+    runs = runs.astype(NUMBERS)
+    if final is None:
+        final = final_values(metrics, runs[runs["problems"] == ""])
+    if held_out is None:
+        held_out = pd.DataFrame(columns=HELD_OUT)
+    frames = [frame.astype({"seed": "Int64"}) for frame in (metrics, final, held_out)]
+    return with_combined_reward(Study(runs, *frames))
+
+
+def with_combined_reward(study: Study) -> Study:
+    """Adds the combined reward, of all runs with the baseline's eta (`Study.eta`)."""
+    own = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
+    for frame in (study.metrics, study.final):
+        eta = own.reindex(pd.MultiIndex.from_frame(frame[RUN])).to_numpy() if study.eta is None else study.eta
+        frame["combined_reward"] = frame["task_reward"] - eta * frame["kl"]
+    return study
+
+
+def last(metrics: pd.DataFrame, iterations: int = LAST) -> pd.DataFrame:
+    """The rows of each agent's last iterations in which it had a role."""
+    newest_first = metrics.groupby([*RUN, "agent"])["iteration"].rank("dense", ascending=False)
+    return metrics[newest_first <= iterations]
+
+
+def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """By run and agent, the means over its last 10 iterations, and whether it collapsed (`cory.metrics.collapsed`)."""
+    from cory.metrics import collapsed  # here, as it imports torch
+
+    runs = runs[[*RUN, "kl_bound"]].drop_duplicates(RUN)
+    metrics = runs.merge(metrics, on=RUN)  # in the order of the runs
+    first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first().rename("first")
+    ends = last(metrics).join(first, on=[*RUN, "role"])
+    ends["share"] = ends["distinct_2"] / ends["first"].clip(lower=1e-9)
+    final = ends.groupby([*RUN, "agent"], sort=False)[[*STORED, "share", "kl_bound"]].mean().reset_index()
+    ended = zip(final["share"], final["kl"], final["kl_bound"], strict=True)
+    final["collapsed"] = [collapsed(*values) for values in ended]
+    return final.drop(columns=["share", "kl_bound"])
+
+
+def _default_baseline(records: Sequence[Record], groups: Sequence[Group], over: str | None) -> str:
+    alone = [i for i, record in enumerate(records) if single(record.settings)]
+    ppo = [i for i in alone if method(records[i].settings) == "PPO"]
+    first = groups[[*ppo, *alone, 0][0]]
+    return first.family if over else first.name
+
+
+def write_study(study: Study, folder: Path) -> None:
+    """Writes the frames into a folder; those without a row are left out."""
+    stored = {
+        "runs.csv": study.runs,
+        "metrics.csv": study.metrics.drop(columns="combined_reward"),
+        "final.csv": study.final.drop(columns="combined_reward"),
+        "held_out.csv": study.held_out,
+    }
+    for name, frame in stored.items():
+        if len(frame):
+            replace_text(folder / name, frame.to_csv(index=False, float_format="%.6g"))
+
+
+def read_study(folder: Path) -> Study:
+    """The frames of a folder that `write_study` wrote.
+
+    Raises:
+        UserError: it has no runs.csv, or a file cannot be read.
+    """
+    try:
+        runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
+        runs = runs.assign(baseline=runs["baseline"] == "True").replace({key: {"": None} for key in NUMBERS})
+        frames = [
+            pd.read_csv(folder / name) if (folder / name).exists() else None
+            for name in ("metrics.csv", "final.csv", "held_out.csv")
+        ]
+        metrics, final, held_out = frames
+        if metrics is None:
+            metrics = pd.DataFrame(columns=[*RUN, *PER_ROLE])
+        return assemble(runs, metrics, final, held_out)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise UserError(f"expected a folder of results, with a runs.csv, got {str(folder)!r} ({error})") from None
+
+
+def join(studies: Sequence[Study]) -> Study:
+    """One study of several, with the baseline's eta; of a run that is in several, the first counts."""
+    keys = {
+        "runs": [*RUN, "run"],
+        "metrics": [*RUN, "iteration", "agent", "role"],
+        "final": [*RUN, "agent"],
+        "held_out": [*RUN, "answers"],
+    }
+    frames = []
+    for name, key in keys.items():
+        parts = [getattr(study, name) for study in studies]
+        joined = pd.concat([part for part in parts if len(part)] or parts[:1])
+        frames.append(joined.drop_duplicates(key).reset_index(drop=True))
+    return with_combined_reward(Study(*frames))
+
+
+def metric_columns(held_out: pd.DataFrame) -> list[str]:
+    """The columns of `held_out` that are metrics."""
+    return [key for key in held_out if key not in HELD_OUT]
+
+
+def held_out_rows(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
+    """Rows of an evaluation.json as `held_out`.
+
+    Args:
+        rows: each with `name`, such as `RUN/agent_2 after agent_1`, and metrics.
+        groups: the group and the seed of each run, by its folder's name. The rows of other models are left out, but for
+            those of the base, which have the group `base (untrained)` and no seed.
+    """
+    table = []
+    for row in rows:
+        run, _, answers = row["name"].rpartition("/") if "/" in row["name"] else ("", "", row["name"])
+        if run in groups:
+            name, seed = groups[run]
+        elif run == "" and answers.split(" ")[0] == "base":
+            name, seed = BASE, None
+        else:
+            continue
+        table.append(
+            {
+                "group": name,
+                "seed": seed,
+                "answers": answers,
+                "agent": answers.split(" after ")[0],
+                "calls": 1 + answers.count(" after "),
+                **{key: value for key, value in row.items() if key != "name" and not key.endswith("_ci")},
+            }
+        )
+    return pd.DataFrame(table, columns=None if table else HELD_OUT).astype({"seed": "Int64"})
+
+
+BASE = "base (untrained)"

@@ -1,0 +1,154 @@
+"""95 % intervals: Student's t over seeds, a bootstrap over queries; frontiers and hypervolumes."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEVEL = 0.95
+UNDEFINED = 0.05  # share of resamples without a value above which there is no interval
+
+
+class Interval(NamedTuple):
+    """A value, the ends of its 95 % interval (NaN where there is none), and the number of seeds or queries."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return self.text(".2f")
+
+    def text(self, form: str) -> str:
+        """`0.15 (0.10 to 0.20)`, or the value alone without an interval; `form` is a number's format."""
+        value, low, high = (format(number, form) for number in (self.value, self.low, self.high))
+        return value if math.isnan(self.low) else f"{value} ({low} to {high})"
+
+    def plus_minus(self, digits: int = 2, percent: bool = False) -> str:
+        """`0.15 ± 0.05`, or the value alone; for intervals with the value in their middle."""
+        scale, unit = (100, " %") if percent else (1, "")
+        value = f"{scale * self.value:.{digits}f}"
+        half = "" if math.isnan(self.high) else f" ± {scale * (self.high - self.value):.{digits}f}"
+        return value + half + unit
+
+
+def over_seeds(values: "Sequence[float] | pd.Series") -> Interval:
+    """The mean of one value per seed, and its interval by Student's t.
+
+    A single seed has no interval, nor have values of which one is not finite.
+    """
+    from scipy import stats  # here and below, as importing it takes a while
+
+    values = [float(value) for value in values]
+    n = len(values)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = sum(values) / n
+    if n == 1 or not math.isfinite(mean):
+        return Interval(mean, math.nan, math.nan, n)
+    variance = sum((value - mean) ** 2 for value in values) / (n - 1)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * math.sqrt(variance / n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def difference(ours: "pd.Series", theirs: "pd.Series") -> Interval:
+    """The difference of two groups' means, by Student's t.
+
+    Runs of one seed draw the same queries in the same order, so they are paired: the interval is that of the
+    differences seed by seed. Where no two seeds are in both groups it is Welch's.
+
+    Args:
+        ours, theirs: a value per seed, indexed by seed.
+    """
+    seeds = ours.index.intersection(theirs.index)
+    if len(seeds) > 1 or len(ours) == len(theirs) == len(seeds):
+        return over_seeds(ours[seeds] - theirs[seeds])
+    value = float(ours.mean() - theirs.mean())
+    n = min(len(ours), len(theirs))
+    if n < 2:
+        return Interval(value, math.nan, math.nan, n)
+    from scipy import stats
+
+    low, high = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
+    return Interval(value, float(low), float(high), n)
+
+
+def ratio(ours: "pd.Series", theirs: "pd.Series") -> Interval:
+    """The geometric mean of the ratios seed by seed: Student's t on their logarithms. NaN where one is not above 0."""
+    import numpy as np
+
+    seeds = ours.index.intersection(theirs.index)
+    ratios = ours[seeds] / theirs[seeds]
+    if not ((ours[seeds] > 0) & (theirs[seeds] > 0)).all():
+        return over_seeds([math.nan] * len(ratios))
+    of_logs = over_seeds(np.log(ratios))
+    return Interval(math.exp(of_logs.value), math.exp(of_logs.low), math.exp(of_logs.high), of_logs.n)
+
+
+def jackknife(statistic: Callable[[list[int]], float], n: int) -> Interval:
+    """A statistic of several seeds that no single one has, such as a variance: Student's t on Tukey's pseudo-values.
+
+    Args:
+        statistic: of the seeds at some of the positions 0 to n - 1. n: at least 3 for an interval.
+    """
+    everything = list(range(n))
+    value = statistic(everything) if n > 1 else math.nan
+    if n < 3:
+        return Interval(value, math.nan, math.nan, n)
+    pseudo_values = [
+        n * value - (n - 1) * statistic([i for i in everything if i != left_out]) for left_out in everything
+    ]
+    of_pseudo_values = over_seeds(pseudo_values)
+    half = of_pseudo_values.high - of_pseudo_values.value
+    return Interval(value, value - half, value + half, n)
+
+
+def over_queries(statistic: Callable[[Sequence[int]], float], n: int, resamples: int = 1000) -> Interval:
+    """A statistic of n queries, and the percentiles of a bootstrap over them (Efron, 1979).
+
+    Args:
+        statistic: of the queries at some positions, of which one may occur several times.
+
+    Returns no interval where the statistic is not finite for more than one resample in twenty.
+    """
+    import numpy as np
+
+    value = statistic(range(n))
+    random = np.random.default_rng(0)
+    values = np.array([statistic(random.integers(n, size=n).tolist()) for _ in range(resamples)])
+    finite = values[np.isfinite(values)]
+    if n < 2 or len(finite) < (1 - UNDEFINED) * resamples:
+        return Interval(value, math.nan, math.nan, n)
+    low, high = np.percentile(finite, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]).tolist()
+    return Interval(value, low, high, n)
+
+
+def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points that no other dominates (as good in both coordinates, better in one); larger is better.
+
+    >>> nondominated([(0, 2), (1, 1), (0, 1), (2, 0)])
+    [0, 1, 3]
+    """
+
+    def dominated(x: float, y: float) -> bool:
+        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in points)
+
+    return [i for i, point in enumerate(points) if not dominated(*point)]
+
+
+def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
+    """The area that points dominate, larger being better in both coordinates, above and right of `worst`.
+
+    >>> hypervolume([(1, 2), (2, 1)], (0, 0))
+    3.0
+    """
+    area = 0.0
+    height = worst[1]
+    for x, y in sorted(points, reverse=True):
+        if x > worst[0] and y > height:
+            area += (x - worst[0]) * (y - height)
+            height = y
+    return float(area)

@@ -1,0 +1,237 @@
+"""The files of an experiment's results: a row for each run, written when it ends, kept when the run's folder is gone.
+
+A run is recognised by a hash of its settings and of the content of its models and data (`Planned.key`), also on another
+machine and in another experiment's folder beside this one.
+"""
+
+import csv
+import json
+import shlex
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cory.errors import UserError
+from cory.evaluation.folder import extends, run_agents
+from study.plan import ROOT, Planned, is_module, start
+from study.ray_engine import die_with_parent
+from study.records import read
+
+if TYPE_CHECKING:
+    from study.frame import Study
+
+
+@dataclass
+class Row:
+    """A run's row in a runs.csv, as far as planning needs it."""
+
+    folder: Path
+    group: str
+    seed: int
+    key: str
+    evaluation: str
+    version: str
+    seconds: float | None
+    megabytes: float | None
+
+
+def rows_in(folders: Sequence[Path]) -> list[Row]:
+    """The rows of the runs.csv of several folders; files without a run's hash are skipped."""
+    rows = []
+    for folder in folders:
+        if not (folder / "runs.csv").is_file():
+            continue
+        with open(folder / "runs.csv", encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row.get("key"):
+                    rows.append(
+                        Row(
+                            folder,
+                            row["group"],
+                            int(row["seed"]),
+                            row["key"],
+                            row["evaluation"],
+                            row["version"],
+                            float(row["seconds"]) if row["seconds"] else None,
+                            float(row["megabytes"]) if row["megabytes"] else None,
+                        )
+                    )
+    return rows
+
+
+@dataclass
+class Results:
+    """The results of an experiment at a scale.
+
+    Args:
+        out: the folder of the files. evaluations: where held-out responses are stored, on this machine alone.
+        experiment, scale: names. planned: all runs.
+        baseline: the runs' name that others are measured against. evaluation: the command; empty: none.
+    """
+
+    out: Path
+    evaluations: Path
+    experiment: str
+    scale: str
+    planned: list[Planned]
+    baseline: str
+    evaluation: str
+
+    def __post_init__(self) -> None:
+        beside = self.out.parent.glob("*") if self.out.parent.is_dir() else []
+        folders = [self.out, *sorted(path for path in beside if path != self.out)]
+        self.rows = rows_in(folders)
+        by_key = {row.key: row for row in reversed(self.rows) if row.evaluation == self.evaluation}
+        if not self.evaluation:
+            by_key = {row.key: row for row in reversed(self.rows)}
+        self.recorded = {item.folder: by_key[item.key()] for item in self.planned if item.key() in by_key}
+
+    def estimate(self, missing: Sequence[Planned]) -> tuple[float, int]:
+        """The seconds of some runs one after the other, and how many of them are by the seconds of earlier runs.
+
+        Of other runs it takes the minutes of the experiment's file. NaN: neither is known of a run.
+        """
+        total = 0.0
+        by_rows = 0
+        for item in missing:
+            seconds = [row.seconds for row in self.rows if row.group == item.of.name and row.seconds]
+            by_rows += bool(seconds)
+            from_file = 60 * item.minutes or float("nan")
+            total += statistics.fmean(seconds) if seconds else from_file
+        return total, by_rows
+
+    def disk(self, missing: Sequence[Planned]) -> float:
+        """The MB that some runs will take, by those of earlier runs of their group; NaN where there are none."""
+        total = 0.0
+        for item in missing:
+            sizes = [row.megabytes for row in self.rows if row.group == item.of.name and row.megabytes]
+            total += statistics.fmean(sizes) if sizes else float("nan")
+        return total
+
+    def study(self) -> "Study | None":
+        """What the files hold; None before the first row."""
+        from study.frame import read_study  # here and below, as importing pandas takes a while
+
+        return read_study(self.out) if (self.out / "runs.csv").exists() else None
+
+    def take_recorded(self) -> None:
+        """Copies the rows of runs that other folders hold, as this experiment's."""
+        from study.frame import read_study
+
+        sources = {row.folder: read_study(row.folder) for row in self.recorded.values() if row.folder != self.out}
+        parts = []
+        for item in self.planned:
+            row = self.recorded.get(item.folder)
+            if row and row.folder in sources:
+                parts.append(self._renamed(sources[row.folder], row, item))
+        if parts:
+            self.write(parts)
+
+    def _renamed(self, source: "Study", row: Row, item: Planned) -> "Study":
+        """One run of another experiment under this one's names."""
+        import pandas as pd
+
+        from study.frame import BASE, Study
+
+        frames = []
+        for frame in (source.runs, source.metrics, source.final, source.held_out):
+            of_run = frame[(frame["group"] == row.group) & (frame["seed"] == row.seed)]
+            frames.append(of_run.assign(group=item.of.name))
+        runs, metrics, final, held_out = frames
+        base = source.held_out[source.held_out["group"] == BASE]
+        if not self.evaluation:
+            held_out, base = held_out[:0], base[:0]
+        return Study(self._complete(runs, item), metrics, final, pd.concat([base, held_out]))
+
+    def add(self, item: Planned, seconds: float | None, megabytes: float | None) -> None:
+        """Writes the rows of a run that has ended, after its evaluation, if the experiment has one."""
+        self.write([self.ended(item, seconds, megabytes)])
+
+    def ended(self, item: Planned, seconds: float | None = None, megabytes: float | None = None) -> "Study":
+        """The frames of a run that has ended, evaluated if the experiment has an evaluation."""
+        from study.frame import held_out_rows, of_run
+
+        record = read(item.folder)
+        study = of_run(record, item.of, item.over, self._is_baseline(item), [])
+        study.runs = self._complete(study.runs, item).assign(seconds=seconds, megabytes=megabytes)
+        if self.evaluation:
+            rows = self._evaluate(item)
+            study.held_out = held_out_rows(rows, {item.folder.name: (item.of.name, item.seed)})
+        return study
+
+    def _complete(self, runs: Any, item: Planned) -> Any:
+        """A run's row with the columns that follow from the plan."""
+        from study.frame import FACTS, FINGERPRINT, described
+
+        runs = runs[[key for key in runs if key in FACTS or key in FINGERPRINT]]
+        columns = described(item.settings, item.of, item.over, self._is_baseline(item), self._varied())
+        columns |= {"experiment": self.experiment, "scale": self.scale, "key": item.key()}
+        return runs.assign(**columns, evaluation=self.evaluation)
+
+    def _is_baseline(self, item: Planned) -> bool:
+        return self.baseline in (item.of.name, item.label)
+
+    def _varied(self) -> list[str]:
+        """The keys of the settings in which the experiment's groups differ."""
+        from study.groups import varying
+
+        return varying([item.settings for item in {item.of.name: item for item in self.planned}.values()], ("seed",))
+
+    def write(self, parts: "Sequence[Study]") -> None:
+        """Adds runs to the files, in the order of the plan; they take the place of older rows of the same runs."""
+        from study.frame import BASE, join, write_study
+
+        before = self.study()
+        study = join([*parts, *([before] if before else [])])
+        place = {(item.of.name, item.seed): number for number, item in enumerate(self.planned)}
+        for name in ("runs", "metrics", "final", "held_out"):
+            frame = getattr(study, name)
+            runs = list(zip(frame["group"], frame["seed"], strict=True)) if len(frame) else []
+            keep = [i for i, (group, seed) in enumerate(runs) if group == BASE or (group, seed) in place]
+            order = sorted(keep, key=lambda i: place.get(runs[i], -1))
+            setattr(study, name, frame.iloc[order].reset_index(drop=True))
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_study(study, self.out)
+        self.rows = rows_in([self.out]) + [row for row in self.rows if row.folder != self.out]
+
+    def _evaluate(self, item: Planned) -> list[dict[str, Any]]:
+        """The rows of a run's evaluation.
+
+        All runs are evaluated into one folder, so that the base answers once. An evaluation goes on with further models
+        if its first one stays the same, so that one is always named.
+
+        Raises:
+            UserError: the script failed.
+        """
+        models = self._models(item)
+        if not models:
+            number = 1
+            while Path(f"{self.evaluations}-older-{number}").exists():
+                number += 1
+            self.evaluations.rename(f"{self.evaluations}-older-{number}")
+            models = [str(item.folder)]
+        script, *options = shlex.split(self.evaluation)
+        command = [*start(script), *models, *options, "--output", str(self.evaluations)]
+        with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
+            done = subprocess.run(
+                command, cwd=None if is_module(script) else ROOT, stdout=log, stderr=log, preexec_fn=die_with_parent
+            )
+        if done.returncode:
+            raise UserError(f"{self.evaluation}: failed with status {done.returncode}, see {item.folder}.log")
+        rows: list[dict[str, Any]] = json.loads((self.evaluations / "evaluation.json").read_text("utf-8"))["rows"]
+        return rows
+
+    def _models(self, item: Planned) -> list[str]:
+        """The runs to name: the first of the evaluation so far, and this one; none if it cannot go on with them."""
+        try:
+            settings = json.loads((self.evaluations / "settings.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return [str(item.folder)]
+        try:
+            models = list(dict.fromkeys([settings["models"][0], str(item.folder)]))
+            return models if run_agents(Path(models[0])) and extends(models, settings) else []
+        except (LookupError, TypeError, UserError):
+            return []

@@ -1,0 +1,93 @@
+"""Early stopping on the held-out reward, and the best agents."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import sentences
+
+from cory import evaluate
+from cory.agent import make_agents
+from cory.callbacks import Callback
+from cory.chat.config import ChatConfig
+from cory.chat.opened import opened
+from cory.config import CheckpointConfig, GuardsConfig
+from cory.errors import UserError
+from cory.evaluation.settings import EvaluationConfig
+from cory.prompts import RolePrompts
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+HELD_OUT = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # the reward of each iteration's evaluation
+
+
+def zero(prompts, completions):
+    return [0.0] * len(completions)
+
+
+TASK = Task.from_prompts(sentences(16), zero, RolePrompts())
+
+
+class Planned(Callback):
+    """Replaces held-out rewards by those of HELD_OUT, and keeps the weights before each of them."""
+
+    def __init__(self):
+        self.weights = []
+
+    def on_iteration_end(self, trainer, iteration):
+        self.weights.append(trainer.agents[0].learner.model_params[0].detach().clone())
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    from cory.callbacks import held_out
+
+    monkeypatch.setattr(held_out, "evaluate", lambda trainer, iteration, rows: [HELD_OUT[iteration.index]] * 2)
+
+
+def train(config, callback=None, **changes):
+    config = replace(config, iterations=6, eval_every=1, checkpoint=CheckpointConfig(save_every=1), **changes)
+    config = replace(config, guards=GuardsConfig(patience=2))
+    held_out = Task.from_prompts(sentences(20)[16:], zero, RolePrompts()).dataset
+    callbacks = [callback] if callback else []
+    return CoryTrainer(config, make_agents(config), TASK, eval_dataset=held_out, callbacks=callbacks).train().folder
+
+
+def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, capsys):
+    watch = Planned()
+    run = train(config, watch)
+    rewards = [json.loads(line)["eval_task_reward"] for line in (run / "metrics.jsonl").read_text().splitlines()[::2]]
+    assert rewards == HELD_OUT[:4]  # 3 is reached in the second; 2 and again 3 are no better
+    assert "has not risen above 3.000 in 2 evaluations" in capsys.readouterr().err
+    assert json.loads((run / "summary.json").read_text())["stopped"]
+
+    best = run / "run-best"
+    assert json.loads((best / "summary.json").read_text()) == {"iterations": 2, "eval_task_reward": 3.0}
+    from cory.config import ModelConfig
+    from cory.models.load import load_policy
+
+    model, _ = load_policy(ModelConfig(str(best / "agent_1")))
+    saved = next(model.parameters())
+    assert torch.equal(saved, watch.weights[1]) and not torch.equal(saved, watch.weights[3])
+    rows = evaluate([run, best], TASK, EvaluationConfig(queries=2, device="cpu", output=str(run.parent / "e"))).rows
+    assert {"run/agent_1", "run-best/agent_1", "run-best/agent_2 after agent_1"} <= {row["name"] for row in rows}
+    with opened(ChatConfig(str(best), device="cpu")) as (what, _):
+        assert what == "run-best: CORY with 2 agents after 2 iterations"
+
+
+def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned):
+    class Stop(Callback):
+        def on_iteration_end(self, trainer, iteration):
+            trainer.should_stop = iteration.index == 2
+
+    broken = train(config, Stop())
+    (broken / "summary.json").unlink()
+    resumed = train(config, resume=str(broken))
+    lines = (resumed / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * 4
+
+
+def test_patience_needs_held_out_evaluations(config):
+    with pytest.raises(UserError, match=r"guards\.patience: expected null without eval_every, got 2"):
+        replace(config, guards=GuardsConfig(patience=2)).check()

@@ -1,0 +1,59 @@
+"""Names of runs and evaluations say what they are."""
+
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from cory.cli.load import read_command_line
+from cory.resume.run_name import LONGEST, evaluation_name, run_name
+from imdb_train.config import ImdbConfig
+
+GROUP = "imdb_cory_tiny-algorithm=rloo-group_size=4"
+
+
+def name(*flags: str, single_agent: bool = False) -> str:
+    prefix = "imdb_ppo" if single_agent else "imdb_cory"
+    line = read_command_line(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", flags, prefix, single_agent)
+    return run_name(line.setting, line.changed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "imdb_cory_tiny"),
+        (["--cory.credit", "causal"], "imdb_cory_tiny-credit=causal"),
+        (
+            ["--iterations", "7", "--tracker", "tensorboard", "--device", "cpu", "--checkpoint.keep", "3"],
+            "imdb_cory_tiny",
+        ),
+        (["--hub.push", "me/it", "--parallel.shard", "full", "--sampling.engine", "vllm"], "imdb_cory_tiny"),
+        (["--cory.credit", "collective"], "imdb_cory_tiny"),  # as the file has it
+        (
+            ["--seed", "3", "--algorithm", "grpo", "--group_size", "4"],
+            "imdb_cory_tiny-algorithm=grpo-group_size=4-seed3",
+        ),
+        (["--model.name", "/a/b c/my model"], "imdb_cory_tiny-name=my_model"),
+        (["--ppo.max_grad_norm", "0.5"], "imdb_cory_tiny-max_grad_norm=0.5"),
+    ],
+)
+def test_a_runs_name_has_what_differs_from_its_file(flags, expected):
+    assert name(*flags) == expected
+
+
+def test_the_baseline_is_named_by_its_method_alone():
+    assert name(single_agent=True) == "imdb_ppo_tiny"
+    assert name("--ppo.lam", "0.9", single_agent=True) == "imdb_ppo_tiny-lam=0.9"
+
+
+def test_names_are_those_of_folders():
+    for value in ("../../etc", "a/b", "a\\b", "é" * 300, "x\n", ".", "{prompt}: {response}?"):
+        made = run_name("cory", {"task.observer_prompt": value})
+        assert len(made) <= LONGEST and "/" not in made and "\\" not in made and Path(made).name == made
+    long = [run_name("cory", {"task.pioneer_prompt": "x" * 100 + end}) for end in "ab"]
+    assert long[0] != long[1]
+
+
+def test_an_evaluation_is_named_by_its_runs():
+    assert evaluation_name(["runs/a", "/elsewhere/b", "gpt2"]) == "evaluation-a-b-gpt2"
+    assert len(evaluation_name([f"runs/{number:030d}" for number in range(9)])) <= LONGEST

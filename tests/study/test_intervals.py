@@ -1,0 +1,84 @@
+"""Intervals, frontiers and hypervolumes against hand-worked cases and scipy."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from study.intervals import (
+    Interval,
+    difference,
+    hypervolume,
+    jackknife,
+    nondominated,
+    over_queries,
+    over_seeds,
+    ratio,
+)
+
+
+def test_an_interval_over_seeds_is_student_s():
+    # mean 2, standard deviation 1, t(0.975, 2) = 4.303: half-width 4.303 / sqrt(3)
+    value, low, high, n = over_seeds([1.0, 2.0, 3.0])
+    assert (value, n) == (2.0, 3) and high - 2.0 == pytest.approx(2.0 - low) == pytest.approx(
+        4.3027 / math.sqrt(3), 1e-4
+    )
+    values = np.random.default_rng(0).normal(size=7)
+    theirs = stats.ttest_1samp(values, 0.0).confidence_interval()
+    assert over_seeds(values)[1:3] == pytest.approx((theirs.low, theirs.high))
+    assert over_seeds([1.0, 1.0])[:3] == (1.0, 1.0, 1.0)
+    for single in ([0.5], [0.5, math.nan]):
+        assert math.isnan(over_seeds(single).low)
+
+
+def test_it_covers_the_mean_of_three_seeds_in_95_of_100_cases():
+    random = np.random.default_rng(1)
+    covered = [low < 0 < high for _, low, high, _ in (over_seeds(random.normal(size=3)) for _ in range(2000))]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.015)
+
+
+def test_groups_are_paired_by_seed():
+    ours = pd.Series({0: 1.0, 1: 5.0, 2: 9.0})
+    theirs = pd.Series({2: 8.0, 0: 0.0, 1: 4.0, 7: 100.0})
+    assert difference(ours, theirs)[:3] == (1.0, 1.0, 1.0)  # the seeds' differences are all 1
+    others = pd.Series({3: 0.0, 4: 4.0, 5: 8.0})
+    welch = stats.ttest_ind(ours, others, equal_var=False).confidence_interval()
+    assert difference(ours, others) == (1.0, pytest.approx(welch.low), pytest.approx(welch.high), 3)
+    assert math.isnan(difference(ours[:1], theirs[:1]).low)
+
+
+def test_a_ratio_is_that_of_the_seeds():
+    assert ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 1.0})).value == pytest.approx(4.0)
+    value, low, high, _ = ratio(pd.Series({0: 2.0, 1: 4.0, 2: 3.0}), pd.Series({0: 1.0, 1: 2.0, 2: 1.5}))
+    assert (value, low, high) == pytest.approx((2.0, 2.0, 2.0))
+    assert math.isnan(ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 0.0})).value)
+
+
+def test_the_jackknife_of_a_mean_is_student_s():
+    values = [1.0, 2.0, 4.0, 9.0]
+    assert jackknife(lambda chosen: float(np.mean([values[i] for i in chosen])), 4) == pytest.approx(over_seeds(values))
+    assert math.isnan(jackknife(lambda chosen: float(np.var([values[i] for i in chosen])), 2).low)
+
+
+def test_an_interval_over_queries_is_that_of_resamples():
+    values = np.random.default_rng(1).normal(1.0, 2.0, size=200)
+    value, low, high, n = over_queries(lambda queries: float(values[list(queries)].mean()), 200)
+    exact = over_seeds(values)
+    assert (value, n) == (pytest.approx(exact.value), 200) and (low, high) == pytest.approx(exact[1:3], abs=0.06)
+    undefined = over_queries(lambda queries: math.nan if 0 in list(queries) else 1.0, 5)
+    assert math.isnan(undefined.low)
+
+
+def test_frontier_and_hypervolume():
+    assert nondominated([(1, 1), (1, 1), (0, 0)]) == [0, 1]
+    assert hypervolume([(1, 3), (2, 2), (3, 1), (1, 1)], (0, 0)) == 6.0
+    assert hypervolume([], (0, 0)) == hypervolume([(0, 5)], (0, 0)) == 0.0
+
+
+def test_an_interval_is_printed_where_there_is_one():
+    assert Interval(-0.17, -0.3, 0.1, 3).text("+.2f") == "-0.17 (-0.30 to +0.10)"
+    assert Interval(-0.17, math.nan, math.nan, 1).text("+.2f") == "-0.17"
+    assert Interval(0.701, 0.681, 0.721, 3).plus_minus(0, percent=True) == "70 ± 2 %"
+    assert Interval(0.701, math.nan, math.nan, 1).plus_minus() == "0.70"

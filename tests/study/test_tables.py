@@ -1,0 +1,56 @@
+"""Tables of pages, written from the files under results/."""
+
+import pytest
+
+from cory.errors import UserError
+from study import tables
+from study.frame import read_study
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A repository with one experiment's results, those of IMDB's curves, and a page."""
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "pages", lambda: [tmp_path / "README.md"])
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/curves").symlink_to(ROOT / "results/imdb_curves")
+    return tmp_path
+
+
+ROOT = tables.ROOT
+
+
+def test_the_tables_of_the_repository_are_those_of_its_files():
+    tables.command_line(["--check"])
+
+
+def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
+    page = here / "README.md"
+    page.write_text('# Page\n\n<!-- table: held_out curves groups="PPO" -->\nold\n<!-- end -->\n\nProse.\n')
+    with pytest.raises(UserError, match=r"expected the tables that python -m study.tables writes"):
+        tables.command_line(["--check"])
+    assert "old" in page.read_text()
+    tables.command_line([])
+    text = page.read_text()
+    held_out = read_study(ROOT / "results/imdb_curves").held_out
+    ppo = held_out[(held_out["group"] == "PPO") & (held_out["calls"] == 1)]["combined_reward"].mean()
+    assert f"| PPO | 5 | {ppo:.2f} ± " in text and "| CORY |" not in text and text.endswith("\n\nProse.\n")
+    tables.command_line(["--check"])
+    page.write_text(text.replace(f"{ppo:.2f}", "9.99"))
+    with pytest.raises(UserError, match="got others in README"):
+        tables.command_line(["--check"])
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ("held_aut curves", r"table: expected one of .*'held_out'.*, got 'held_aut curves'"),
+        ("held_out nowhere", "expected a folder of results, with a runs.csv"),
+        ("held_out curves metrik=kl", "metrik"),
+        ("held_out curves metric=kll", "kll"),
+    ],
+)
+def test_a_mistake_names_the_page(here, description, message):
+    (here / "README.md").write_text(f"<!-- table: {description} -->\n<!-- end -->\n")
+    with pytest.raises(UserError, match=rf"README.md: .*{message}"):
+        tables.command_line([])
