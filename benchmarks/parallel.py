@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,13 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, fl
 
     prompts_of_roles = RolePrompts(observer="{prompt} {response}")
     trainer = CoryTrainer(config, agents, Task.from_prompts(prompts, reward, prompts_of_roles))
-    gradients: list[int] = []
+    gradients = dict.fromkeys(agents, 0)  # in bytes, by agent
+
+    def measure_gradients(agent: Any, *_: Any) -> None:
+        gradients[agent] = gradient_bytes([agent])
+
     for agent in agents:
-        agent.learner.optimizer.optimizer.register_step_pre_hook(lambda *_: gradients.append(gradient_bytes(agents)))
+        agent.learner.optimizer.optimizer.register_step_pre_hook(partial(measure_gradients, agent))
     reset_peak()
     seconds = []
     for k in range(options.iterations):
@@ -111,7 +116,8 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, fl
     return {
         **{key: value * 2**20 for key, value in found.items()},
         **held(agents),
-        "gradients": max(gradients),
+        # Agents with devices of their own learn at the same time.
+        "gradients": (sum if config.device_per_agent else max)(gradients.values()),
         **medians,
     }
 

@@ -32,8 +32,8 @@ from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.errors import UserError, expect, one_of
 from cory.provenance.models import is_local
+from cory.provenance.versions import versions
 from cory.run.output import locked, replace_text
-from cory.run.provenance import versions
 from study import ray_engine
 from study.compare import check_out, write
 from study.plan import ROOT, Experiment, Planned, plan, read_experiment
