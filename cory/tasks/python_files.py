@@ -42,6 +42,7 @@ class PythonFiles:
 
     def __init__(self) -> None:
         self.modules: dict[Path, ModuleType] = {}
+        self.hashes: dict[Path, str] = {}
 
     def load(self, key: str, names: Sequence[str]) -> list[Loaded]:
         """What each of `names`, FILE.py:NAME, stands for.
@@ -63,6 +64,7 @@ class PythonFiles:
         path = path.resolve()
         if path not in self.modules:
             self.modules[path] = _run(key, path)
+            self.hashes[path] = _hash(key, path)
         module = self.modules[path]
         if not hasattr(module, name):
             defined = ", ".join(sorted(_defined_in(module))) or "none"
@@ -70,7 +72,7 @@ class PythonFiles:
         value = getattr(module, name)
         if not callable(value):
             raise UserError(f"{key}: expected a function, got {f'{full_name} = {value!r}'!r}")
-        return Loaded(value, path.name, name, _hash(key, path))
+        return Loaded(value, path.name, name, self.hashes[path])
 
 
 def _defined_in(module: ModuleType) -> Iterator[str]:

@@ -381,7 +381,7 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     done = subprocess.run(train, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     status, out, _ = command(*train[2:], "--cory.num_agents", "1", "--output", "runs/one")
-    assert status == 0 and out.startswith("my: PPO, model ")
+    assert status == 0 and out.startswith("my-num_agents=1: PPO, model ")
     assert command("cory.evaluation", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2")[0] == 0
     evaluation = json.loads((here / "runs/eval/evaluation.json").read_text())
     names = ["base", "my/agent_1", "my/agent_2", "one/agent_1", "base after itself", "my/agent_2 after agent_1",
