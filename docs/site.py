@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
 SOURCES = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/figures/*.svg", "docs/figures/*.png", "examples/*/README.md",
-           "results/**/*.md", "results/**/*.png", "results/**/*.svg"]  # fmt: skip
+           "results/**/*.md", "results/**/*.png"]  # fmt: skip
 NAV = {
     "Home": "README.md",
     "Quick start": "docs/quick_start.md",
