@@ -25,12 +25,13 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     _check_dataset(settings)
     # Before the imports below, as importing torch takes seconds.
     files = PythonFiles()
-    if not settings.rewards:
+    if not settings.rewards and settings.team_reward is None:
         raise UserError("task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got []")
     functions = files.load("task.reward", settings.rewards)
+    team = None if settings.team_reward is None else files.load("task.team_reward", [settings.team_reward])[0]
     metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
     from cory.prompts import RolePrompts
-    from cory.rewards import Reward
+    from cory.rewards import Reward, TeamReward
     from cory.task import Task
 
     weights = settings.reward_weights or [1.0] * len(functions)
@@ -38,11 +39,12 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         Reward(loaded.value, weight, loaded.full_name, loaded.sha256)
         for loaded, weight in zip(functions, weights, strict=True)
     ]
+    team_reward = None if team is None else TeamReward(team.value, team.full_name, team.sha256)
     if rows is None:
         rows = training_rows(config)
     try:
         prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
-        return Task(rows, rewards, prompts, metrics, kind=OWN.name)
+        return Task(rows, rewards, prompts, metrics, team_reward, kind=OWN.name)
     except UserError as error:
         raise UserError(f"task: {error}") from None
 

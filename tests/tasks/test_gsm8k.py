@@ -81,7 +81,7 @@ def test_papers_prompts():
     start = "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad."
     first = prompts.render(0, {"prompt": "How many?"})
     assert first.startswith(start) and first.endswith("5 + 4 = 9. Question: How many? Answer:")
-    second = prompts.render(1, {"prompt": "How many?"}, "two")
+    second = prompts.render(1, {"prompt": "How many?"}, ["two"])
     assert second.startswith(start) and second.endswith("5 + 4 = 9. Question: How many? Reference: two Answer:")
 
 
