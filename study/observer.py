@@ -241,7 +241,7 @@ def command_line(
             named = {word.split("=")[0] for word in argv[len(models) :] if word.startswith("--")}
             if not named <= {"--queries"}:
                 given = " ".join(argv[len(models) :])
-                raise UserError(f"flags: expected no flag other than --queries with the folder of a run, got {given}")
+                raise UserError(f"flags: expected no flag other than --queries with the folder of a run, got {given!r}")
             make_task = importlib.import_module(task_module).make_task
             print(f"{name}: {text(coupling(Path(name), kind, make_task, args.queries))}")
             continue
