@@ -31,6 +31,7 @@ from pydantic_core import ErrorDetails
 from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
+COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 # The packages of which each tracker needs one, and how to install it.
 TRACKER_PACKAGES = {
     "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
@@ -65,6 +66,7 @@ def _repository(name: str | None) -> str | None:
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
+PositiveOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
 Repository = Annotated[str | None, AfterValidator(_repository)]
 
 
@@ -284,7 +286,7 @@ class PPOConfig(Settings):
     batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
     mini_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
-    micro_batch: Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)] = "auto"
+    micro_batch: PositiveOrAuto = "auto"
     ppo_epochs: PositiveInt = 4
     init_kl_coef: Annotated[float, Field(ge=0, le=1e6)] = 0.3
     adaptive_kl: bool = True
@@ -465,7 +467,8 @@ class Config(Settings):
         iterations: Iterations of Algorithm 1, each on one batch of queries.
         algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
             divisions by standard deviation and length), `rloo` or `reinforce`: docs/learners.md.
-        group_size: Chains per query; GRPO and RLOO compare the responses of such a group.
+        group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO
+            and RLOO, else 1.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...}, each
             part optional. Empty: all agents alike.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
@@ -493,7 +496,7 @@ class Config(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     iterations: PositiveInt = 100
     algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
-    group_size: PositiveInt = 1
+    group_size: PositiveOrAuto = "auto"
     agents: list[dict[str, Any]] = Field(default_factory=list)
     output: str | None = None
     resume: str | None = None
@@ -530,11 +533,12 @@ class Config(Settings):
                 f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "
                 f"checkpoint.best: eval_task_reward, got {self.checkpoint.save_every}"
             )
-        if self.algorithm in ("grpo", "dr_grpo", "rloo") and self.group_size < 2:
+        if self.algorithm in COMPARING and self.chains_per_query < 2:
             raise UserError(f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}")
-        if self.ppo.batch_size % self.group_size:
+        if self.ppo.batch_size % self.chains_per_query:
             raise UserError(
-                f"ppo.batch_size: expected a multiple of group_size = {self.group_size}, got {self.ppo.batch_size}"
+                f"ppo.batch_size: expected a multiple of group_size = {self.chains_per_query}, "
+                f"got {self.ppo.batch_size}"
             )
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
@@ -545,6 +549,13 @@ class Config(Settings):
             )
         for index in range(len(self.agents)):
             self.of_agent(index)
+
+    @property
+    def chains_per_query(self) -> int:
+        """How many chains answer each query: `group_size`, with `auto` resolved."""
+        if self.group_size != "auto":
+            return self.group_size
+        return 4 if self.algorithm in COMPARING else 1
 
     def check_tracker(self) -> None:
         """Raises a UserError if the tracker's package is not installed. Imports nothing, so it answers at once."""

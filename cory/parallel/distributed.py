@@ -112,7 +112,7 @@ def check(config: Config) -> None:
             "cannot share its engine. parallel.shard: full splits agents over processes."
         )
     expect(size % world == 0, "ppo.mini_batch_size", f"a multiple of the number of processes, {world}", size)
-    share, group = config.ppo.batch_size // world, config.group_size
+    share, group = config.ppo.batch_size // world, config.chains_per_query
     expect(
         share % group == 0, "ppo.batch_size", f"a multiple of group_size = {group} in each of {world} processes", share
     )
