@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cory import coroutines
-from cory.errors import RewardError, UserError, expect
+from cory.errors import RewardError, UserError, described, expect
 
 # reward(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of
 # TRL's GRPO reward functions, `async def` ones included. `columns` are the other columns of the dataset and `role`; a
@@ -120,9 +120,8 @@ def _blamed(reward: Reward, error: Exception, rows: Columns) -> UserError:
             error, where = given, _where(row, rows)
             break
     last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(last.filename).name}, line {last.lineno}"
-    return UserError(f"{reward}: expected rewards, got {type(error).__name__} ({error}) at {place}, {where}")
+    return UserError(f"{reward}: {described(error)}, raised at {Path(last.filename).name}, line {last.lineno}, {where}")
 
 
 def _where(row: int, rows: Columns) -> str:
-    return f"in row {row}, prompt {rows['prompts'][row]!r}, completion {rows['completions'][row]!r}"
+    return f"in row {row + 1}, prompt {rows['prompts'][row]!r}, completion {rows['completions'][row]!r}"

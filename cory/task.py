@@ -13,9 +13,8 @@ from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.rewards import Reward, RewardFunction
 from cory.run import provenance
+from cory.run.data_files import FORMATS, check_file
 from cory.run.identity import Models, model_identity
-
-FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 
 def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | None = None) -> datasets.Dataset:
@@ -27,6 +26,7 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
 
     Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
     """
+    check_file(name)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
     where = find(name, "dataset", kind="dataset", cached=cache.is_dir())
     path = Path(name)
@@ -97,7 +97,7 @@ class Task:
             twice = [name for name in given if name in names and name in taken]
             expect(not twice, "dataset", f"no columns that {reward} is passed anyway", twice)
         for row, prompt in enumerate(self.dataset["prompt"]):
-            check_prompt(prompt, f"dataset, column 'prompt', row {row}")
+            check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
         self.prompts.check_columns(names)
 
     def render(

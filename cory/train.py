@@ -3,7 +3,7 @@
 python -m cory.train --config my.yaml                       # two agents: CORY
 python -m cory.train --config my.yaml --cory.num_agents 1   # any key as a flag; one agent: PPO
 python -m cory.train --resume runs/my                       # continues a run
-python -m cory.train --help                                 # every key
+python -m cory.train --help                                 # common keys; --help all: every key
 """
 
 from cory.cli.settings import announce, load, main

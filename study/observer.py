@@ -207,7 +207,7 @@ def command_line(
     parser.add_argument("--out", type=Path)
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe keys of a configuration:\n")
-        load(kind, default, ["--help"])
+        load(kind, default, ["--help", "all"])
     models = argv[: next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))]
     try:
         own, flags = parser.parse_known_args(argv[len(models) :])

@@ -4,7 +4,6 @@ Nothing here imports torch, so `--help` and mistakes are answered at once.
 """
 
 import argparse
-import difflib
 import os
 import shlex
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from cory.cli.help import help_text
+from cory.cli.messages import explained
 from cory.config import Config, blocks, keys
 from cory.errors import UserError, is_disk_full
 
@@ -53,7 +53,7 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
         config = _instantiate(kind, parser, parser.parse_object(dict(settings)))
         config.check()
     except (ArgumentError, UserError) as error:
-        raise UserError(f"{where}: {_with_nearest(str(error), kind)}") from None
+        raise UserError(f"{where}: {_explained(error, kind)}") from None
     return config
 
 
@@ -97,7 +97,10 @@ def load(
     read_command_line = read_command_line or argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & {*argv}:
-        print(help_text(Path(sys.argv[0]).name, config_class(), default))
+        after = argv[argv.index("--help" if "--help" in argv else "-h") + 1 :]
+        topic = after[0] if after and not after[0].startswith("-") else ""
+        about = sys.modules["__main__"].__doc__ or ""
+        print(help_text(Path(sys.argv[0]).name, config_class(), default, topic, about))
         sys.exit(0)
     chosen = _files_and_run(argv)
     if single_agent:
@@ -124,7 +127,7 @@ def load(
         config.check()
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)
-        raise UserError(file + _with_nearest(str(error), config_class)) from None
+        raise UserError(file + _explained(error, config_class)) from None
 
     file_name = Path(files[-1] if files else "cory.yaml")
     is_run = file_name.name == "config.yaml" and (file_name.parent / "metrics.jsonl").exists()
@@ -204,19 +207,8 @@ def _blamed_file(kind: type[Config], parser: "ArgumentParser", files: Sequence[s
     return ""
 
 
-def _with_nearest(message: str, config_class: type[Config]) -> str:
-    """The parser's message; on an unknown key, with the nearest existing one."""
-    message = " ".join(message.split())
-    if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
-        return message
-    words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split() if word != "arguments:"]
-    dotted = list(keys(config_class))
-    key_of = {key: key for key in dotted} | {key.split(".")[-1]: key for key in dotted}
-    for word in reversed(words):
-        near = difflib.get_close_matches(word, key_of, n=1, cutoff=0.7)
-        if near and word not in key_of:
-            return f"unknown key {word!r} ({message}). Did you mean {key_of[near[0]]!r}?"
-    return message
+def _explained(error: Exception, config_class: type[Config]) -> str:
+    return explained(str(error), [*keys(config_class), "config", "print_config"])
 
 
 def main(work: Callable[[], None]) -> None:
@@ -259,7 +251,8 @@ def announce(config: Config, name: str) -> None:
     config.check_tracker()
     if os.environ.get("RANK", "0") == "0":
         models = " and ".join(dict.fromkeys(config.of_agent(i).model.name for i in range(config.cory.num_agents)))
-        print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)
+        iterations = "1 iteration" if config.iterations == 1 else f"{config.iterations} iterations"
+        print(f"{name}: {config.method()}, model {models}, {iterations}. Loading ...", flush=True)
 
 
 def resume_command(run: Path, mended_reward: bool = False) -> str:

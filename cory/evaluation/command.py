@@ -11,6 +11,7 @@ from cory.errors import UserError, expect
 from cory.evaluation.settings import EvaluationConfig, run_agents
 from cory.run.identity import is_local
 from cory.tasks.config import OwnConfig
+from cory.tasks.kinds import kind_of
 
 if TYPE_CHECKING:
     from cory.evaluation.evaluator import Evaluation
@@ -65,11 +66,26 @@ def task_config(kind: type[C], settings: EvaluationConfig) -> C:
         made_of = read_settings(run)
         if "task" not in made_of:
             reward = (made_of.get("fingerprint") or {}).get("reward", "one of your own")
-            of = kind.__module__.removesuffix(".config")
             raise UserError(
-                f"{run}: expected a run of {of}, got one of another task (reward: {reward}). Evaluate it in Python, "
-                f"with its held-out task: cory.evaluate([{str(run)!r}], task)"
+                f"{run}: expected a run of {_package(kind)}, got one of another task (reward: {reward}). "
+                f"Evaluate it in Python, with its held-out task: cory.evaluate([{str(run)!r}], task)"
+            )
+        trained_kind, _ = kind_of(made_of)
+        if trained_kind not in (kind, Config):
+            raise UserError(
+                f"{run}: expected a run of {_package(kind)}, got one of {_package(trained_kind)}. "
+                f"To evaluate it: {_command(trained_kind)} {run}"
             )
         config = as_config(kind, made_of, run / "config.yaml")
     config.seed, config.task = settings.seed, changed(config.task, settings.task)  # type: ignore[attr-defined]
     return config
+
+
+def _package(kind: type[Config]) -> str:
+    """The package of a task, which has its scripts."""
+    return "cory.train" if kind is OwnConfig else kind.__module__.removesuffix(".config")
+
+
+def _command(kind: type[Config]) -> str:
+    """How the runs of a task are evaluated."""
+    return "python -m cory.evaluation" if kind is OwnConfig else f"python {_package(kind)}/evaluate.py"

@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -43,6 +44,7 @@ TITLES = {
     "perplexity": "perplexity under base",
 }  # fmt: skip
 LOCAL = ("models", "base", "task", "model", "device", "output")  # settings that may name folders of a machine
+SECONDS_BETWEEN_LINES = 30
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
@@ -119,6 +121,7 @@ class Evaluator:
         self.columns = task.dataset[:count]
         self.query_texts = [query_text(prompt) for prompt in self.columns["prompt"]]
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
+        self.last_line = time.monotonic()  # when progress was printed
 
     def _as_read_by(self, run: Path) -> tuple[Task, dict[str, Any]]:
         """The task with the prompts that a run recorded, and the run's fingerprint."""
@@ -200,8 +203,15 @@ class Evaluator:
                         self.done[name, record["query"]] = record
                         file.write(json.dumps(record) + "\n")
                 file.flush()
-                if sys.stderr.isatty():
-                    print(f"\r{name}: {index[-1] + 1}/{count} queries ", end="", file=sys.stderr)
+                self._show_progress(name, index[-1] + 1, count)
+
+    def _show_progress(self, name: str, done: int, count: int) -> None:
+        """Counts in a terminal; elsewhere, prints a line when a row is complete, and in long ones twice a minute."""
+        if sys.stderr.isatty():
+            print(f"\r{name}: {done}/{count} queries ", end="", file=sys.stderr)
+        elif done == count or time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
+            print(f"{name}: {done}/{count} queries", flush=True)
+            self.last_line = time.monotonic()
 
     def _respond(
         self,

@@ -155,6 +155,18 @@ def begun_settings(folder: Path) -> dict[str, Any]:
     return content
 
 
+def in_words(key: str, before: Any, now: Any) -> str:
+    """What differs from the settings with which an evaluation was begun."""
+    if key == "trained":
+        again = [run for run, end in now.items() if (before or {}).get(run, end) != end]
+        return f"{', '.join(again)} trained again since" if again else "other runs"
+    if key == "reward_sha256":
+        return "another reward"
+    if key == "queries_sha256":
+        return "other queries"
+    return f"{key} {before!r} -> {now!r}"
+
+
 def queries_hash(queries: Sequence[str]) -> str:
     """The start of the SHA-256 of an evaluation's queries, in their order."""
     return hashlib.sha256(json.dumps(list(queries)).encode()).hexdigest()[:16]
@@ -185,10 +197,12 @@ def output_folder(
         check_models(before.get("identities", {}), identities, f"the evaluation in {folder}")
         extended = extends(settings.models, before)
         free = (*FREE, "models", "trained") if extended else FREE
-        changed = sorted(key for key in known if known[key] != before.get(key) and key not in free)
+        changed = [key for key in known if known[key] != before.get(key) and key not in free]
         if changed:
-            begun = f"the settings with which {str(folder)!r} was begun"
-            raise UserError(f"output: expected {begun}, got others: {changed}")
+            raise UserError(
+                f"output: expected the settings with which {str(folder)!r} was begun, "
+                f"got {'; '.join(in_words(key, before.get(key), known[key]) for key in changed)}"
+            )
         if extended:
             known["models"] = list(dict.fromkeys([*before["models"], *settings.models]))
             known["trained"] = before.get("trained", {}) | known["trained"]

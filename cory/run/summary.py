@@ -1,6 +1,7 @@
 """What a run shows at its end: tables for the terminal."""
 
 import re
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,54 +10,112 @@ WINDOW = 10  # iterations averaged into "start" and "end"
 CURVES = ("task_reward", "kl", "combined_reward")  # the metrics that every table and figure of a run has
 
 
-def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+Means = dict[str, dict[str, dict[str, float]]]
+
+
+def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> Means:
     """By agent and metric: the mean over the first and over the last iterations (10, or half of a short run).
 
     Args:
         history: rows of metrics.jsonl. agents: their names.
     """
-    result: dict[str, dict[str, dict[str, float]]] = {}
-    for agent in agents:
-        rows = [record for record in history if record["agent"] == agent]
+    return _ends(history, "agent", agents)
+
+
+def summarise_roles(history: Sequence[Mapping[str, Any]]) -> Means:
+    """As `summarise`, by role instead of agent: how the chain's responses have changed. Empty for one role."""
+    roles = list(dict.fromkeys(record["role"] for record in history))
+    return _ends(history, "role", roles) if len(roles) > 1 else {}
+
+
+def _ends(history: Sequence[Mapping[str, Any]], key: str, values: Sequence[str]) -> Means:
+    result: Means = {}
+    for value in values:
+        rows = [record for record in history if record[key] == value]
         held = sorted({row["iteration"] for row in rows})  # iterations in which it had a role, or several
         window = min(WINDOW, max(1, len(held) // 2))
-        result[agent] = {}
+        result[value] = {}
         for metric in CURVES if rows else ():  # a member of a population may not have been drawn yet
             ends = held[:window], held[-window:]
             start, end = (statistics.fmean(r[metric] for r in rows if r["iteration"] in part) for part in ends)
-            result[agent][metric] = {"start": start, "end": end, "change": end - start}
+            result[value][metric] = {"start": start, "end": end, "change": end - start}
     return result
 
 
-def table(summary: dict[str, dict[str, dict[str, float]]]) -> str:
-    """The summary as text: a row per agent and metric."""
-    lines = ["", f"{'agent':10}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
-    for agent, metrics in summary.items():
+def labelled(agents: Means, roles: Means) -> Means:
+    """What the tables of a run show: the roles of the chain, then its agents, each over all roles that it held."""
+    all_roles = ", all roles" if roles else ""
+    return {f"as {role}": metrics for role, metrics in roles.items()} | {
+        f"{agent}{all_roles}": metrics for agent, metrics in agents.items()
+    }
+
+
+def table(agents: Means, roles: Means) -> str:
+    """Both summaries as text: a row per role and metric, then per agent and metric."""
+    rows = labelled(agents, roles)
+    first = 2 + max(map(len, rows))
+    lines = ["", f"{'':{first}}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
+    for name, metrics in rows.items():
         for metric, values in metrics.items():
             numbers = "".join(f"{values[key]:9.3f}" for key in ("start", "end", "change"))
-            lines.append(f"{agent:10}{metric:18}{numbers}")
+            lines.append(f"{name:{first}}{metric:18}{numbers}")
     return "\n".join(lines)
 
 
-def sample_table(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> str:
-    """The same queries before and after training, each agent solo."""
+Samples = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def sample_table(before: Samples, after: Samples) -> str:
+    """The same queries before and after training: the chain, then what agents answer solo.
+
+    Args:
+        before, after: samples by agent (solo), and of a run with several roles those of its first chain as `chain`,
+            role by role.
+    """
+    agents = [name for name in after if name != "chain"]
     lines = []
-    for row, sample in enumerate(next(iter(before.values()))):
-        lines.append(f"\n{one_line(sample['query'])}")
-        answers = [("before", sample)] + [(who, rows[row]) for who, rows in after.items() if who != "chain"]
-        lines += [f"  {who:10}{s['task_reward']:+7.2f}  {one_line(s['completion'])}" for who, s in answers]
+    for row, sample in enumerate(before[agents[0]]):
+        query = one_line(sample["query"])
+        solo = {name: after[name][row] for name in agents}
+        if "chain" not in after:
+            answers = [("before", sample), *solo.items()]
+        else:
+            count = len(before[agents[0]])
+            answers = [
+                (f"{stage}: {step['agent']} as {step['role']}", step)
+                for stage, samples in (("before", before), ("after", after))
+                for step in samples["chain"][row::count]
+            ]
+            pioneer = after["chain"][row]  # who answers solo, too: the same response
+            answers += [(f"after: {name} solo", s) for name, s in solo.items() if name != pioneer["agent"]]
+        width = max(len(label) for label, _ in answers)
+        lines.append(f"\n{query}")
+        lines += [f"  {label:{width}} {s['task_reward']:+7.2f}  {one_line(s['completion'])}" for label, s in answers]
     return "\n".join(lines)
 
 
-def text_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """A line per model, each metric with the half-width of its interval."""
-    name = max(len(row["name"]) for row in rows)
-    cells = [[f"{row[m]:.3f} +- {row[f'{m}_ci']:.3f}" for m in titles] for row in rows]
-    widths = [max(len(title), *(len(line[i]) for line in cells)) for i, title in enumerate(titles.values())]
-    lines = [" " * name + "".join(f"  {title:>{w}}" for title, w in zip(titles.values(), widths, strict=True))]
-    for row, line in zip(rows, cells, strict=True):
-        lines.append(f"{row['name']:{name}}" + "".join(f"  {c:>{w}}" for c, w in zip(line, widths, strict=True)))
-    return "\n".join(lines)
+def text_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int | None = None) -> str:
+    """A line per model, each metric with the half-width of its interval.
+
+    Metrics that do not fit beside each other go to further tables below.
+
+    Args:
+        width: characters in a line; None: those of the terminal, or 80.
+    """
+    width = width or shutil.get_terminal_size().columns
+    first = max(len(row["name"]) for row in rows)
+    columns = []
+    for metric, title in titles.items():
+        cells = [title, *(f"{row[metric]:.3f} +- {row[f'{metric}_ci']:.3f}" for row in rows)]
+        longest = max(map(len, cells))
+        columns.append([f"  {cell:>{longest}}" for cell in cells])
+
+    tables: list[list[str]] = []
+    for column in columns:
+        if not tables or len(tables[-1][0]) + len(column[0]) > width:
+            tables.append([f"{name:{first}}" for name in ("", *(row["name"] for row in rows))])
+        tables[-1] = [line + cell for line, cell in zip(tables[-1], column, strict=True)]
+    return "\n\n".join("\n".join(lines) for lines in tables)
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

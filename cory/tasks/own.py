@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cory.errors import UserError, expect
+from cory.run.data_files import check_file
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.rewards_file import load_rewards
 
@@ -22,6 +23,10 @@ def make_task(config: OwnConfig, device: Any = None, split: str | None = None) -
     settings = config.task if split is None else held_out(config.task, split)
     settings.check()
     expect(bool(settings.dataset), "task.dataset", "a file, a folder or a Hub id", settings.dataset)
+    try:
+        check_file(settings.dataset)
+    except UserError as error:
+        raise UserError(f"task.{error}") from None
     rewards = load_rewards(settings.rewards)
     from cory.prompts import RolePrompts  # here, as importing torch takes seconds
     from cory.rewards import Reward
@@ -54,7 +59,7 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
         expect(free, "task.prompt_column", "'prompt', as the dataset has a column of that name", column)
         dataset = dataset.rename_column(column, "prompt")
     for row, prompt in enumerate(dataset["prompt"]):
-        check_prompt(prompt, f"task.prompt_column {column!r}, row {row}")
+        check_prompt(prompt, f"task.prompt_column {column!r}, row {row + 1}")
     return dataset
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cory.errors import UserError, expect
+from cory.errors import UserError, described, expect
 
 KEY = "task.reward"
 
@@ -59,9 +59,8 @@ def _run(path: Path) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else (lines or [None])[-1]
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        wanted = f"{path.name} to run"
-        raise UserError(f"{KEY}: expected {wanted}, got {type(error).__name__}: {said} (line {line})") from None
+        reason = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else described(error)
+        raise UserError(f"{KEY}: expected {path.name} to run, got {reason} (line {line})") from None
     finally:
         sys.path.remove(str(path.parent))
     return module.__dict__

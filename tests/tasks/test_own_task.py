@@ -98,7 +98,7 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
         ({"dataset": ""}, r"task.dataset: expected a file, a folder or a Hub id, got ''"),
         (
             {"dataset": "./none.jsonl"},
-            r"task.dataset: expected a Hub id or an existing local folder, got './none.jsonl'",
+            r"task.dataset: expected an existing file, got './none.jsonl'. Did you mean 'prompts.jsonl'",
         ),
         ({"dataset": "."}, r"task.dataset: expected a file train.parquet, train.jsonl or train.csv"),
         ({"subset": "main"}, r"task.subset: expected null for local data, got 'main'"),
@@ -188,11 +188,11 @@ def test_a_column_that_a_reward_would_get_twice(here, column):
     ("name", "message"),
     [
         ("text", r"expected 4 rewards, one per completion, got 1|expected a finite number, got 'g'"),
-        ("nan", r"expected a finite number, got nan in row 0, prompt 'first', completion 'first'"),
+        ("nan", r"expected a finite number, got nan in row 1, prompt 'first', completion 'first'"),
         ("few", r"expected 4 rewards, one per completion, got 1"),
         (
             "fails",
-            r"expected rewards, got ZeroDivisionError \(division by zero\) at rewards.py, line 19, in row 3, "
+            r"ZeroDivisionError: division by zero, raised at rewards.py, line 19, in row 4, "
             r"prompt 'fourth', completion 'fourth'",
         ),
     ],
@@ -210,14 +210,14 @@ def test_a_reward_that_raises_for_the_whole_batch_only():
             raise TimeoutError("too many")
         return [0.0]
 
-    with pytest.raises(UserError, match=r"judge: .*TimeoutError \(too many\).*for none of its rows alone"):
+    with pytest.raises(UserError, match=r"judge: .*TimeoutError: too many, raised at .*for none of its rows alone"):
         score(judge, ["a", "b"], ["a", "b"], {})
 
 
 def test_no_agent_learns_from_a_reward_that_raises(here, policy_folder, config):
     (here / "beside.py").write_text("GOOD = 3\n")  # str.count raises
     one = CoryTrainer(config, make_agents(config), make_task(settings()))
-    with pytest.raises(UserError, match=r"rewards.py:good: expected rewards, got TypeError .* in row 0, prompt"):
+    with pytest.raises(UserError, match=r"rewards.py:good: TypeError: .*, raised at .* in row 1, prompt"):
         one.iteration(0)
     assert [agent.optimizer_steps for agent in one.agents] == [0, 0]
 
@@ -265,7 +265,7 @@ def test_an_async_reward_that_raises():
             raise ConnectionError("refused")
         return [0.0] * len(completions)
 
-    with pytest.raises(UserError, match=r"judge: .*ConnectionError \(refused\) .*in row 1, prompt 'b'"):
+    with pytest.raises(UserError, match=r"judge: .*ConnectionError: refused, raised at .*in row 2, prompt 'b'"):
         score(judge, ["a", "b"], ["good", "bad"], {})
 
 
@@ -321,7 +321,7 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
     assert tokenizer.decode(encode(tokenizer, read)[0]) == "<system>Be kind.<user>Hello Not: Hi<bot>"
     assert encode(tokenizer, read, chat_template=True) == encode(tokenizer, read)
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no system') }}")
-    with pytest.raises(UserError, match=r"prompt in row 0: expected messages that the chat template takes.*no system"):
+    with pytest.raises(UserError, match=r"prompt in row 1: expected messages that the chat template takes.*no system"):
         encode(tokenizer, read)
     score(reward, columns["prompt"], ["a", "b"], {"role": ["pioneer"] * 2, "other": [0, 0]})
     assert seen["prompts"][0] == MESSAGES and seen["completions"][1] == [{"role": "assistant", "content": "b"}]
@@ -431,7 +431,7 @@ print("torch" in sys.modules)
 
 
 def test_help_names_every_key_of_the_task(command):
-    _, out, _ = command("cory.train", "--help")
+    _, out, _ = command("cory.train", "--help", "task")
     assert all(f"--task.{key}" in out for key in keys(OwnTaskConfig))
     assert "--split" in command("cory.evaluation", "--help")[1]
 
