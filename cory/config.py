@@ -524,7 +524,9 @@ class Config(Settings):
             if self.lora.rank == 0:
                 raise UserError(f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0")
             if self.lora.merge:
-                raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
+                raise UserError(
+                    "lora.merge: expected false with model.quantization, as rounded weights cannot be merged, got true"
+                )
         if self.ppo.warmup >= self.iterations:
             raise UserError(f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}")
         best_is_held_out = self.checkpoint.best == "eval_task_reward" and self.eval_every > 0

@@ -24,6 +24,7 @@ class OwnTaskConfig(Settings):
         reward_weights: A weight for each reward function. null: 1 each.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
+            null: {prompt}{response} and {prompt} on the next line; in a chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"
@@ -37,7 +38,7 @@ class OwnTaskConfig(Settings):
     reward: list[str] | str = ""
     reward_weights: list[float] | None = None
     pioneer_prompt: str = "{prompt}"
-    observer_prompt: str = "{prompt}{response}\n{prompt}"
+    observer_prompt: str | None = None
 
     def check(self) -> None:
         weights = self.reward_weights

@@ -28,15 +28,19 @@ def make_task(config: OwnConfig, device: Any = None, split: str | None = None) -
     except UserError as error:
         raise UserError(f"task.{error}") from None
     rewards = load_rewards(settings.rewards)
-    from cory.prompts import RolePrompts  # here, as importing torch takes seconds
+    from cory.models.sampling import are_turns  # here, as importing torch takes seconds
+    from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.rewards import Reward
     from cory.task import Task
 
     weights = settings.reward_weights or [1.0] * len(rewards)
     parts = [Reward(one.function, weight, one.name, one.sha256) for one, weight in zip(rewards, weights, strict=True)]
     dataset = load_prompts(settings)
+    usual = CHAT_OBSERVER if are_turns(dataset["prompt"], config.model.chat_template) else OBSERVER
     try:
-        return Task(dataset, parts, RolePrompts(settings.pioneer_prompt, settings.observer_prompt))
+        observer = usual if settings.observer_prompt is None else settings.observer_prompt
+        prompts = RolePrompts(settings.pioneer_prompt, observer)
+        return Task(dataset, parts, prompts)
     except UserError as error:
         raise UserError(f"task: {error}") from None
 
