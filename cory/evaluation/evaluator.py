@@ -12,8 +12,10 @@ is loaded with its run's settings (chat template, quantization, remote code) and
 import itertools
 import json
 import math
+import shutil
 import statistics
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -345,7 +347,8 @@ def evaluate(
         each, heat = settings.samples, evaluator.sampling.temperature
         said = f"{in_words(texts, shares)}, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
         said += f"eta = {evaluator.kl_coef:g}"
-        print(f"\n{said}; mean +- half-width of the 95 % interval over queries\n{text_table(rows, titles)}")
+        how = f"{said}; mean +- half-width of the 95 % interval over queries"
+        print(f"\n{textwrap.fill(how, shutil.get_terminal_size().columns)}\n{text_table(rows, titles)}")
         shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
         overlap = {"distinct_queries": len(set(texts)), "in_training": shares}
         result = {"settings": shown, "said": said, **overlap, "titles": titles, "queries": queries, "rows": rows}

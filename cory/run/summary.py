@@ -3,6 +3,7 @@
 import re
 import shutil
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -104,16 +105,17 @@ def text_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], wid
     """
     width = width or shutil.get_terminal_size().columns
     first = max(len(row["name"]) for row in rows)
-    columns = []
-    for metric, title in titles.items():
-        cells = [title, *(f"{row[metric]:.3f} +- {row[f'{metric}_ci']:.3f}" for row in rows)]
-        longest = max(map(len, cells))
-        columns.append([f"  {cell:>{longest}}" for cell in cells])
+    values = {m: [f"{row[m]:.3f} +- {row[f'{m}_ci']:.3f}" for row in rows] for m in titles}
+    heads = {m: textwrap.wrap(title, max(map(len, values[m]))) for m, title in titles.items()}
+    height = max(map(len, heads.values()))  # lines of the titles
 
     tables: list[list[str]] = []
-    for column in columns:
+    for metric, head in heads.items():
+        cells = [*[""] * (height - len(head)), *head, *values[metric]]
+        longest = max(map(len, cells))
+        column = [f"  {cell:>{longest}}" for cell in cells]
         if not tables or len(tables[-1][0]) + len(column[0]) > width:
-            tables.append([f"{name:{first}}" for name in ("", *(row["name"] for row in rows))])
+            tables.append([f"{name:{first}}" for name in (*[""] * height, *(row["name"] for row in rows))])
         tables[-1] = [line + cell for line, cell in zip(tables[-1], column, strict=True)]
     return "\n\n".join("\n".join(lines) for lines in tables)
 

@@ -363,11 +363,11 @@ def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
     # Given the rows of one of them: those of the other are not known, and that is said.
     done = evaluate(folders, asked, settings(tmp_path), trained_on=trained[1])
     printed = capsys.readouterr()
-    assert "50 % of them also in training (not known of quarter)" in printed.out
+    assert "50 % of them also in training (not known of quarter)" in " ".join(printed.out.split())
     assert "quarter was trained on: expected the training data that it recorded" in printed.err
     evaluate(folders, asked, settings(tmp_path))
     printed = capsys.readouterr()
-    assert "4 queries (3 distinct), not known how many of them also in training" in printed.out
+    assert "4 queries (3 distinct), not known how many of them also in training" in " ".join(printed.out.split())
     assert "evaluate(..., trained_on=task.dataset)" in printed.err
 
 
@@ -376,3 +376,9 @@ def test_shorter_responses_than_the_run_drew_can_be_asked_for():
     assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(min_new_tokens=1, max_new_tokens=8)
     with pytest.raises(UserError, match=r"sampling.min_new_tokens: expected max_new_tokens alone"):
         sampling.after_training({"min_new_tokens": 4, "max_new_tokens": 8})
+
+
+def test_progress_is_printed_where_there_is_no_terminal(held_out, policy_folder, tmp_path, capsys):
+    evaluate([policy_folder], held_out, settings(tmp_path))
+    count = len(held_out.dataset)
+    assert f"base: {count}/{count} queries\n" in capsys.readouterr().out

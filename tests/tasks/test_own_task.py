@@ -204,6 +204,17 @@ def test_rewards_that_are_none(here, name, message):
         score([Reward(loaded.function, 1.0, loaded.name)], texts, texts, {})
 
 
+def test_an_error_without_a_text_is_named_by_its_kind():
+    with pytest.raises(
+        UserError, match=r"^reward function judge: StopIteration, raised at test_own_task.py, line \d+, in row 1"
+    ):
+        score(judge, ["a"], ["a"], {})
+
+
+def judge(completions):
+    return [next(iter([])) for _ in completions]
+
+
 def test_a_reward_that_raises_for_the_whole_batch_only():
     def judge(completions):
         if len(completions) > 1:
@@ -455,6 +466,16 @@ def test_a_run_of_another_task_is_refused(here, policy_folder, command):
     (here / "run/summary.json").write_text("{}")
     status, _, error = command("cory.evaluation", "run")
     assert status == 2 and "text_column" in error
+
+
+def test_a_run_of_a_built_in_task_is_sent_to_its_own_evaluation(here, command):
+    (here / "run/agent_1").mkdir(parents=True)
+    made_of = {"reward": "gsm8k_train.task.rule_reward"}
+    (here / "run/config.yaml").write_text(yaml.safe_dump({"task": {"subset": "main"}, "fingerprint": made_of}))
+    (here / "run/summary.json").write_text("{}")
+    status, _, error = command("cory.evaluation", "run")
+    expected = "error: run: expected a run of cory.train, got one of gsm8k_train. To evaluate it: python"
+    assert (status, error) == (2, f"{expected} gsm8k_train/evaluate.py run\n")
 
 
 def test_evaluate_of_the_package_is_the_function():
