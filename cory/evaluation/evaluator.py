@@ -347,7 +347,7 @@ def evaluate(
         each, heat = settings.samples, evaluator.sampling.temperature
         said = f"{in_words(texts, shares)}, {each} response{'s' * (each > 1)} each, temperature {heat:g}, "
         said += f"eta = {evaluator.kl_coef:g}"
-        how = f"{said}; mean +- half-width of the 95 % interval over queries"
+        how = f"{said}; mean ± half-width of the 95 % interval over queries"
         print(f"\n{textwrap.fill(how, shutil.get_terminal_size().columns)}\n{text_table(rows, titles)}")
         shown = {key: value for key, value in asdict(settings).items() if key not in LOCAL}
         overlap = {"distinct_queries": len(set(texts)), "in_training": shares}

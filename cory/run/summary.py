@@ -104,20 +104,27 @@ def text_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], wid
         width: characters in a line; None: those of the terminal, or 80.
     """
     width = width or shutil.get_terminal_size().columns
-    first = max(len(row["name"]) for row in rows)
-    values = {m: [f"{row[m]:.3f} +- {row[f'{m}_ci']:.3f}" for row in rows] for m in titles}
-    heads = {m: textwrap.wrap(title, max(map(len, values[m]))) for m, title in titles.items()}
-    height = max(map(len, heads.values()))  # lines of the titles
+    names = max(len(row["name"]) for row in rows)
+    values = {metric: [f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}" for row in rows] for metric in titles}
+    heads = {metric: textwrap.wrap(title, max(map(len, values[metric]))) for metric, title in titles.items()}
+    widths = {metric: max(map(len, [*heads[metric], *values[metric]])) for metric in titles}
 
-    tables: list[list[str]] = []
-    for metric, head in heads.items():
-        cells = [*[""] * (height - len(head)), *head, *values[metric]]
-        longest = max(map(len, cells))
-        column = [f"  {cell:>{longest}}" for cell in cells]
-        if not tables or len(tables[-1][0]) + len(column[0]) > width:
-            tables.append([f"{name:{first}}" for name in (*[""] * height, *(row["name"] for row in rows))])
-        tables[-1] = [line + cell for line, cell in zip(tables[-1], column, strict=True)]
-    return "\n\n".join("\n".join(lines) for lines in tables)
+    parts: list[list[str]] = []  # the metrics of each table
+    for metric in titles:
+        if not parts or names + sum(2 + widths[m] for m in [*parts[-1], metric]) > width:
+            parts.append([])
+        parts[-1].append(metric)
+
+    tables = []
+    for metrics in parts:
+        height = max(len(heads[metric]) for metric in metrics)
+        columns = [
+            [f"  {cell:>{widths[m]}}" for cell in (*[""] * (height - len(heads[m])), *heads[m], *values[m])]
+            for m in metrics
+        ]
+        first = [f"{name:{names}}" for name in (*[""] * height, *(row["name"] for row in rows))]
+        tables.append("\n".join(map("".join, zip(first, *columns, strict=True))))
+    return "\n\n".join(tables)
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -77,9 +77,9 @@ def test_a_table_of_an_evaluation_breaks_between_metrics():
     narrow, wide = text_table(rows, titles, 80), text_table(rows, titles, 200)
     assert max(map(len, narrow.splitlines())) <= 80 and len(wide.splitlines()) == 3
     parts = [part.splitlines() for part in narrow.split("\n\n")]
-    assert len(parts) == 3 and all(
-        [line[:36].strip() for line in part] == ["", *(r["name"] for r in rows)] for part in parts
+    assert len(parts) == 2 and all(
+        [line[:35].strip() for line in part] == ["", *(r["name"] for r in rows)] for part in parts
     )
-    assert sum(line.count("1.000 +- 0.500") for part in parts for line in part) == 10
+    assert sum(line.count("1.000 ± 0.500") for part in parts for line in part) == 10
     longest = text_table([rows[1] | {"name": "x" * 90}], titles, 80)  # a metric at a time, where even one does not fit
     assert len(longest.split("\n\n")) == 5
