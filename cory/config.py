@@ -32,6 +32,7 @@ from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
 C = TypeVar("C", bound="Config")
+COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 # The packages of which each tracker needs one, and how to install it.
 TRACKER_PACKAGES = {
     "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
@@ -66,6 +67,7 @@ def _repository(name: str | None) -> str | None:
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
+PositiveOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
 Repository = Annotated[str | None, AfterValidator(_repository)]
 
 
@@ -285,7 +287,7 @@ class PPOConfig(Settings):
     batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
     mini_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
-    micro_batch: Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)] = "auto"
+    micro_batch: PositiveOrAuto = "auto"
     ppo_epochs: PositiveInt = 4
     init_kl_coef: Annotated[float, Field(ge=0, le=1e6)] = 0.3
     adaptive_kl: bool = True
@@ -459,7 +461,8 @@ class Config(Settings):
         iterations: Iterations of Algorithm 1, each on one batch of queries.
         algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
             divisions by standard deviation and length), `rloo` or `reinforce`: docs/learners.md.
-        group_size: Chains per query; GRPO and RLOO compare the responses of such a group.
+        group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO
+            and RLOO, else 1.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
             device: ...}, each part optional. Empty: all agents alike. With a `device` in each entry, agents are updated
             at the same time, also on one and the same device (docs/scaling.md).
@@ -490,7 +493,7 @@ class Config(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     iterations: PositiveInt = 100
     algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
-    group_size: PositiveInt = 1
+    group_size: PositiveOrAuto = "auto"
     agents: list[dict[str, Any]] = Field(default_factory=list)
     output: str | None = None
     resume: str | None = None
@@ -519,7 +522,9 @@ class Config(Settings):
             if self.lora.rank == 0:
                 raise UserError(f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0")
             if self.lora.merge:
-                raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
+                raise UserError(
+                    "lora.merge: expected false with model.quantization, as rounded weights cannot be merged, got true"
+                )
         if self.ppo.warmup >= self.iterations:
             raise UserError(f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}")
         best_is_held_out = self.checkpoint.best == "eval_task_reward" and self.eval_every > 0
@@ -530,11 +535,12 @@ class Config(Settings):
             )
         if self.guards.patience is not None and not self.eval_every:
             raise UserError(f"guards.patience: expected null without eval_every, got {self.guards.patience}")
-        if self.algorithm in ("grpo", "dr_grpo", "rloo") and self.group_size < 2:
+        if self.algorithm in COMPARING and self.chains_per_query < 2:
             raise UserError(f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}")
-        if self.ppo.batch_size % self.group_size:
+        if self.ppo.batch_size % self.chains_per_query:
             raise UserError(
-                f"ppo.batch_size: expected a multiple of group_size = {self.group_size}, got {self.ppo.batch_size}"
+                f"ppo.batch_size: expected a multiple of group_size = {self.chains_per_query}, "
+                f"got {self.ppo.batch_size}"
             )
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
@@ -573,6 +579,13 @@ class Config(Settings):
         config.device = device
         config.agents = [{key: value for key, value in entry.items() if key != "device"} for entry in self.agents]
         return config
+
+    @property
+    def chains_per_query(self) -> int:
+        """How many chains answer each query: `group_size`, with `auto` resolved."""
+        if self.group_size != "auto":
+            return self.group_size
+        return 4 if self.algorithm in COMPARING else 1
 
     def check_tracker(self) -> None:
         """Raises a UserError if the tracker's package is not installed. Imports nothing, so it answers at once."""

@@ -9,6 +9,9 @@ from typing import Any
 from cory.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # text, or chat messages
+# What an observer reads where a task says nothing else: of a text that models continue, and of a chat.
+OBSERVER = "{prompt}{response}\n{prompt}"
+CHAT_OBSERVER = "{prompt}\n\nHere is an answer to this:\n\n{response}\n\nGive a better answer."
 CHAT_ROLES = ("system", "user", "assistant")
 
 
@@ -77,7 +80,7 @@ class RolePrompts:
     """
 
     pioneer: str = "{prompt}"
-    observer: str = "{prompt}{response}\n{prompt}"
+    observer: str = OBSERVER
 
     def __post_init__(self) -> None:
         for role, needed in (("pioneer", ("prompt",)), ("observer", ("prompt", "response"))):

@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 
+from cory.data_files import FORMATS, check_file
 from cory.errors import UserError
 from cory.learners.stats import UpdateStats
 from cory.models.load import find, quiet
@@ -22,7 +23,6 @@ from cory.task_metrics import Metric, MetricFunction
 # Names in metrics.jsonl that a task's metrics cannot have.
 RECORDED = {"iteration", "agent", "role", "flags", "task_reward", "combined_reward", "distinct_2", "eval_task_reward"}
 RECORDED |= {field.name for field in fields(UpdateStats)}
-FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 
 def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | None = None) -> datasets.Dataset:
@@ -34,6 +34,7 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
 
     Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
     """
+    check_file("dataset", name)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
     where = find(name, "dataset", kind="dataset", cached=cache.is_dir())
     path = Path(name)
@@ -125,7 +126,7 @@ class Task:
                 raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
             _check_arguments(Metric(function, name), ("prompts", "completions", "role", "rewards"), names)
         for row, prompt in enumerate(self.dataset["prompt"]):
-            check_prompt(prompt, f"dataset, column 'prompt', row {row}")
+            check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
         self.prompts.check_columns(names)
 
     def render(

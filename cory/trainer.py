@@ -288,11 +288,11 @@ class CoryTrainer:
     def _batch(self, k: int) -> Batch:
         """This process's part of the queries of iteration `k`, each as often as its group has chains."""
         config = self.config
-        queries = self.task.batch(k, config.ppo.batch_size // config.group_size, config.seed)
+        queries = self.task.batch(k, config.ppo.batch_size // config.chains_per_query, config.seed)
         rows_of_process = distributed.share_of_rows(config.ppo.batch_size)
         columns = {}
         for name, values in queries.items():
-            columns[name] = [value for value in values for _ in range(config.group_size)][rows_of_process]
+            columns[name] = [value for value in values for _ in range(config.chains_per_query)][rows_of_process]
 
         lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()  # of no process, so the same in all of them
         length = lengths.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
@@ -402,9 +402,9 @@ class CoryTrainer:
                 f"cory.num_agents: expected the number of agents, {len(self.agents)}, got {config.cory.num_agents}"
             )
 
-        queries_per_iteration = config.ppo.batch_size // config.group_size
+        queries_per_iteration = config.ppo.batch_size // config.chains_per_query
         if len(self.task.dataset) < queries_per_iteration:
-            size = "ppo.batch_size" if config.group_size == 1 else "ppo.batch_size / group_size"
+            size = "ppo.batch_size" if config.chains_per_query == 1 else "ppo.batch_size / group_size"
             raise UserError(
                 f"dataset: expected at least {size} = {queries_per_iteration} rows, got {len(self.task.dataset)}"
             )

@@ -38,7 +38,7 @@ class Samples(Callback):
         if not every or iteration.index % every:
             return
         # Of each group of chains that answer the same query, the first.
-        group_size = trainer.config.group_size
+        group_size = trainer.config.chains_per_query
         rows = slice(0, NUM_QUERIES * group_size, group_size)
         described = describe(iteration.chain, iteration.columns, iteration.rollouts, iteration.task_rewards, rows)
         iteration.samples = [{"iteration": iteration.index, **sample} for sample in described]

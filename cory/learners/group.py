@@ -88,7 +88,7 @@ class GroupLearner(Learner):
         if self.kl_in == "reward":
             log_ratios = (old.logprobs - old.ref_logprobs) * mask
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
-        advantages = losses.group_advantages(rewards, self.config.algorithm, self.config.group_size, rollouts)
+        advantages = losses.group_advantages(rewards, self.config.algorithm, self.config.chains_per_query, rollouts)
         return Targets(advantages[:, None] * mask)
 
     def loss_terms(

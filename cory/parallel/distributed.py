@@ -94,9 +94,9 @@ def check(config: Config) -> None:
             f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes}, got {mini_batch_size}"
         )
     share = config.ppo.batch_size // processes
-    if share % config.group_size:
+    if share % config.chains_per_query:
         raise UserError(
-            f"ppo.batch_size: expected a multiple of group_size = {config.group_size} in each of {processes} "
+            f"ppo.batch_size: expected a multiple of group_size = {config.chains_per_query} in each of {processes} "
             f"processes, got {share}"
         )
     if config.parallel.shard == "full":

@@ -31,6 +31,7 @@ class OwnTaskConfig(Settings):
         metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the functions.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
+            null: {prompt}{response} and {prompt} on the next line; in a chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"
@@ -45,7 +46,7 @@ class OwnTaskConfig(Settings):
     reward_weights: list[float] | None = None
     metrics: list[str] | str = Field(default_factory=list)
     pioneer_prompt: str = "{prompt}"
-    observer_prompt: str = "{prompt}{response}\n{prompt}"
+    observer_prompt: str | None = None
 
     def check(self) -> None:
         weights = self.reward_weights

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cory.data_files import check_file
 from cory.errors import UserError
 from cory.tasks.config import OWN, OwnConfig, OwnTaskConfig, as_list
 from cory.tasks.python_files import Loaded, PythonFiles
@@ -23,13 +24,16 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     settings = config.task
     settings.check()
     _check_dataset(settings)
+    if rows is None:
+        check_file("task.dataset", settings.dataset)
     # Before the imports below, as importing torch takes seconds.
     files = PythonFiles()
     if not settings.rewards:
         raise UserError("task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got []")
     functions = files.load("task.reward", settings.rewards)
     metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
-    from cory.prompts import RolePrompts
+    from cory.models.sampling import are_turns
+    from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.rewards import Reward
     from cory.task import Task
 
@@ -40,8 +44,11 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     ]
     if rows is None:
         rows = training_rows(config)
+    observer_prompt = settings.observer_prompt
+    if observer_prompt is None:
+        observer_prompt = CHAT_OBSERVER if are_turns(rows["prompt"], config.model.chat_template) else OBSERVER
     try:
-        prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
+        prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
         return Task(rows, rewards, prompts, metrics, kind=OWN.name)
     except UserError as error:
         raise UserError(f"task: {error}") from None
@@ -63,6 +70,7 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
         flag = "--task.eval_split"
         split = settings.eval_split
     if settings.eval_dataset is not None:
+        check_file("task.eval_dataset", settings.eval_dataset)
         return load_prompts(replace(settings, dataset=settings.eval_dataset, subset=None, split=split))
     if Path(settings.dataset).is_file() and split != settings.split:
         raise UserError(
@@ -96,7 +104,7 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
             )
         dataset = dataset.rename_column(column, "prompt")
     for row, prompt in enumerate(dataset["prompt"]):
-        check_prompt(prompt, f"task.prompt_column {column!r}, row {row}")
+        check_prompt(prompt, f"task.prompt_column {column!r}, row {row + 1}")
     return dataset
 
 
