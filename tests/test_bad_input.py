@@ -265,7 +265,7 @@ def test_classifier_without_two_labels_one_of_them_positive(classifier_folder, t
 
 
 def test_missing_dataset():
-    with refuses(r"dataset: expected a Hub id or an existing local folder, got '/nowhere/data.csv'"):
+    with refuses(r"dataset: expected an existing file, got '/nowhere/data.csv'"):
         load_dataset("/nowhere/data.csv", "train", [])
 
 
@@ -319,7 +319,7 @@ def test_dataset_smaller_than_a_batch(config):
 
 @pytest.mark.parametrize("rows", [["good", ""], ["good", None]])
 def test_empty_prompt(rows):
-    with refuses(r"dataset, column 'prompt', row 1: expected text or chat messages, got (''|None)"):
+    with refuses(r"dataset, column 'prompt', row 2: expected text or chat messages, got (''|None)"):
         Task.from_prompts(rows, len, PROMPTS)
 
 

@@ -262,7 +262,7 @@ def test_keys_may_be_assigned_one_after_the_other_and_are_checked_together():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ppo:\n  batch_sise: 3\n", "unknown key 'batch_sise'.*Did you mean 'ppo.batch_size'"),
+        ("ppo:\n  batch_sise: 3\n", "unknown key 'ppo.batch_sise'.*Did you mean 'ppo.batch_size'"),
         ("itertions: 3\n", "Did you mean 'iterations'"),
         ("ppo: [1\n", "bad.yaml"),
         ("ppo: null\n", r"bad.yaml: ppo: expected a block of settings, got None"),

@@ -49,7 +49,7 @@ CONTRADICTIONS = [
     ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer false"),
     ("agents", "--agents [{learning_rate:0.1}]"),
     ("parallel.offload", "--parallel.offload"),
-    ("agents[1].device", "--agents=[{device:cpu},{learning_rate:0.1}]"),
+    ("agents[1].device", '--agents=[{"device":"cpu"},{"learning_rate":0.1}]'),
     ("guards.patience", "--guards.patience 3 --eval_every 0"),
 ]
 

@@ -631,7 +631,10 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(here, po
         ),
         ({"task": {"metrics": ["watch.py:length"] * 2}}, r"task\.metrics: expected functions of different names"),
         ({"task": {"metrics": "other.py:kl"}}, r"metrics: expected a name that no other metric has, got 'kl'"),
-        ({"task": {"metrics": "watch.py:fails"}}, r"metric function fails: expected numbers, got KeyError"),
+        (
+            {"task": {"metrics": "watch.py:fails"}},
+            r"metric function fails: KeyError: 'gone', raised at watch\.py, line 15",
+        ),
         ({"callbacks": "watch.py:length"}, r"callbacks: expected a class derived from cory\.Callback"),
         ({"callbacks": "watch.py:Needs"}, r"callbacks: expected watch\.py:Needs to be made without arguments"),
         ({"callbacks": ["none.py:Count"]}, r"callbacks: expected an existing file, got 'none\.py'"),
