@@ -1,71 +1,196 @@
-"""The gradient under each mode of credit on a two-step toy policy, enumerated exactly: its mean and its variance.
+"""The gradient of a chain's policies on a two-step toy, enumerated exactly: its mean and its variance.
 
     python benchmarks/credit.py
 
 A pioneer draws one of a few answers, an observer that has read it draws one, and rewards are tables. `dependence` is
 how much the observer's policy heeds what it has read: with 0 it does not read at all. The objective is Eq. 4's,
-E[r1 + r2]. The mean gradient is compared with the objective's own, by autograd; variances are sums over all parameters
-of one sample's.
+E[r1 + r2]. The mean gradient is compared with the objective's own, by autograd; variances are sums over all parameters.
+
+The first table is about modes of credit, each with one chain and no baseline. The second is about branches: batches of
+several chains with the baselines of `algorithm: reinforce`, on queries that are drawn, and of `rloo`, on one query.
 """
 
 import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cory.credit import assign_credit
+from cory.learners.losses import group_advantages
 
 MODES = ("collective", "causal", "counterfactual", "own")
-ANSWERS = 4
+ANSWERS = 4  # to a step, for the modes
+BATCH_ANSWERS = 3  # and for whole batches, which have more outcomes
+BATCHES = ((2, 1), (3, 1), (4, 1), (2, 2), (1, 4))  # pioneers, and observers after each
+WORLDS = 20
 
 
-def world(dependence: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random logits of the pioneer (answers,) and of the observer (answers + 1, answers), and rewards (answers,) each.
+class World(NamedTuple):
+    """Policies and rewards for queries that are equally likely.
 
-    The observer's row i is for a pioneer that answered i; the last row is for one that it has not read.
+    pioneer: logits (queries, answers). observer: logits (queries, answers + 1, answers): row i is for a pioneer that
+    answered i, the last for one that it has not read. r1, r2: rewards (queries, answers).
     """
+
+    pioneer: Tensor
+    observer: Tensor
+    r1: Tensor
+    r2: Tensor
+
+    def log_gradients(self) -> tuple[Tensor, Tensor]:
+        """The gradients of log pi_1 and log pi_2, (queries, answers, parameters) and (queries, answers + 1, answers,
+        parameters).
+
+        With respect to logits, those of a softmax are the chosen answer's indicator minus the probabilities.
+        """
+        queries, rows, answers = self.observer.shape
+        sizes = self.pioneer.numel(), self.observer.numel()
+        first = torch.zeros(queries, answers, sum(sizes), dtype=torch.float64)
+        second = torch.zeros(queries, rows, answers, sum(sizes), dtype=torch.float64)
+        for query in range(queries):
+            start = answers * query
+            first[query, :, start : start + answers] = torch.eye(answers) - self.pioneer[query].softmax(0)
+            for row in range(rows):
+                start = sizes[0] + answers * (rows * query + row)
+                chosen = torch.eye(answers)
+                second[query, row, :, start : start + answers] = chosen - self.observer[query, row].softmax(0)
+        return first, second
+
+    def objective_gradient(self) -> Tensor:
+        """The gradient of E[r1 + r2], by autograd."""
+        logits = self.pioneer.clone().requires_grad_(), self.observer.clone().requires_grad_()
+        p1 = logits[0].softmax(-1)
+        p2 = logits[1].softmax(-1)[:, :-1]
+        value = (p1 * self.r1).sum() + (p1[..., None] * p2 * self.r2[:, None]).sum()
+        gradients = torch.autograd.grad(value / len(self.pioneer), logits)
+        return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def world(dependence: float, seed: int = 0, answers: int = ANSWERS, queries: int = 1) -> World:
+    """A random one."""
     generator = torch.Generator().manual_seed(seed)
-    first, second = torch.randn(ANSWERS, generator=generator), torch.randn(ANSWERS, generator=generator)
-    reading = dependence * torch.randn(ANSWERS + 1, ANSWERS, generator=generator)
-    logits = (first, second + reading)
-    rewards = torch.randn(2, ANSWERS, generator=generator)
-    return *(x.double().requires_grad_() for x in logits), *rewards.double()
+    parts: list[tuple[Tensor, ...]] = []
+    for _ in range(queries):
+        pioneer = torch.randn(answers, generator=generator)
+        observer = torch.randn(answers, generator=generator)
+        reading = dependence * torch.randn(answers + 1, answers, generator=generator)
+        rewards = torch.randn(2, answers, generator=generator)
+        parts.append((pioneer, observer + reading, *rewards))
+    return World(*(torch.stack(part).double() for part in zip(*parts, strict=True)))
 
 
-def gradients(mode: str, dependence: float, seed: int = 0) -> tuple[torch.Tensor, float]:
-    """The mean over all samples of the policy gradient under a mode of credit, and its variance."""
-    pioneer, observer, r1, r2 = world(dependence, seed)
-    p1, p2 = pioneer.softmax(0).detach(), observer.softmax(1).detach()
-    chances, samples = [], []
-    for a1, a2, unread in itertools.product(range(ANSWERS), repeat=3):
-        chances.append(p1[a1] * p2[a1, a2] * p2[-1, unread])
-        rewards = [r1[a1][None], r2[a2][None]]
-        credit = assign_credit(rewards, mode, 1.0, [r1[a1][None], r2[unread][None]])
-        surprise = pioneer.log_softmax(0)[a1] * credit[0][0] + observer.log_softmax(1)[a1, a2] * credit[1][0]
-        samples.append(torch.cat([g.flatten() for g in torch.autograd.grad(surprise, (pioneer, observer))]))
-    weights, rows = torch.stack(chances)[:, None], torch.stack(samples)
-    mean = (weights * rows).sum(0)
-    return mean, (weights * (rows - mean).square()).sum().item()
+class Estimate(NamedTuple):
+    """The mean of a gradient estimate over all outcomes, and its variance, in total or by role."""
+
+    mean: Tensor
+    variances: list[float]
 
 
-def objective_gradient(dependence: float, seed: int = 0) -> torch.Tensor:
-    """The gradient of E[r1 + r2], by autograd."""
-    pioneer, observer, r1, r2 = world(dependence, seed)
-    p1, p2 = pioneer.softmax(0), observer.softmax(1)[:ANSWERS]
-    value = (p1 * r1).sum() + (p1[:, None] * p2 * r2).sum()
-    return torch.cat([g.flatten() for g in torch.autograd.grad(value, (pioneer, observer))])
+def mean_and_variance(chances: Tensor, samples: Tensor) -> tuple[Tensor, float]:
+    """Of (outcomes, parameters) samples with (outcomes,) chances; the variance is summed over the parameters."""
+    mean = chances @ samples
+    return mean, (chances @ (samples - mean).square()).sum().item()
+
+
+def of_mode(mode: str, dependence: float, seed: int = 0) -> Estimate:
+    """The policy gradient of one chain under a mode of credit."""
+    toy = world(dependence, seed)
+    p1 = toy.pioneer[0].softmax(0)
+    p2 = toy.observer[0].softmax(1)
+    first, second = toy.log_gradients()
+    # Every outcome: what the pioneer answers, what the observer answers to it, and what it answers unread.
+    a1, a2, unread = torch.cartesian_prod(*[torch.arange(ANSWERS)] * 3).T
+    r1 = toy.r1[0, a1]
+    credit = assign_credit([r1, toy.r2[0, a2]], mode, 1.0, [r1, toy.r2[0, unread]])
+    samples = first[0, a1] * credit[0][:, None] + second[0, a1, a2] * credit[1][:, None]
+    mean, variance = mean_and_variance(p1[a1] * p2[a1, a2] * p2[-1, unread], samples)
+    return Estimate(mean, [variance])
+
+
+def of_batch(
+    algorithm: str, pioneers: int, branches: int, dependence: float, seed: int = 0, mode: str = "causal"
+) -> Estimate:
+    """The policy gradient of a batch of so many pioneers, with `branches` observers after each; variances by role.
+
+    A role's is the mean over its responses of log-gradient times advantage, as in the first step of a learner without a
+    KL term. RLOO's pioneers share the query, which is the only one; for REINFORCE each draws one of two. REINFORCE
+    subtracts the mean of the batch, which includes the response itself, so what it gives is divided by
+    (pioneers - 1) / pioneers; but the mean of the other branches does not. A single pioneer has no baseline.
+    """
+    queries = 2 if algorithm == "reinforce" else 1
+    toy = world(dependence, seed, BATCH_ANSWERS, queries)
+    p1, p2 = toy.pioneer.softmax(-1), toy.observer.softmax(-1)
+    first, second = toy.log_gradients()
+
+    # Every outcome: the query of each pioneer, its answer, and those of its observers.
+    choices = [torch.arange(queries)] * pioneers + [torch.arange(BATCH_ANSWERS)] * (pioneers * (1 + branches))
+    q1, a1, a2 = torch.cartesian_prod(*choices).split([pioneers, pioneers, pioneers * branches], dim=1)
+    q2 = q1.repeat_interleave(branches, dim=1)
+    stems = a1.repeat_interleave(branches, dim=1)
+    chances = p1[q1, a1].prod(1) * p2[q2, stems, a2].prod(1) / queries**pioneers
+
+    def advantages(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
+        """Of one outcome, by role, from the task rewards of its responses."""
+        credit = assign_credit([r1, r2], mode)
+        unbiased = pioneers / (pioneers - 1) if algorithm == "reinforce" and pioneers > 1 else 1.0
+        of_pioneers = credit[0]
+        if pioneers > 1:
+            of_pioneers = group_advantages(credit[0], algorithm, pioneers) * unbiased
+        of_observers = group_advantages(credit[1], algorithm, pioneers, branches)
+        return of_pioneers, of_observers * (unbiased if branches == 1 else 1.0)
+
+    of_pioneers, of_observers = torch.vmap(advantages)(toy.r1[q1, a1], toy.r2[q2, a2])
+    pioneer_samples = (of_pioneers[..., None] * first[q1, a1]).mean(1)
+    observer_samples = (of_observers[..., None] * second[q2, stems, a2]).mean(1)
+    pioneer_mean, pioneer_variance = mean_and_variance(chances, pioneer_samples)
+    observer_mean, observer_variance = mean_and_variance(chances, observer_samples)
+    return Estimate(pioneer_mean + observer_mean, [pioneer_variance, observer_variance])
+
+
+def compared(estimate: Callable[[int], Estimate], toy: Callable[[int], World]) -> tuple[float, list[float]]:
+    """The largest difference to the objective's gradient over random worlds, and the mean of each variance."""
+    estimates = [estimate(seed) for seed in range(WORLDS)]
+    gradients = [toy(seed).objective_gradient() for seed in range(WORLDS)]
+    differences = [(one.mean - gradient).abs().max().item() for one, gradient in zip(estimates, gradients, strict=True)]
+    variances = zip(*(one.variances for one in estimates), strict=True)
+    return max(differences), [sum(values) / WORLDS for values in variances]
+
+
+def modes_table() -> None:
+    """Prints the modes of credit over dependences, means over random worlds."""
+    print("| dependence | mode | largest difference to the gradient of E[r1 + r2] | variance |\n|---|---|---|---|")
+    for dependence, mode in itertools.product((0.0, 0.5, 1.0, 2.0), MODES):
+        difference, (variance,) = compared(
+            lambda seed, d=dependence, m=mode: of_mode(m, d, seed), lambda seed, d=dependence: world(d, seed)
+        )
+        print(f"| {dependence:g} | {mode} | {difference:.1e} | {variance:.3f} |")
+
+
+def branches_table() -> None:
+    """Prints batches with and without branches, means over random worlds."""
+    print("| algorithm | dependence | pioneers | observers | largest difference | pioneer's variance | observer's |")
+    print("|---|---|---|---|---|---|---|")
+    for algorithm, dependence, (pioneers, branches) in itertools.product(("reinforce", "rloo"), (0.0, 2.0), BATCHES):
+        queries = 2 if algorithm == "reinforce" else 1
+        difference, (first, second) = compared(
+            lambda seed, a=algorithm, p=pioneers, b=branches, d=dependence: of_batch(a, p, b, d, seed),
+            lambda seed, d=dependence, q=queries: world(d, seed, BATCH_ANSWERS, q),
+        )
+        cells = [algorithm, f"{dependence:g}", pioneers, pioneers * branches, f"{difference:.1e}"]
+        print("| " + " | ".join(map(str, [*cells, f"{first:.3f}", f"{second:.3f}"])) + " |")
 
 
 def main() -> None:
-    """Prints a table over dependences, means over 20 worlds."""
-    print("| dependence | mode | largest difference to the gradient of E[r1 + r2] | variance |\n|---|---|---|---|")
-    for dependence, mode in itertools.product((0.0, 0.5, 1.0, 2.0), MODES):
-        found = [gradients(mode, dependence, seed) for seed in range(20)]
-        far = max((g - objective_gradient(dependence, s)).abs().max().item() for s, (g, _) in enumerate(found))
-        print(f"| {dependence:g} | {mode} | {far:.1e} | {sum(v for _, v in found) / len(found):.3f} |")
+    """Prints both tables."""
+    modes_table()
+    print()
+    branches_table()
 
 
 if __name__ == "__main__":

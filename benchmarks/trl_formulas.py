@@ -175,6 +175,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from cory.learners.group import WindowPolicy
     from cory.learners.learner import Update
     from cory.models import window
+    from cory.models.rollout import Rollout
     from cory.models.sampling import pad_token
 
     size = len(LENGTHS)
@@ -190,7 +191,8 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
     batch = window.pack(queries, responses, pad_token(tokenizer))
     old = learner._evaluate(batch, train=False)
-    targets = learner.targets(old, inputs["rewards"], batch.response_mask, 1)
+    rollout = Rollout([""] * size, [""] * size, queries, responses)
+    targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")
     terms = learner._backward(Update([], batch, old, targets), list(range(size)), last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}

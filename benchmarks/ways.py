@@ -143,7 +143,7 @@ class Bench:
             rollouts = []
             for role, trainer in enumerate(trainers):
                 prompts = [
-                    self.task.prompts.render(role, {"prompt": query}, texts[-1][row] if role else None)
+                    self.task.prompts.render(role, {"prompt": query}, [rows[row] for rows in texts] if role else None)
                     for row, query in enumerate(queries)
                 ]
                 with clock("generate"):

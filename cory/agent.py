@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from cory.config import Config
 from cory.errors import one_of
 from cory.learners import losses
+from cory.learners.frozen import Frozen
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.optimizer import check_optimizer
@@ -21,7 +22,7 @@ from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import PolicyWithValueHead
 from cory.models.engine import Engine
 from cory.models.load import load_policy
-from cory.models.lora import LanguageModel, activate, add_adapter, save_policy
+from cory.models.lora import LanguageModel, activate, add_adapter, save_policy, save_without_adapters
 from cory.models.rollout import Rollout
 from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text
 from cory.models.tokens import token_record
@@ -44,6 +45,7 @@ class Agent:
         config: the run's settings.
         device: where the agent samples and learns.
         engine: samples in place of the policy.
+        trained: False: it answers and does not learn. Its policy has no value head then, and is its own reference.
     """
 
     def __init__(
@@ -55,14 +57,20 @@ class Agent:
         config: Config,
         device: torch.device,
         engine: Engine | None = None,
+        trained: bool = True,
     ) -> None:
         self.name = name
+        self.is_trained = trained
         self.tokenizer = tokenizer
         self.sampling = config.sampling
         self.chat_template = config.model.chat_template
         self.merge = config.lora.merge
         self.device = device
-        self.learner = make_learner(policy, reference, tokenizer, config, device)
+        self.learner: Learner | Frozen
+        if trained:
+            self.learner = make_learner(policy, reference, tokenizer, config, device)
+        else:
+            self.learner = Frozen(policy, tokenizer, config, device)
         self.engine = engine
         self.context_length = context_length(self.policy)  # in tokens; None if unknown
         if engine is not None:
@@ -83,33 +91,44 @@ class Agent:
         return encode(self.tokenizer, prompts, self.chat_template)
 
     def activate(self) -> None:
-        """Activates this agent's adapter if agents share a base."""
-        activate(self.policy, self.name)
+        """Activates this agent's adapter if agents share a base. A frozen agent has none."""
+        if self.is_trained:
+            activate(self.policy, self.name)
 
     def check_model(self) -> None:
         """Raises a UserError if the policy gives other log-probabilities in padded batches than for a text alone."""
         self.activate()
         self.learner.check_model(samples=self.engine is None)
 
-    def respond(self, prompts: list[Prompt], max_new_tokens: int, generator: torch.Generator) -> Rollout:
+    def respond(
+        self,
+        prompts: list[Prompt],
+        max_new_tokens: int,
+        generator: torch.Generator,
+        stop: list[str] | None = None,
+    ) -> Rollout:
         """Samples a response of at most `max_new_tokens` tokens per prompt.
 
         Args:
             prompts: text or chat messages.
             generator: draws the tokens, unless an engine does, whose random numbers are its own.
+            stop: texts that end a response; None: those of the settings.
 
         Raises a UserError if a prompt is too long.
         """
+        sampling = self.sampling if stop is None else replace(self.sampling, stop=stop)
         prompt_ids = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
         check_lengths([len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts)
         self.activate()
         logprobs: list[torch.Tensor] = []
         if self.engine is None:
-            response_ids = self.learner.generate(prompt_ids, self.sampling, max_new_tokens, generator)
+            response_ids = self.learner.generate(prompt_ids, sampling, max_new_tokens, generator)
         else:
-            response_ids, logprobs = self.engine.sample(self.name, self.policy, prompt_ids, max_new_tokens)
+            response_ids, logprobs = self.engine.sample(
+                self.name, self.policy, prompt_ids, max_new_tokens, sampling.stop
+            )
         turn = are_turns(prompts, self.chat_template)
-        completions = [plain_text(self.tokenizer, ids, self.sampling.stop, turn) for ids in response_ids]
+        completions = [plain_text(self.tokenizer, ids, sampling.stop, turn) for ids in response_ids]
         return Rollout(prompts, completions, prompt_ids, response_ids, logprobs, agent=self.name)
 
     def learn(
@@ -163,7 +182,11 @@ class Agent:
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
-        if save_policy(self.policy, folder, self.name, self.merge):
+        if self.is_trained:
+            saved = save_policy(self.policy, folder, self.name, self.merge)
+        else:
+            saved = save_without_adapters(self.policy, folder)
+        if saved:
             self.tokenizer.save_pretrained(folder)
 
 
@@ -199,12 +222,14 @@ class AgentPlan:
         config: its settings, its model's name resolved to a folder or a Hub id.
         device: where it samples and learns.
         alone: whether it shares nothing with others, as it learns at the same time as they do.
+        trained: whether it learns.
     """
 
     index: int
     config: Config
     device: torch.device
     alone: bool
+    trained: bool = True
 
     @property
     def name(self) -> str:
@@ -213,14 +238,12 @@ class AgentPlan:
 
     def shares_base(self, other: "AgentPlan") -> bool:
         """Whether both start from one loaded model: they copy it and share it as reference, or adapt it."""
-        mine = self.config
-        theirs = other.config
-        if self.alone or mine.model != theirs.model:
+        if self.alone or self.config.model != other.config.model:
             return False
-        if mine.lora.rank and theirs.lora.rank:
-            return mine.lora.shared_base and theirs.lora.shared_base
-        # A base with adapters cannot be the reference of an agent without.
-        return not mine.lora.rank and not theirs.lora.rank
+        shared = [plan.config.lora.shared_base for plan in (self, other) if plan.config.lora.rank]
+        if len(shared) == 1 and self.trained and other.trained:
+            return False  # a base with adapters cannot be the reference of an agent without
+        return all(shared)
 
 
 def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
@@ -230,7 +253,8 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     Full fine-tuning: each agent has a copy of the weights; agents of the same model share one
     frozen reference. LoRA: each agent has an adapter, on one base or on copies of it
     (`lora.shared_base`); the reference is the base with its adapters off. Agents with devices of
-    their own (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value head.
+    their own (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value head. A frozen
+    agent (`agents: [{trained: false}]`) is a base that others share, or one of its own.
     `num_agents` defaults to that of the settings.
 
     Raises a UserError if a setting is out of range, a device or a model is not available, or a
@@ -261,7 +285,14 @@ def plan_agents(config: Config, num_agents: int) -> list[AgentPlan]:
     for index in range(num_agents):
         settings = copy.copy(config.of_agent(index))
         settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
-        plans.append(AgentPlan(index, settings, choose_device(settings.device), alone=config.device_per_agent))
+        plan = AgentPlan(
+            index,
+            settings,
+            choose_device(settings.device),
+            alone=config.device_per_agent,
+            trained=config.is_trained(index),
+        )
+        plans.append(plan)
     return plans
 
 
@@ -269,7 +300,7 @@ def groups_by_base(plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
     """The agents in groups that each start from one loaded model."""
     groups: list[list[AgentPlan]] = []
     for plan in plans:
-        group = next((group for group in groups if plan.shares_base(group[0])), None)
+        group = next((group for group in groups if all(map(plan.shares_base, group))), None)
         if group is None:
             groups.append([plan])
         else:
@@ -285,22 +316,28 @@ def make_agents_of_base(plans: Sequence[AgentPlan], config: Config, engine: Engi
     if model.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
 
-    lora = plans[0].config.lora.rank > 0
-    policies = []
+    lora = any(plan.config.lora.rank > 0 for plan in plans)
+    policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
     for plan in plans:
-        policies.append(make_policy(plan, base))
-        if lora:
-            base = policies[-1].pretrained_model  # which has the adapters so far
+        if plan.trained:
+            policies[plan.name] = make_policy(plan, base)
+            if lora:
+                base = policies[plan.name].pretrained_model  # which has the adapters so far
+    if not policies:
+        base = base.requires_grad_(False).eval()
     reference = None  # with LoRA, the policy with its adapters off
-    if not lora:
+    if policies and not lora:
         reference = wrap(base).requires_grad_(False).eval()
         reference = split(reference, config.parallel, config.precision)
 
     agents = []
-    for plan, policy in zip(plans, policies, strict=True):
+    for plan in plans:
+        # A frozen agent is the base itself: that which others have as their reference, or with their adapters off.
+        policy = policies[plan.name] if plan.trained else WindowPolicy(base)
         policy = split(policy, config.parallel, config.precision)  # now with the adapters of all that share it
-        activate(policy.pretrained_model, plan.name)
-        agents.append(Agent(plan.name, policy, reference, tokenizer, plan.config, plan.device, engine))
+        if plan.trained:
+            activate(policy.pretrained_model, plan.name)
+        agents.append(Agent(plan.name, policy, reference, tokenizer, plan.config, plan.device, engine, plan.trained))
     return agents
 
 

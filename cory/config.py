@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -31,6 +32,7 @@ from pydantic_core import ErrorDetails
 from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
+RESERVED_NAMES = ("prompt", "response", "responses")  # placeholders of templates, which no role may be called
 C = TypeVar("C", bound="Config")
 COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 # The packages of which each tracker needs one, and how to install it.
@@ -47,10 +49,16 @@ def _positive_or_auto(value: int | Literal["auto"]) -> int | Literal["auto"]:
     return value
 
 
-def _not_empty(texts: list[str]) -> list[str]:
-    if not all(texts):
+def _not_empty(texts: list[str] | None) -> list[str] | None:
+    if not all(texts or []):
         raise ValueError("texts that are not empty")
     return texts
+
+
+def _role_name(name: str | None) -> str | None:
+    if name is not None and (not name.isidentifier() or name in RESERVED_NAMES):
+        raise ValueError(f"null or a name of letters, digits and _, other than {', '.join(RESERVED_NAMES)}")
+    return name
 
 
 def _address(url: str) -> str:
@@ -237,6 +245,45 @@ class CoryConfig(Settings):
     def roles(self) -> int:
         """How many roles the chain has."""
         return self.num_agents if self.chain_length is None else self.chain_length
+
+
+@dataclass
+class RoleConfig(Settings):
+    """One role of the chain, where it differs from the others.
+
+    Args:
+        name: Used in metrics, pages and templates. null: pioneer, observer, observer_2, ...
+        prompt: Template over {prompt}, {response} (of the role before), {responses} (of all earlier roles, joined by
+            blank lines), the name of an earlier role, and the dataset's columns. null: the task's.
+        max_new_tokens: Longest response, in each batch. null: the length that is drawn by `sampling`.
+        stop: Texts that end a response. null: those of `sampling`.
+    """
+
+    block: ClassVar[str] = "roles"
+    name: Annotated[str | None, AfterValidator(_role_name)] = None
+    prompt: str | None = None
+    max_new_tokens: Annotated[int | None, Field(ge=1)] = None
+    stop: Annotated[list[str] | None, AfterValidator(_not_empty)] = None
+
+    def sampling(self, common: "SamplingConfig") -> "SamplingConfig":
+        """How this role's responses are sampled, where `common` is for all roles."""
+        changes: dict[str, Any] = {}
+        if self.max_new_tokens is not None:
+            changes["max_new_tokens"] = self.max_new_tokens
+            changes["min_new_tokens"] = min(common.min_new_tokens, self.max_new_tokens)
+        if self.stop is not None:
+            changes["stop"] = self.stop
+        return replace(common, **changes)
+
+
+def _role_config(role: Any) -> Any:
+    """A role's settings from a mapping, as files and Python code have them."""
+    return RoleConfig(**role) if isinstance(role, dict) else role
+
+
+def role_name(role: int) -> str:
+    """The name of a role that has none of its own: `pioneer`, `observer`, then `observer_2`, ..."""
+    return ("pioneer", "observer")[role] if role < 2 else f"observer_{role}"
 
 
 @dataclass
@@ -463,9 +510,15 @@ class Config(Settings):
             divisions by standard deviation and length), `rloo` or `reinforce`: docs/learners.md.
         group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO
             and RLOO, else 1.
+        branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has
+            ppo.batch_size / branches responses: docs/credit.md.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
-            device: ...}, each part optional. Empty: all agents alike. With a `device` in each entry, agents are updated
-            at the same time, also on one and the same device (docs/scaling.md).
+            device: ..., trained: true}, each part optional. Empty: all agents alike. With a `device` in each entry,
+            agents are updated at the same time, also on one and the same device (docs/scaling.md). An agent with
+            `trained: false` answers and does not learn.
+        roles: Settings of individual roles, in order: a list of {name: ..., prompt: ..., max_new_tokens: ..., stop:
+            [...]}, each part optional: docs/own_task.md. Empty: pioneer, observer, observer_2, ... with the task's
+            prompts.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (CUDA where there is a GPU for it, else the CPU), cpu, cuda, cuda:N or mps (Apple; not tested).
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
@@ -494,7 +547,9 @@ class Config(Settings):
     iterations: PositiveInt = 100
     algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
     group_size: PositiveOrAuto = "auto"
+    branches: PositiveInt = 1
     agents: list[dict[str, Any]] = Field(default_factory=list)
+    roles: list[Annotated[RoleConfig, BeforeValidator(_role_config)]] = Field(default_factory=list)
     output: str | None = None
     resume: str | None = None
     overwrite: bool = False
@@ -544,6 +599,8 @@ class Config(Settings):
             )
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
+        self._check_branches()
+        self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
             raise UserError(
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
@@ -552,6 +609,61 @@ class Config(Settings):
         agents = [self.of_agent(index) for index in range(len(self.agents))]
         if self.device_per_agent:
             self._check_devices(agents)
+        self._check_frozen()
+
+    def _check_branches(self) -> None:
+        if self.branches == 1:
+            return
+        if self.cory.roles != 2:
+            raise UserError(
+                f"branches: expected 1 in a chain of {self.cory.roles} roles, as only the second of two branches, "
+                f"got {self.branches}"
+            )
+        if not self.cory.knowledge_transfer:
+            raise UserError(f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}")
+        per_query = self.chains_per_query * self.branches
+        if self.ppo.batch_size % per_query:
+            raise UserError(
+                f"ppo.batch_size: expected a multiple of group_size * branches = {self.chains_per_query} * "
+                f"{self.branches} = {per_query}, got {self.ppo.batch_size}"
+            )
+        pioneers = self.ppo.batch_size // self.branches
+        fewest = max(2, self.ppo.gradient_accumulation_steps)
+        if pioneers < fewest:
+            raise UserError(
+                f"branches: expected at most ppo.batch_size / {fewest} = {self.ppo.batch_size // fewest}, so that the "
+                f"pioneer has {fewest} responses, got {self.branches}"
+            )
+
+    def _check_roles(self) -> None:
+        """An entry for each role, names that differ, and templates that say what is read."""
+        if not self.roles:
+            return
+        if len(self.roles) != self.cory.roles:
+            raise UserError(
+                f"roles: expected an empty list, or an entry for each of {self.cory.roles} roles, got {len(self.roles)}"
+            )
+        names = [role.name or role_name(index) for index, role in enumerate(self.roles)]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise UserError(
+                    f"roles[{index}].name: expected another name than those before, {names[:index]}, got {name!r}"
+                )
+        for index, role in enumerate(self.roles):
+            if role.prompt is not None and not self.cory.knowledge_transfer:
+                raise UserError(
+                    f"roles[{index}].prompt: expected null with cory.knowledge_transfer: false, got {role.prompt!r}. "
+                    "A role's template says what it reads"
+                )
+
+    def _check_frozen(self) -> None:
+        frozen = [index for index in range(len(self.agents)) if not self.is_trained(index)]
+        if frozen and len(frozen) == len(self.agents):
+            raise UserError(f"agents: expected at least one that is trained, got {self.agents!r}")
+        if frozen and self.sampling.engine != "native":
+            raise UserError(
+                f"agents[{frozen[0]}].trained: expected true with sampling.engine: {self.sampling.engine}, got false"
+            )
 
     def _check_devices(self, agents: list["Config"]) -> None:
         for index, entry in enumerate(self.agents):
@@ -559,7 +671,7 @@ class Config(Settings):
                 raise UserError(f"agents[{index}].device: expected a device, as other agents have one, got none")
         bases: list[ModelConfig] = []
         for index, settings in enumerate(agents):
-            if not (settings.lora.rank and settings.lora.shared_base):
+            if not (settings.lora.rank and settings.lora.shared_base and self.is_trained(index)):
                 continue
             if settings.model in bases:
                 raise UserError(
@@ -601,6 +713,9 @@ class Config(Settings):
         if agents == roles == 1:
             return learner
         count = f"{agents} agent{'s' * (agents > 1)}" + (f" in {roles} roles" if roles != agents else "")
+        frozen = sum(not self.is_trained(index) for index in range(agents))
+        if frozen:
+            count += f", {frozen} of them frozen"
         return f"CORY with {count}" if learner == "PPO" else f"CORY with {learner} and {count}"
 
     def of_agent(self, index: int) -> "Config":
@@ -611,10 +726,15 @@ class Config(Settings):
         config = copy(self)
         config.agents = []
         for key, value in self.agents[index].items():
-            if key not in ("model", "lora", "learning_rate", "device"):
-                raise UserError(f"{where}: expected model, lora, learning_rate or device, got {key!r}")
+            if key not in ("model", "lora", "learning_rate", "device", "trained"):
+                raise UserError(f"{where}: expected model, lora, learning_rate, device or trained, got {key!r}")
             try:
-                if key == "learning_rate":
+                if key == "trained":
+                    if not isinstance(value, bool):
+                        raise UserError(f"trained: expected true or false, got {value!r}")
+                elif key in ("lora", "learning_rate") and not self.is_trained(index):
+                    raise UserError(f"{key}: expected none of an agent with trained: false, got {value!r}")
+                elif key == "learning_rate":
                     config.ppo = changed(self.ppo, {key: value})
                 elif key == "device":
                     config.device = value
@@ -629,8 +749,15 @@ class Config(Settings):
             except UserError as error:
                 # An agent's learning rate stands in its entry itself.
                 raise UserError(f"{where}.{str(error).removeprefix('ppo.')}") from None
-        config.check()
+        if self.is_trained(index):
+            config.check()
+        else:
+            config.lora = replace(self.lora, rank=0)  # an adapter is what is trained
         return config
+
+    def is_trained(self, index: int) -> bool:
+        """Whether the agent of this index, from 0, learns; a frozen one only answers."""
+        return self.agents[index].get("trained", True) is not False if self.agents else True
 
     def resolve(self, name: str) -> str:
         """The folder that a model's name stands for: itself, unless the task has built-in models (`tiny`)."""

@@ -17,16 +17,22 @@ def assign_credit(
     mode: str = "collective",
     weight: float = 1.0,
     unread: Sequence[Tensor] | None = None,
+    team_rewards: Tensor | None = None,
 ) -> list[Tensor]:
-    """The training reward of each role: a (batch,) tensor for each, in the order of the chain.
+    """The training reward of each role: a tensor for each, in the order of the chain, with an entry per response.
+
+    Roles have equally many responses, but for branches: then the second has `branches` for each of the first, one after
+    the other. What the first gets of the second's rewards is the mean over these.
 
     Args:
-        task_rewards: of each role, in the order of the chain, the (batch,) task rewards r_j of its responses.
+        task_rewards: of each role, in the order of the chain, the task rewards r_j of its responses.
         mode: `collective`: `r_i + weight * sum_{j != i} r_j`, Eq. 4. `causal`: `r_i + weight * sum_{j > i} r_j`, what
             role i can still influence. `own`: `r_i`. `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`.
         weight: of the other roles' rewards: 1 cooperative (Eq. 4), 0 independent, negative competitive.
-        unread: of each role, for `counterfactual`, the (batch,) task rewards b_j of its agent when it has not read the
-            preceding response. The first, the pioneer's, is not used.
+        unread: of each role, for `counterfactual`, the task rewards b_j of its agent when it has not read the earlier
+            responses. The first, the pioneer's, is not used.
+        team_rewards: R of each chain, as many as the last role has responses. Every role gets its chains' R, whatever
+            the mode: it is not shared out.
 
     Raises a UserError if there is no such mode.
 
@@ -35,18 +41,41 @@ def assign_credit(
     [tensor([11.]), tensor([11.])]
     >>> assign_credit([tensor([1.0]), tensor([10.0])], "causal")
     [tensor([11.]), tensor([10.])]
+    >>> assign_credit([tensor([1.0]), tensor([10.0, 20.0])], "causal", team_rewards=tensor([0.0, 100.0]))
+    [tensor([66.]), tensor([ 10., 120.])]
     """
     one_of("cory.credit", MODES, mode)
+    rewards = _shares(task_rewards, mode, weight, unread)
+    if team_rewards is None:
+        return rewards
+    return [reward + per_response(team_rewards, like=reward) for reward in rewards]
+
+
+def _shares(task_rewards: Sequence[Tensor], mode: str, weight: float, unread: Sequence[Tensor] | None) -> list[Tensor]:
+    """What each role gets of the task rewards."""
     if mode == "own":
         return list(task_rewards)
     if mode == "collective":
-        total = sum(task_rewards)
-        return [(1 - weight) * reward + weight * total for reward in task_rewards]  # Eq. 4
+        totals = [sum(per_response(other, like=reward) for other in task_rewards) for reward in task_rewards]
+        return [
+            (1 - weight) * reward + weight * total for reward, total in zip(task_rewards, totals, strict=True)
+        ]  # Eq. 4
 
     # `causal`: what later roles earn. `counterfactual`: what they earn because they have read.
     gains = list(task_rewards)
     if mode == "counterfactual" and len(task_rewards) > 1:
         if unread is None:
             raise ValueError("counterfactual: expected the rewards of roles that did not read, got None")
-        gains = [reward - baseline for reward, baseline in zip(task_rewards, unread, strict=True)]
-    return [reward + weight * sum(gains[role + 1 :]) for role, reward in enumerate(task_rewards)]
+        gains = [gain - baseline for gain, baseline in zip(gains[1:], unread[1:], strict=True)]
+        gains = [task_rewards[0], *gains]
+    return [
+        reward + weight * sum(per_response(gain, like=reward) for gain in gains[role + 1 :])
+        for role, reward in enumerate(task_rewards)
+    ]
+
+
+def per_response(values: Tensor, like: Tensor) -> Tensor:
+    """One role's values per response of another role, `like`: the mean over its branches, or the value of its stem."""
+    if len(values) > len(like):
+        return values.view(len(like), -1).mean(1)
+    return values.repeat_interleave(len(like) // len(values))

@@ -1,8 +1,9 @@
 """What an iteration starts from, and what comes of it."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -10,36 +11,56 @@ from cory.agent import Agent
 from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
 
+T = TypeVar("T")
+
 
 class Batch(NamedTuple):
-    """Queries to answer: the columns of the task's data, and the maximum length of a response in tokens."""
+    """Queries to answer.
+
+    columns: of the task's data, a row for each response of the first role. max_new_tokens: longest response of roles
+    without a limit of their own. branches: responses of the second role to each of the first (`Config.branches`).
+    """
 
     columns: dict[str, list[Any]]
     max_new_tokens: int
+    branches: int = 1
+
+    def columns_of(self, role: int) -> dict[str, list[Any]]:
+        """The columns with a row for each response of a role."""
+        if role == 0 or self.branches == 1:
+            return self.columns
+        return {name: repeated(values, self.branches) for name, values in self.columns.items()}
+
+
+def repeated(values: Sequence[T], times: int) -> list[T]:
+    """Each of the values so many times, one after the other."""
+    return [value for value in values for _ in range(times)]
 
 
 @dataclass
 class Iteration:
     """What happened in one iteration, as callbacks see it.
 
-    What is listed by role has the order of the chain: the pioneer's comes first. Of several processes that share the
-    batch, each has its own rows in `columns`, `rollouts`, `task_rewards`, `rewards` and
-    `rewards_by_function`; `stats`, `records` and `eval_task_rewards` are over all of them.
+    What is listed by role has the order of the chain: the pioneer's comes first; (batch,) are its responses. Of several
+    processes that share the batch, each has its own rows in `columns`, `rollouts` and the rewards; `stats`, `records`
+    and the held-out rewards are over all of them.
 
     Args:
         index: from 0.
         chain: the agents by role; `chain[0]` is the pioneer.
-        columns: the dataset's columns of this iteration's queries.
-        max_new_tokens: the limit of this iteration's responses.
+        columns: the dataset's columns of this iteration's queries, a row for each response of the first role.
+        max_new_tokens: the limit of this iteration's responses, but for roles with one of their own.
         rollouts: each role's prompts and responses.
         task_rewards: r_i of each role, (batch,).
         rewards: what each role is trained on (Eq. 4), (batch,).
+        team_rewards: of each chain, so one for each response of the last role, (batch,); None without a team reward.
         rewards_by_function: of several reward functions, what each gave each role's responses, (batch,), nan for None.
         stats: of each role's update; empty before it.
         seconds: by phase, so far.
         started: when the iteration began, by `time.perf_counter`.
         samples: lines of samples.jsonl, where they are due; from the callback `Samples`.
         eval_task_rewards: each role's mean task reward on held-out queries, where they are due; from `HeldOut`.
+        eval_team_reward: the mean team reward there, if there is one.
         records: lines of metrics.jsonl, one per role, in the order of the agents; from `Metrics`.
         timings: the line of timings.jsonl; from `Timings`.
     """
@@ -51,11 +72,13 @@ class Iteration:
     rollouts: list[Rollout]
     task_rewards: list[torch.Tensor]
     rewards: list[torch.Tensor]
+    team_rewards: torch.Tensor | None = None
     rewards_by_function: list[dict[str, torch.Tensor]] = field(default_factory=list)
     stats: list[UpdateStats] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     samples: list[dict[str, Any]] = field(default_factory=list)
     eval_task_rewards: list[float] = field(default_factory=list)
+    eval_team_reward: float | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cory.config import RoleConfig, role_name
 from cory.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # text, or chat messages
@@ -66,21 +67,29 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RolePrompts:
-    """Templates over {prompt}, {response} (of the preceding role) and the dataset's other columns.
+    """What each role reads: templates over these placeholders.
+
+    * `{prompt}`: the query.
+    * `{response}`: the response of the role before; `{responses}`: those of all earlier roles, joined by blank lines.
+    * `{pioneer}`, or the name of any earlier role: its response.
+    * the dataset's other columns.
 
     Args:
         pioneer: what the first role reads; needs {prompt}.
         observer: what every later role reads; needs {prompt} and {response}.
+        roles: settings of the roles, in order, whose names and prompts replace these: `Config.roles`. Empty: all roles
+            have the default names.
 
     Raises:
-        UserError: a placeholder that is needed is missing.
+        UserError: a placeholder that is needed is missing, or one names no earlier role.
 
-    >>> RolePrompts(observer='Improve "{prompt}{response}": {prompt}').render(1, {"prompt": "The film"}, " was bad")
+    >>> RolePrompts(observer='Improve "{prompt}{response}": {prompt}').render(1, {"prompt": "The film"}, [" was bad"])
     'Improve "The film was bad": The film'
     """
 
     pioneer: str = "{prompt}"
     observer: str = OBSERVER
+    roles: tuple[RoleConfig, ...] = ()
 
     def __post_init__(self) -> None:
         for role, needed in (("pioneer", ("prompt",)), ("observer", ("prompt", "response"))):
@@ -94,46 +103,105 @@ class RolePrompts:
                 f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}"
             )
 
-    def check_columns(self, columns: Iterable[str]) -> None:
-        """Raises a UserError if a template names a column that the dataset lacks."""
-        available = {*columns, "prompt", "response"}
-        for role in ("pioneer", "observer"):
-            for name in placeholders(getattr(self, role), role):
-                if name not in available:
-                    expected = f"placeholders among the dataset's columns {sorted(available)}"
-                    raise UserError(f"{role} prompt: expected {expected}, got {{{name}}}")
+    def settings(self, role: int) -> RoleConfig:
+        """The settings of a role, from 0 for the first; all null where there are none."""
+        return self.roles[role] if role < len(self.roles) else RoleConfig()
 
-    def render(self, role: int, row: Mapping[str, Any], response: str | None = None) -> Any:
+    def name(self, role: int) -> str:
+        """The name of a role: its own, or `pioneer`, `observer`, `observer_2`, ..."""
+        return self.settings(role).name or role_name(role)
+
+    def template(self, role: int) -> str:
+        """The template of a role that reads the earlier responses."""
+        own = self.settings(role).prompt
+        if own is not None:
+            return own
+        return self.pioneer if role == 0 else self.observer
+
+    def reads(self, role: int) -> list[int]:
+        """The earlier roles whose responses stand in a role's prompt; one that stands there twice is listed twice."""
+        earlier = {self.name(index): [index] for index in range(role)}
+        earlier |= {"response": [role - 1], "responses": list(range(role))}
+        names = placeholders(self.template(role), f"prompt of {self.name(role)}")
+        return [index for name in names for index in earlier.get(name, [])]
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Raises a UserError if a template names what is no column, no earlier role and no other placeholder.
+
+        Also if a role has the name of a column, as it would hide that in a template.
+        """
+        columns = set(columns)
+        for role, settings in enumerate(self.roles):
+            if settings.name in columns:
+                raise UserError(
+                    f"roles[{role}].name: expected another name than the dataset's columns {sorted(columns)}, "
+                    f"got {settings.name!r}"
+                )
+        # The observer's template knows least where the second role reads it.
+        for role in range(max(2, len(self.roles))):
+            self._check_template(role, columns)
+
+    def _check_template(self, role: int, columns: set[str]) -> None:
+        where = f"roles[{role}].prompt"
+        if self.settings(role).prompt is None:
+            where = f"{role_name(min(role, 1))} prompt"
+        known = {"prompt", *columns}
+        if role > 0:
+            known |= {"response", "responses", *(self.name(earlier) for earlier in range(role))}
+        names = placeholders(self.template(role), where)
+        for name in names:
+            if name not in known:
+                raise UserError(f"{where}: expected placeholders among {sorted(known)}, got {{{name}}}")
+        if not names:  # every query would be the same
+            raise UserError(f"{where}: expected placeholders among {sorted(known)}, got {self.template(role)!r}")
+
+    def columns(self) -> list[str]:
+        """The dataset's columns that the templates name, besides the query."""
+        roles = range(max(2, len(self.roles)))
+        answers = {"prompt", "response", "responses", *(self.name(role) for role in roles)}
+        names = [name for role in roles for name in placeholders(self.template(role), self.name(role))]
+        return list(dict.fromkeys(name for name in names if name not in answers))
+
+    def render(self, role: int, row: Mapping[str, Any], responses: Sequence[str] | None = None) -> Any:
         """The prompt of `role` (0 is the pioneer) for one row of the dataset.
 
-        `response` is that of the preceding role; None renders the pioneer's prompt, whatever the role. In chat messages
-        only the last one is rendered.
+        `responses` are those of the earlier roles, in order. None: the role answers the query alone, so that it reads
+        the pioneer's prompt. In chat messages only the last one is rendered.
         """
-        template = self.pioneer if role == 0 or response is None else self.observer
+        if responses is None:
+            role = 0
+            responses = []
         prompt: Prompt = row["prompt"]
-        text = fill(template, {**row, "prompt": text_of(prompt), "response": response})
+        values = {self.name(index): response for index, response in enumerate(responses)}
+        values |= row  # a column hides a role of a default name
+        values["prompt"] = text_of(prompt)
+        if responses:
+            values["response"] = responses[-1]
+            values["responses"] = "\n\n".join(responses)
+        text = fill(self.template(role), values)
         return text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
 
 
 def fit_responses(
-    render: Callable[[list[str]], list[Any]],
-    responses: Sequence[str],
+    render: Callable[[list[list[str]]], list[Any]],
+    responses: Sequence[Sequence[str]],
     encode: Callable[[list[Any]], list[list[int]]],
     context: int | None,
     max_new_tokens: int,
 ) -> list[Any]:
-    """Observers' prompts that leave room for an answer: a response too long to read is halved until its prompt fits.
+    """Prompts of a later role that leave room for an answer: where one is too long, the responses in it are halved.
 
     Rare, as the trainer checks that responses of full length fit; but broken text can take more tokens to read than it
     took to write.
 
     Args:
-        render: from responses to prompts, row by row. encode: from prompts to their token ids.
-        context: tokens that the observer can attend to; None: any number. max_new_tokens: of the observer's answer.
+        render: from responses to prompts, row by row. responses: of each earlier role, its rows.
+        encode: from prompts to their token ids.
+        context: tokens that the role's agent can attend to; None: any number. max_new_tokens: of its answer.
 
-    A row that is too long even without a response is kept; the agent refuses it.
+    A row that is too long even without responses is kept; the agent refuses it.
     """
-    texts = list(responses)
+    texts = [list(rows) for rows in responses]
     prompts = render(texts)
     if context is None:
         return prompts
@@ -141,10 +209,11 @@ def fit_responses(
     # A token is at least a byte, so most batches of text stop here; a chat template adds tokens of its own.
     while any(not isinstance(prompt, str) or len(prompt.encode()) >= room for prompt in prompts):
         lengths = [len(ids) for ids in encode(prompts)]
-        too_long = [row for row, tokens in enumerate(lengths) if tokens > room and texts[row]]
+        too_long = [row for row, tokens in enumerate(lengths) if tokens > room and any(rows[row] for rows in texts)]
         if not too_long:
             break
         for row in too_long:
-            texts[row] = texts[row][: len(texts[row]) // 2]
+            for rows in texts:
+                rows[row] = rows[row][: len(rows[row]) // 2]
         prompts = render(texts)
     return prompts

@@ -10,7 +10,16 @@ import torch
 from cory.errors import RewardError, UserError
 from cory.row_functions import Columns, Function, MissingColumns, RowFunction, numbers_per_row, responses_as_columns
 
-__all__ = ["MissingColumns", "Reward", "RewardFunction", "Scores", "score", "score_by_function"]
+__all__ = [
+    "MissingColumns",
+    "Reward",
+    "RewardFunction",
+    "Scores",
+    "TeamReward",
+    "score",
+    "score_by_function",
+    "score_chains",
+]
 RewardFunction = Function
 
 
@@ -32,6 +41,24 @@ class Reward(RowFunction):
 
 
 @dataclass(frozen=True)
+class TeamReward(RowFunction):
+    """A reward function of whole chains: `team_reward(prompts, chains, **columns) -> list[float]`.
+
+    `chains[i]` is the list of a chain's responses by role, as texts; there is one finite number for each chain. `name`
+    and `sha256` are as those of `Reward`.
+    """
+
+    what: ClassVar[str] = "team reward function"
+    plural: ClassVar[str] = "rewards"
+    unit: ClassVar[str] = "chain"
+    function: Function
+    name: str = ""
+    sha256: str = ""
+
+    __str__ = RowFunction.__str__
+
+
+@dataclass(frozen=True)
 class Scores:
     """The rewards of a batch of responses.
 
@@ -44,10 +71,10 @@ class Scores:
     total: torch.Tensor
     by_function: dict[str, torch.Tensor]
 
-    def chunk(self, count: int) -> list["Scores"]:
-        """The scores in `count` parts of equal length."""
-        totals = self.total.chunk(count)
-        parts = {name: values.chunk(count) for name, values in self.by_function.items()}
+    def split(self, sizes: list[int]) -> list["Scores"]:
+        """The scores in parts of these lengths."""
+        totals = self.total.split(sizes)
+        parts = {name: values.split(sizes) for name, values in self.by_function.items()}
         return [
             Scores(total, {name: values[index] for name, values in parts.items()}) for index, total in enumerate(totals)
         ]
@@ -66,21 +93,41 @@ def score_by_function(
     """The rewards of responses, in sum and by function.
 
     Raises a RewardError, with the function and the row, if one raises or does not return one finite number or None per
-    completion.
+    completion. Without any function all rewards are 0.
     """
     rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
+    if not rewards:
+        return Scores(torch.zeros(len(completions)), {})
     rows = responses_as_columns(prompts, completions, columns)
-    try:
-        values = numbers_per_row(rewards, rows)
-    except RewardError:
-        raise
-    except UserError as error:
-        raise RewardError(str(error)) from error.__cause__
+    values = _numbers(rewards, rows)
     if values.isnan().all(0).any():
         warnings.warn(f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0", stacklevel=3)
     weights = torch.tensor([[reward.weight] for reward in rewards])
     by_function = dict(zip(names(rewards), values, strict=True)) if len(rewards) > 1 else {}
     return Scores((values * weights).nansum(0), by_function)
+
+
+def score_chains(
+    reward: TeamReward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
+) -> torch.Tensor:
+    """The team reward of each chain, (chains,) float32 on the CPU.
+
+    Args:
+        chains: of each, the responses by role.
+
+    Raises a RewardError, with the function and the chain, if it raises or does not return one finite number per chain.
+    """
+    rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
+    return _numbers([reward], rows)[0]
+
+
+def _numbers(rewards: Sequence[RowFunction], rows: Columns) -> torch.Tensor:
+    try:
+        return numbers_per_row(rewards, rows)
+    except RewardError:
+        raise
+    except UserError as error:
+        raise RewardError(str(error)) from error.__cause__
 
 
 def names(rewards: Sequence[Reward]) -> list[str]:

@@ -9,11 +9,6 @@ from cory.streams import Purpose, Stream
 EXCHANGES = ("rotate", "shuffle", "none")
 
 
-def role_name(role: int) -> str:
-    """`pioneer`, `observer`, then `observer_2`, ... in chains of more than two agents."""
-    return ("pioneer", "observer")[role] if role < 2 else f"observer_{role}"
-
-
 @dataclass(frozen=True)
 class RoleSchedule:
     """Roles are positions in the chain: 0 is the pioneer, 1 the observer, and so on for longer chains.

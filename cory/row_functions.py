@@ -21,17 +21,19 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 class RowFunction:
-    """A function that gives a number to each response.
+    """A function that gives a number to each row.
 
     Attributes:
         what: what it is, in messages.
         plural: what it returns, in messages.
+        unit: what a row is. The column of its plural has the rows. A completion may have None in place of a number.
         function: itself.
         name: in messages and records; by default the function's own.
     """
 
     what: ClassVar[str]
     plural: ClassVar[str]
+    unit: ClassVar[str] = "completion"
     function: Function
     name: str
 
@@ -70,14 +72,14 @@ def responses_as_columns(prompts: Sequence[Any], completions: Sequence[str], col
 
 
 def numbers_per_row(functions: Sequence[RowFunction], rows: Columns) -> torch.Tensor:
-    """What each function gives each response, (functions, batch) float32 on the CPU; nan for None.
+    """What each function gives each row, (functions, batch) float32 on the CPU; nan for None.
 
-    Raises a UserError, with the function and the row, if one raises or does not return one finite number or None per
-    completion.
+    Raises a UserError, with the function and the row, if one raises or does not return one finite number, or for
+    completions None, per row.
     """
     results = _call(functions, rows)
     numbers = [_checked(function, result, rows) for function, result in zip(functions, results, strict=True)]
-    return torch.tensor(numbers, dtype=torch.float32).reshape(len(functions), len(rows["completions"]))
+    return torch.tensor(numbers, dtype=torch.float32).reshape(len(functions), len(rows["prompts"]))
 
 
 def _own_name(function: Function) -> str:
@@ -97,7 +99,7 @@ def _call(functions: Sequence[RowFunction], rows: Columns) -> list[Any]:
 
 
 def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
-    """One number per completion, nan for None. Raises a UserError if `values` is no such list, or an exception."""
+    """One number per row, nan for None. Raises a UserError if `values` is no such list, or an exception."""
     if isinstance(values, UserError):
         raise values
     if isinstance(values, Exception):
@@ -106,35 +108,36 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
         values = list(values)
     except TypeError:
         raise UserError(f"{function}: expected a list of numbers, got {type(values).__name__}") from None
-    count = len(rows["completions"])
+    count = len(rows["prompts"])
     if len(values) != count:
-        raise UserError(f"{function}: expected {count} {function.plural}, one per completion, got {len(values)}")
+        raise UserError(f"{function}: expected {count} {function.plural}, one per {function.unit}, got {len(values)}")
     numbers = []
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
-        if value is None:
+        if value is None and function.unit == "completion":
             numbers.append(math.nan)
         elif isinstance(value, Real) and math.isfinite(value):
             numbers.append(float(value))
         else:
-            raise UserError(f"{function}: expected a finite number, got {value!r} {_where(row, rows)}")
+            raise UserError(f"{function}: expected a finite number, got {value!r} {_where(function, row, rows)}")
     return numbers
 
 
 def _blamed(function: RowFunction, error: Exception, rows: Columns) -> UserError:
     """The error of a function that raised, with the first row for which it raises alone, if any."""
     where = "for the whole batch, but for none of its rows alone"
-    for row in range(len(rows["completions"])):
+    for row in range(len(rows["prompts"])):
         (result,) = _call([function], {name: values[row : row + 1] for name, values in rows.items()})
         if isinstance(result, Exception):
             error = result
-            where = _where(row, rows)
+            where = _where(function, row, rows)
             break
     last = traceback.extract_tb(error.__traceback__)[-1]
     line = f"{Path(last.filename).name}, line {last.lineno}"
     return UserError(f"{function}: {described(error)}, raised at {line}, {where}")
 
 
-def _where(row: int, rows: Columns) -> str:
-    return f"in row {row + 1}, prompt {rows['prompts'][row]!r}, completion {rows['completions'][row]!r}"
+def _where(function: RowFunction, row: int, rows: Columns) -> str:
+    unit = function.unit
+    return f"in row {row + 1}, prompt {rows['prompts'][row]!r}, {unit} {rows[unit + 's'][row]!r}"

@@ -1,12 +1,13 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 
+from cory.config import RoleConfig
 from cory.data_files import FORMATS, check_file
 from cory.errors import UserError
 from cory.learners.stats import UpdateStats
@@ -14,14 +15,15 @@ from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.provenance.models import Models, model_identity
 from cory.provenance.task import data_hash, function_name, source_hash
-from cory.rewards import Reward, RewardFunction
+from cory.rewards import Reward, RewardFunction, TeamReward
 from cory.rewards import names as reward_names
-from cory.row_functions import RowFunction
+from cory.row_functions import Function, RowFunction
 from cory.streams import Purpose, Stream
 from cory.task_metrics import Metric, MetricFunction
 
 # Names in metrics.jsonl that a task's metrics cannot have.
 RECORDED = {"iteration", "agent", "role", "flags", "task_reward", "combined_reward", "distinct_2", "eval_task_reward"}
+RECORDED |= {"team_reward", "eval_team_reward"}
 RECORDED |= {field.name for field in fields(UpdateStats)}
 
 
@@ -98,10 +100,13 @@ class Task:
         dataset: a `prompt` column with the query s0, text or chat messages of which the last is the user's; other
             columns reach the reward and the templates.
         reward: `reward(prompts, completions, **columns) -> list[float | None]`, called once per iteration with the
-            responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`.
+            responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`, which
+            may be empty with a team reward.
         prompts: what each role reads.
         metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns) ->
             list[float | None]` (`cory.task_metrics`), whose mean goes to metrics.jsonl.
+        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called once per iteration; `chains[i]` is
+            the list of a chain's responses by role. Every role gets its chain's on top of the rewards of responses.
         kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
             task that was made in Python.
 
@@ -113,6 +118,7 @@ class Task:
     reward: RewardFunction | Sequence[Reward]
     prompts: RolePrompts
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
+    team_reward: Function | TeamReward | None = None
     kind: str = ""
 
     def __post_init__(self) -> None:
@@ -121,6 +127,8 @@ class Task:
             raise UserError(f"dataset: expected a column 'prompt', got {names}")
         for reward in self.rewards:
             _check_arguments(reward, ("prompts", "completions", "role"), names)
+        if self.team is not None:
+            _check_arguments(self.team, ("prompts", "chains"), names)
         for name, function in self.metrics.items():
             if name in RECORDED:
                 raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
@@ -130,31 +138,52 @@ class Task:
         self.prompts.check_columns(names)
 
     def render(
-        self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[str] | None = None
+        self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[Sequence[str]] | None = None
     ) -> list[Any]:
-        """A role's prompts, one for each row of `columns`; without `responses`, the pioneer's."""
+        """A role's prompts, one for each row of `columns`.
+
+        `responses`: of each earlier role, in order, its response to each row. None: the pioneer's prompts.
+        """
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        texts = [None] * len(rows) if responses is None else responses
-        return [self.prompts.render(role, row, text) for row, text in zip(rows, texts, strict=True)]
+        if responses is None:
+            return [self.prompts.render(role, row) for row in rows]
+        chains = list(zip(*responses, strict=True)) if responses else [()] * len(rows)
+        return [self.prompts.render(role, row, chain) for row, chain in zip(rows, chains, strict=True)]
+
+    def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
+        """The task with the names and prompts that a run's settings give its roles (`Config.roles`).
+
+        Raises a UserError if one of the prompts names what there is not.
+        """
+        if tuple(roles) == self.prompts.roles:
+            return self
+        return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
 
     def fingerprint(self) -> dict[str, Any]:
         """Identifies this task in a run's config.yaml: its kind, reward, templates and data, by name and hash."""
         return {
             "task": self.kind,
             **self.fingerprint_of_reward(),
-            "prompts": asdict(self.prompts),
+            "prompts": {"pioneer": self.prompts.pioneer, "observer": self.prompts.observer},
             "dataset_sha256": data_hash(self.dataset),
             "rows": len(self.dataset),
         }
 
     def fingerprint_of_reward(self) -> dict[str, str]:
-        """The reward's name and the hash of its source; of several the names with their weights, and the hashes."""
+        """The reward's name and the hash of its source; of several the names with their weights, and the hashes.
+
+        Likewise of the team reward, if there is one.
+        """
         names = []
         for reward in self.rewards:
-            name = reward.name or function_name(reward.function)
+            name = _recorded_name(reward)
             names.append(name if reward.weight == 1 else f"{reward.weight} * {name}")
-        hashes = [reward.sha256 or source_hash(reward.function) for reward in self.rewards]
-        return {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
+        hashes = [_recorded_hash(reward) for reward in self.rewards]
+        identity = {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
+        if self.team is not None:
+            identity["team_reward"] = _recorded_name(self.team)
+            identity["team_reward_sha256"] = _recorded_hash(self.team)
+        return identity
 
     def models(self) -> Models:
         """What identifies the models that the reward functions load, and name in an attribute `models`.
@@ -163,7 +192,7 @@ class Task:
         is recorded, such as `tiny`, and its folder.
         """
         models: Models = {}
-        for reward in self.rewards:
+        for reward in [*self.rewards, *([self.team] if self.team else [])]:
             for key, model in getattr(reward.function, "models", {}).items():
                 name, source = (model, model) if isinstance(model, str) else model
                 models[key] = {"name": name, "identity": model_identity(source)}
@@ -173,6 +202,13 @@ class Task:
     def rewards(self) -> Sequence[Reward]:
         """The reward functions with their weights."""
         return self.reward if isinstance(self.reward, Sequence) else [Reward(self.reward)]
+
+    @property
+    def team(self) -> TeamReward | None:
+        """The team reward, if there is one."""
+        if self.team_reward is None or isinstance(self.team_reward, TeamReward):
+            return self.team_reward
+        return TeamReward(self.team_reward)
 
     @property
     def reward_metrics(self) -> list[str]:
@@ -193,3 +229,11 @@ class Task:
         order = Stream(seed, Purpose.QUERIES, iteration=k // batches).numpy().permutation(len(self.dataset))
         start = k % batches * size
         return self.dataset[order[start : start + size].tolist()]
+
+
+def _recorded_name(reward: Reward | TeamReward) -> str:
+    return reward.name or function_name(reward.function)
+
+
+def _recorded_hash(reward: Reward | TeamReward) -> str:
+    return reward.sha256 or source_hash(reward.function)

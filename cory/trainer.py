@@ -19,7 +19,7 @@ from cory.callbacks.metrics import MEASURED
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, RewardError, UserError
-from cory.iteration import Batch, Iteration
+from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
@@ -34,8 +34,8 @@ from cory.resume import checkpoint
 from cory.resume.advice import how_to_continue, resume_command
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
-from cory.rewards import Scores, score_by_function
-from cory.roles import RoleSchedule, role_name
+from cory.rewards import Scores, score_by_function, score_chains
+from cory.roles import RoleSchedule
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.signals import Interrupted, Signals
@@ -84,7 +84,7 @@ class CoryTrainer:
         config.check()
         self.config = config
         self.agents = list(agents)
-        self.task = task
+        self.task = task.with_roles(config.roles)
         self.name = name
         self.eval_dataset = self._select_held_out(eval_dataset) if config.eval_every else None
         self.schedule = RoleSchedule(
@@ -148,11 +148,13 @@ class CoryTrainer:
         with timed(seconds, "generate"):
             rollouts = self.roll_out(chain, batch, self.generators(Purpose.SAMPLING, chain, k))
 
-        # Every role's own task reward, and what it is trained on: the sum over the chain (Eq. 4).
+        # Every role's own task reward, the chain's if there is one, and what a role is trained on: the sum over the
+        # chain (Eq. 4).
         with timed(seconds, "reward"):
             scores = self.score_rollouts(batch, rollouts)
             task_rewards = [score.total for score in scores]
-            rewards = self.training_rewards(k, chain, batch, task_rewards)
+            team_rewards = self.score_chains(batch, rollouts)
+            rewards = self.training_rewards(k, chain, batch, task_rewards, team_rewards)
 
         iteration = Iteration(
             index=k,
@@ -163,6 +165,7 @@ class CoryTrainer:
             task_rewards=task_rewards,
             rewards_by_function=[score.by_function for score in scores],
             rewards=rewards,
+            team_rewards=team_rewards,
             seconds=seconds,
             started=started,
         )
@@ -185,19 +188,21 @@ class CoryTrainer:
         return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
 
     def roll_out(self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
-        """Each role's responses; from the second role on, an agent reads the response of the role
-        before (Eq. 3).
+        """Each role's responses; from the second role on, an agent reads those of the roles before
+        (Eq. 3).
 
         `generators`: one for each role, which draws the tokens of its responses.
         """
         rollouts: list[Rollout] = []
         for role, agent in enumerate(chain):
-            previous = None
+            responses = None
             if role > 0 and self.config.cory.knowledge_transfer:
-                previous = rollouts[-1].completions
-            prompts = self._prompts(agent, role, batch, previous)
-            rollout = agent.respond(prompts, batch.max_new_tokens, generators[role])
-            rollout.role = role_name(role)
+                responses = [rollout.completions for rollout in rollouts]
+                if role == 1:
+                    responses = [repeated(responses[0], batch.branches)]
+            rollout = self._respond(agent, role, batch, responses, generators[role])
+            rollout.role = self.task.prompts.name(role)
+            rollout.branches = batch.branches if role == 1 else 1
             rollouts.append(rollout)
         return rollouts
 
@@ -208,33 +213,54 @@ class CoryTrainer:
         The reward function sees the dataset's columns and, as `role`, the role of each response,
         counted from `first`.
         """
-        columns = {name: values * len(rollouts) for name, values in batch.columns.items()}
-        prompts = columns.pop("prompt")
+        columns: dict[str, list[Any]] = {name: [] for name in [*batch.columns, "role"]}
         completions: list[str] = []
-        columns["role"] = []
         for role, rollout in enumerate(rollouts, first):
             completions += rollout.completions
-            columns["role"] += [role_name(role)] * len(rollout.completions)
+            columns["role"] += [self.task.prompts.name(role)] * len(rollout.completions)
+            for name, values in batch.columns_of(role).items():
+                columns[name] += values
+        prompts = columns.pop("prompt")
         scores = distributed.agreed(lambda: score_by_function(self.task.reward, prompts, completions, columns))
-        return scores.chunk(len(rollouts))
+        return scores.split([len(rollout.completions) for rollout in rollouts])
+
+    def score_chains(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor | None:
+        """The (batch,) team rewards of whole chains, one for each response of the last role.
+
+        None if the task has none, or if the rollouts are not those of all roles.
+        """
+        team = self.task.team
+        if team is None or len(rollouts) < self.config.cory.roles:
+            return None
+        columns = dict(batch.columns_of(len(rollouts) - 1))
+        prompts = columns.pop("prompt")
+        responses = [rollout.completions for rollout in rollouts]
+        if len(rollouts) == 2:
+            responses[0] = repeated(responses[0], batch.branches)
+        chains = list(zip(*responses, strict=True))
+        return distributed.agreed(lambda: score_chains(team, prompts, chains, columns))
 
     def training_rewards(
-        self, k: int, chain: Sequence[Agent], batch: Batch, task_rewards: Sequence[torch.Tensor]
+        self,
+        k: int,
+        chain: Sequence[Agent],
+        batch: Batch,
+        task_rewards: Sequence[torch.Tensor],
+        team_rewards: torch.Tensor | None,
     ) -> list[torch.Tensor]:
         """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
         unread = None
         if self.config.cory.credit == "counterfactual" and len(chain) > 1:
             unread = self._unread_rewards(k, chain, batch)
-        return assign_credit(task_rewards, self.config.cory.credit, self.config.cory.weight, unread)
+        return assign_credit(task_rewards, self.config.cory.credit, self.config.cory.weight, unread, team_rewards)
 
     def _unread_rewards(self, k: int, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
-        """Each role's (batch,) task rewards when it reads an empty response; the pioneer's are 0."""
-        empty = [""] * len(batch.columns["prompt"])
+        """Each role's (batch,) task rewards when it reads empty responses; the pioneer's are 0."""
+        empty = [""] * (len(batch.columns["prompt"]) * batch.branches)
         generators = self.generators(Purpose.UNREAD, chain, k)
         rollouts = []
-        for agent, generator in zip(chain[1:], generators[1:], strict=True):
-            prompts = self._prompts(agent, 1, batch, empty)
-            rollouts.append(agent.respond(prompts, batch.max_new_tokens, generator))
+        for role in range(1, len(chain)):
+            rollouts.append(self._respond(chain[role], role, batch, [empty] * role, generators[role]))
         rewards = [score.total for score in self.score_rollouts(batch, rollouts, first=1)]
         return [torch.zeros_like(rewards[0]), *rewards]
 
@@ -271,6 +297,11 @@ class CoryTrainer:
         stats_by_role = {role: stats for stats_of_agent in learned for role, stats in stats_of_agent.items()}
         return [stats_by_role[role] for role in range(len(chain))]
 
+    @property
+    def trained_agents(self) -> list[Agent]:
+        """The agents that learn: all but frozen ones."""
+        return [agent for agent in self.agents if agent.is_trained]
+
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
         models = policy_models(self.config) | self.task.models()
@@ -288,27 +319,41 @@ class CoryTrainer:
     def _batch(self, k: int) -> Batch:
         """This process's part of the queries of iteration `k`, each as often as its group has chains."""
         config = self.config
-        queries = self.task.batch(k, config.ppo.batch_size // config.chains_per_query, config.seed)
-        rows_of_process = distributed.share_of_rows(config.ppo.batch_size)
-        columns = {}
-        for name, values in queries.items():
-            columns[name] = [value for value in values for _ in range(config.chains_per_query)][rows_of_process]
+        queries = self.task.batch(k, self._queries_per_iteration(), config.seed)
+        rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
+        columns = {name: repeated(values, config.chains_per_query)[rows_of_process] for name, values in queries.items()}
 
         lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()  # of no process, so the same in all of them
         length = lengths.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
-        return Batch(columns, int(length))
+        return Batch(columns, int(length), config.branches)
 
-    def _prompts(self, agent: Agent, role: int, batch: Batch, responses: list[str] | None) -> list[Any]:
-        """What `agent` reads as `role`, with the responses of the role before, if there are any."""
+    def _queries_per_iteration(self) -> int:
+        """Over all processes."""
+        return self.config.ppo.batch_size // (self.config.chains_per_query * self.config.branches)
+
+    def _respond(
+        self,
+        agent: Agent,
+        role: int,
+        batch: Batch,
+        responses: Sequence[Sequence[str]] | None,
+        generator: torch.Generator,
+    ) -> Rollout:
+        """The responses of `agent` as `role`. `responses`: of each earlier role; None: it answers the query alone."""
+        settings = self.task.prompts.settings(role)
+        max_new_tokens = settings.max_new_tokens or batch.max_new_tokens
+        columns = batch.columns_of(role)
         if responses is None:
-            return self.task.render(role, batch.columns)
-        return fit_responses(
-            lambda texts: self.task.render(role, batch.columns, texts),
-            responses,
-            agent.encode,
-            agent.context_length,
-            batch.max_new_tokens,
-        )
+            prompts = self.task.render(role, columns)
+        else:
+            prompts = fit_responses(
+                lambda texts: self.task.render(role, columns, texts),
+                responses,
+                agent.encode,
+                agent.context_length,
+                max_new_tokens,
+            )
+        return agent.respond(prompts, max_new_tokens, generator, settings.stop)
 
     # The run and its callbacks
 
@@ -316,7 +361,7 @@ class CoryTrainer:
         """The run that `config.resume` names, in all processes; None starts a new one."""
         resumed = None
         if distributed.is_main():
-            names = [agent.name for agent in self.agents]
+            names = [agent.name for agent in self.trained_agents]
             resumed = find_resumed(self.config, record, self.name, names, locks)
         return distributed.broadcast_object(resumed)
 
@@ -338,7 +383,7 @@ class CoryTrainer:
         record["changes"] = resumed.changes
         self.state = resumed.state
         if resumed.checkpoint is not None:
-            checkpoint.load(resumed.checkpoint, self.state, self.agents)
+            checkpoint.load(resumed.checkpoint, self.state, self.trained_agents)
         self.state.config = record
         return Run(
             self.config,
@@ -402,9 +447,16 @@ class CoryTrainer:
                 f"cory.num_agents: expected the number of agents, {len(self.agents)}, got {config.cory.num_agents}"
             )
 
-        queries_per_iteration = config.ppo.batch_size // config.chains_per_query
+        if not self.task.rewards and self.task.team is None:
+            raise UserError("task.reward: expected a reward function, or a team_reward, got neither")
+
+        queries_per_iteration = self._queries_per_iteration()
         if len(self.task.dataset) < queries_per_iteration:
-            size = "ppo.batch_size" if config.chains_per_query == 1 else "ppo.batch_size / group_size"
+            size = "ppo.batch_size"
+            if config.chains_per_query > 1:
+                size += " / group_size"
+            if config.branches > 1:
+                size += " / branches"
             raise UserError(
                 f"dataset: expected at least {size} = {queries_per_iteration} rows, got {len(self.task.dataset)}"
             )
@@ -418,7 +470,7 @@ class CoryTrainer:
         readers = {(id(agent.tokenizer), agent.context_length): agent for agent in self.agents}
         for dataset in (self.task.dataset, self.eval_dataset):
             if dataset is not None:
-                for role in range(min(2, config.cory.roles)):
+                for role in self._different_roles():
                     for agent in readers.values():
                         self._check_prompt_lengths(dataset, role, agent)
 
@@ -451,20 +503,38 @@ class CoryTrainer:
             *self.task.metrics,
             *self.task.reward_metrics,
         }
+        if self.task.team is not None:
+            names.add("team_reward")
         if self.config.eval_every:
             names.add("eval_task_reward")
+        if self.config.eval_every and self.task.team is not None:
+            names.add("eval_team_reward")
         return sorted(names)
 
+    def _different_roles(self) -> list[int]:
+        """The roles whose prompts, or the tokens that they and the responses add, are not those of a role before."""
+        roles: dict[tuple[str, int], int] = {}
+        for role in range(self.config.cory.roles):
+            roles.setdefault((self.task.prompts.template(role), sum(self._tokens_to_come(role))), role)
+        return list(roles.values())
+
+    def _tokens_to_come(self, role: int) -> tuple[int, int]:
+        """The most tokens of the responses that a role reads, and of its own."""
+        longest = self.config.sampling.max_new_tokens
+        limits = [self.task.prompts.settings(index).max_new_tokens or longest for index in range(role + 1)]
+        read = self.task.prompts.reads(role) if self.config.cory.knowledge_transfer else []
+        return sum(limits[index] for index in read), limits[role]
+
     def _check_prompt_lengths(self, dataset: Dataset, role: int, agent: Agent) -> None:
-        """Fails early if a prompt plus the longest response exceeds the context; an observer also reads a response."""
-        max_new_tokens = self.config.sampling.max_new_tokens
+        """Fails early if a prompt plus the longest response exceeds the context; later roles also read responses."""
         columns = dataset[:]
-        reads_response = role > 0 and self.config.cory.knowledge_transfer
-        prompts = self.task.render(role, columns, [""] * len(dataset) if reads_response else None)
-        tokens_to_come = max_new_tokens * (2 if reads_response else 1)
+        reads_responses = role > 0 and self.config.cory.knowledge_transfer
+        empty = [[""] * len(dataset)] * role
+        prompts = self.task.render(role, columns, empty if reads_responses else None)
+        read, written = self._tokens_to_come(role)
         lengths = [len(ids) for ids in agent.encode(prompts)]
         try:
-            check_lengths(lengths, tokens_to_come, agent.context_length, prompts)
+            check_lengths(lengths, read + written, agent.context_length, prompts)
         except UserError as error:
-            reads = f", which also reads a response of up to {max_new_tokens} tokens" if reads_response else ""
-            raise UserError(f"{agent.name} as {role_name(role)}{reads}: {error}") from None
+            reads = f", which also reads responses of up to {read} tokens" if read else ""
+            raise UserError(f"{agent.name} as {self.task.prompts.name(role)}{reads}: {error}") from None

@@ -71,15 +71,15 @@ def coupling(folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int
     columns = repeated(task.dataset[:queries], samples)
     pool = ModelPool(device)
     rewards: list[np.ndarray] = []
-    read = None  # what the pioneer has answered
+    read: list[list[str]] = []  # what each role has answered
     for role, (model, adapter, base) in enumerate(models):
         with pool.loaded(model, adapter, base) as loaded:
+            reads = read if read and config.cory.knowledge_transfer else None
             responses, scores = answer(
-                loaded, task, columns, config.sampling, read, role,
+                loaded, task, columns, config.sampling, reads, role,
                 seed=role, chat_template=model.chat_template, kl=False,
             )  # fmt: skip
-            if config.cory.knowledge_transfer:
-                read = responses.completions
+            read.append(responses.completions)
             rewards.append(np.reshape(scores.total.numpy(), (-1, samples)))
     return correlations(*rewards)
 

@@ -174,7 +174,7 @@ def probe(
     readings = []
     for name, worded in tasks.items():
         for chat in templates:
-            _, scores = answer(loaded, worded, columns, sampling, read, 1, seed=1, chat_template=chat, kl=False)
+            _, scores = answer(loaded, worded, columns, sampling, [read], 1, seed=1, chat_template=chat, kl=False)
             rewards = scores.total.tolist()
             observer = np.reshape(rewards, (-1, samples, answers))
             means = observer.mean(2)

@@ -168,7 +168,10 @@ def test_flags_override_the_file():
             "checkpoint.save_every: expected a multiple of eval_every = 3 with checkpoint.best: .*, got 10",
         ),
         (["--agents", "[{}]"], r"agents: expected an empty list, or an entry for each of 2 agents, got \[{}\]"),
-        (["--agents", "[{}, {modle: {}}]"], r"agents\[1\]: expected model, lora, learning_rate or device, got 'modle'"),
+        (
+            ["--agents", "[{}, {modle: {}}]"],
+            r"agents\[1\]: expected model, lora, learning_rate, device or trained, got 'modle'",
+        ),
         (["--agents", "3"], "agents.*3"),
     ],
 )

@@ -8,22 +8,51 @@ import torch
 from conftest import run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
-from benchmarks.credit import gradients, objective_gradient
+from benchmarks.credit import BATCH_ANSWERS, of_batch, of_mode, world
 from cory.agent import make_agents
 from cory.config import CoryConfig
+from cory.credit import assign_credit
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
 
 @pytest.mark.parametrize("dependence", [0.0, 1.0, 2.0])
 def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
-    wanted = objective_gradient(dependence)
-    found = {mode: gradients(mode, dependence) for mode in ("collective", "causal", "counterfactual", "own")}
+    wanted = world(dependence).objective_gradient()
+    estimates = {mode: of_mode(mode, dependence) for mode in ("collective", "causal", "counterfactual", "own")}
     for mode in ("collective", "causal", "counterfactual"):
-        assert torch.allclose(found[mode][0], wanted, atol=1e-12), mode
-    assert torch.allclose(found["own"][0], wanted, atol=1e-12) == (dependence == 0)
-    variances = [sum(gradients(mode, dependence, seed)[1] for seed in range(10)) for mode in ("causal", "collective")]
-    assert variances[0] < 0.95 * variances[1]
+        assert torch.allclose(estimates[mode].mean, wanted, atol=1e-12), mode
+    assert torch.allclose(estimates["own"].mean, wanted, atol=1e-12) == (dependence == 0)
+    causal, collective = (
+        sum(of_mode(mode, dependence, seed).variances[0] for seed in range(10)) for mode in ("causal", "collective")
+    )
+    assert causal < 0.95 * collective
+
+
+@pytest.mark.parametrize("mode", ["collective", "causal"])
+@pytest.mark.parametrize("algorithm", ["reinforce", "rloo"])
+def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
+    wanted = world(2.0, 3, BATCH_ANSWERS, 2 if algorithm == "reinforce" else 1).objective_gradient()
+    batches = {branches: of_batch(algorithm, 2, branches, 2.0, 3, mode) for branches in (1, 2)}
+    for batch in batches.values():
+        assert torch.allclose(batch.mean, wanted, atol=1e-12, rtol=0)
+    # As many pioneers, each with more observers: less variance for both.
+    assert all(two < one for two, one in zip(batches[2].variances, batches[1].variances, strict=True))
+
+
+def test_a_team_reward_comes_on_top_of_what_any_mode_says():
+    r1 = torch.tensor([1.0, 2.0])
+    r2 = torch.tensor([10.0, 20.0, 30.0, 50.0])
+    team = torch.tensor([0.0, 100.0, 200.0, 400.0])
+    unread = [torch.zeros(2), torch.tensor([1.0, 1.0, 2.0, 2.0])]
+    first = {"collective": [16.0, 42.0], "causal": [16.0, 42.0], "own": [1.0, 2.0], "counterfactual": [15.0, 40.0]}
+    second = {"collective": [11.0, 21.0, 32.0, 52.0]}
+    for mode, of_pioneer in first.items():
+        rewards = assign_credit([r1, r2], mode, 1.0, unread, team)
+        assert rewards[0].tolist() == [of_pioneer[0] + 50, of_pioneer[1] + 300]  # the mean over its observers
+        assert rewards[1].tolist() == [a + b for a, b in zip(second.get(mode, r2.tolist()), team.tolist(), strict=True)]
+        alone = assign_credit([r1, r2], mode, 1.0, unread)
+        assert alone[0].tolist() == of_pioneer
 
 
 def spy(trainer):

@@ -24,6 +24,7 @@ from cory.cli.arguments import Arguments
 from cory.cli.load import load
 from cory.evaluation.settings import EvaluationConfig
 from cory.parallel import distributed
+from cory.run.jsonl import read_rows
 from gsm8k_train.config import Gsm8kConfig
 from gsm8k_train.evaluate import Gsm8kEvaluation
 from imdb_train.config import ImdbConfig
@@ -128,7 +129,17 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
     done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "praise/agent_2 after agent_1" in done.stdout and "praise_ppo/agent_1 after itself" in done.stdout
-    assert (tmp_path / "praise/runs/evaluation-praise-praise_ppo/evaluation.md").exists()
+    runs = tmp_path / "praise/runs"
+    assert (runs / "evaluation-praise-praise_ppo/evaluation.md").exists()
+
+    # The chains of one's own.
+    for row in ("roles/agent_3 after agent_2 after agent_1", "frozen/agent_2 after agent_1", "branches_rloo/agent_2"):
+        assert row in done.stdout
+    metrics = {name: read_rows(runs / name / "metrics.jsonl") for name in ("roles", "frozen", "branches_rloo")}
+    assert {row["role"] for row in metrics["roles"]} == {"writer", "doubter", "closer"}
+    assert all(0 < row["team_reward"] <= 1 for row in metrics["roles"])
+    assert [(row["agent"], row["kl"] == 0) for row in metrics["frozen"][2:]] == [("agent_1", False), ("agent_2", True)]
+    assert all("value_loss" not in row for row in metrics["branches_rloo"])
 
 
 def test_the_site_builder_finds_what_is_not_there(tmp_path):

@@ -98,13 +98,15 @@ def test_paper_prompts():
     prompts = RolePrompts("{prompt}", 'I can make this sentence "{prompt}{response}" more positive: {prompt}')
     row = {"prompt": "The film was"}
     assert prompts.render(0, row, None) == "The film was"
-    assert prompts.render(1, row, " dull") == 'I can make this sentence "The film was dull" more positive: The film was'
+    assert (
+        prompts.render(1, row, [" dull"]) == 'I can make this sentence "The film was dull" more positive: The film was'
+    )
     assert prompts.render(1, row, None) == "The film was"  # without knowledge transfer
 
 
 def test_braces_in_texts_are_text():
     prompts = RolePrompts(observer="{{{prompt}}} {response} {label}")
-    assert prompts.render(1, {"prompt": "{response}", "label": 3}, "{0.__class__}") == "{{response}} {0.__class__} 3"
+    assert prompts.render(1, {"prompt": "{response}", "label": 3}, ["{0.__class__}"]) == "{{response}} {0.__class__} 3"
 
 
 def test_distinct_by_hand():

@@ -79,7 +79,7 @@ class Checkpoints(Callback):
             return
         try:
             state.lengths = run.lengths()
-            target = checkpoint.write(folder, state, trainer.agents)
+            target = checkpoint.write(folder, state, trainer.trained_agents)
         except (OSError, SafetensorError, distributed.FailedElsewhere) as error:
             if run.writes:
                 warnings.warn(
@@ -105,7 +105,7 @@ class Checkpoints(Callback):
             return False
         path = checkpoint.path_of(trainer.run.folder / "checkpoints", self.saved_iteration)
         try:
-            checkpoint.read(path, [agent.name for agent in trainer.agents])
+            checkpoint.read(path, [agent.name for agent in trainer.trained_agents])
         except checkpoint.Damaged:
             return False
         return True

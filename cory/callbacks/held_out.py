@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HeldOut(Callback):
-    """Every `eval_every` iterations, each role's mean task reward on held-out queries: `eval_task_rewards`.
+    """Every `eval_every` iterations, rewards on held-out queries: `eval_task_rewards` and `eval_team_reward`.
 
     The iteration's chain answers them, with the same random numbers each time. Training does not notice, as its random
     numbers are others.
@@ -43,11 +43,13 @@ class HeldOut(Callback):
         if trainer.eval_dataset is None or (iteration.index + 1) % trainer.config.eval_every:
             return
         with timed(iteration.seconds, "evaluate"):
-            iteration.eval_task_rewards = evaluate(trainer, iteration, trainer.eval_dataset)
+            means = evaluate(trainer, iteration, trainer.eval_dataset)
+            iteration.eval_task_rewards, iteration.eval_team_reward = means
 
 
-def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset) -> list[float]:
-    """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers."""
+def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset) -> tuple[list[float], float | None]:
+    """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers, and the mean team
+    reward; None without one."""
     config = trainer.config
     world_size = distributed.world_size()
     own_rows = list(range(len(dataset))[distributed.rank() :: world_size])
@@ -55,12 +57,19 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
 
     generators = trainer.generators(Purpose.HELD_OUT, iteration.chain)
     task_rewards: list[list[float]] = [[] for _ in iteration.chain]
+    team_rewards: list[float] = []
     for start in range(0, len(own_rows), batch_size):
         batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
         rollouts = trainer.roll_out(iteration.chain, batch, generators)
         for role, scores in enumerate(trainer.score_rollouts(batch, rollouts)):
             task_rewards[role] += scores.total.tolist()
-    return [statistics.fmean(distributed.gather_rows(rewards)) for rewards in task_rewards]
+        of_team = trainer.score_chains(batch, rollouts)
+        if of_team is not None:
+            team_rewards += of_team.tolist()
+    means = [statistics.fmean(distributed.gather_rows(rewards)) for rewards in task_rewards]
+    if trainer.task.team is None:
+        return means, None
+    return means, statistics.fmean(distributed.gather_rows(team_rewards))
 
 
 def overlap_with_training(held_out: datasets.Dataset, trained: datasets.Dataset) -> dict[str, float]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cory.callbacks.callback import Callback
-from cory.iteration import Iteration
+from cory.credit import per_response
+from cory.iteration import Iteration, repeated
 from cory.metrics import combined_reward, distinct
 from cory.parallel import distributed
-from cory.roles import role_name
 from cory.run.clock import timed
 from cory.run.flags import flags
 from cory.task_metrics import measure_responses
@@ -45,28 +45,37 @@ def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[s
     """
     kl_coef = trainer.config.ppo.init_kl_coef
     kl_bound = trainer.config.guards.kl_bound
+    team_rewards = None
+    if iteration.team_rewards is not None:
+        team_rewards = torch.tensor(distributed.gather_rows(iteration.team_rewards.tolist()))
     first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
     records = []
     for role, agent in enumerate(iteration.chain):
         completions = distributed.gather_rows(iteration.rollouts[role].completions)
         task_rewards = torch.tensor(distributed.gather_rows(iteration.task_rewards[role].tolist()))
+        earned = task_rewards
+        if team_rewards is not None:
+            earned = task_rewards + per_response(team_rewards, like=task_rewards)
         update_stats = iteration.stats[role].metrics()
         kl = update_stats.pop("kl")
         record: dict[str, Any] = {
             "iteration": iteration.index,
             "agent": agent.name,
-            "role": role_name(role),
+            "role": iteration.rollouts[role].role,
             "task_reward": task_rewards.mean().item(),
+            **({} if team_rewards is None else {"team_reward": team_rewards.mean().item()}),
             "kl": kl,
-            "combined_reward": combined_reward(task_rewards.mean().item(), kl, kl_coef),
+            "combined_reward": combined_reward(earned.mean().item(), kl, kl_coef),
             **update_stats,
             "distinct_2": distinct(completions, 2),
         }
         record |= of_task(trainer, iteration, role)
         first_record = first_records.get(record["role"], record)
-        record["flags"] = flags(record, first_record, task_rewards, completions, kl_bound)
+        record["flags"] = flags(record, first_record, earned, completions, kl_bound)
         if iteration.eval_task_rewards:
             record["eval_task_reward"] = iteration.eval_task_rewards[role]
+        if iteration.eval_team_reward is not None:
+            record["eval_team_reward"] = iteration.eval_team_reward
         records.append(record)
 
     position = {agent.name: index for index, agent in enumerate(trainer.agents)}
@@ -77,13 +86,15 @@ def of_task(trainer: CoryTrainer, iteration: Iteration, role: int) -> dict[str, 
     """What the task's metrics, and each of several reward functions, give a role's responses: means over those to which
     they apply. One that applies to none is left out.
     """
-    completions = iteration.rollouts[role].completions
-    columns = {name: values for name, values in iteration.columns.items() if name != "prompt"}
-    columns["role"] = [role_name(role)] * len(completions)
+    rollout = iteration.rollouts[role]
+    completions = rollout.completions
+    columns = {name: repeated(values, rollout.branches) for name, values in iteration.columns.items()}
+    prompts = columns.pop("prompt")
+    columns["role"] = [rollout.role] * len(completions)
     task_rewards = iteration.task_rewards[role].tolist()
     values = {f"reward_{name}": rewards.tolist() for name, rewards in iteration.rewards_by_function[role].items()}
     values |= distributed.agreed(
-        lambda: measure_responses(trainer.task.metrics, iteration.columns["prompt"], completions, task_rewards, columns)
+        lambda: measure_responses(trainer.task.metrics, prompts, completions, task_rewards, columns)
     )
     means = {}
     for name, of_process in values.items():

@@ -1,11 +1,11 @@
-"""The end of a run: agents with their model cards, curves.png and summary.json."""
+"""What a run leaves: agents with their model cards, curves.png and summary.json."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,21 @@ if TYPE_CHECKING:
 
 
 class Results(Callback):
-    """Saves agents, curves and summary, and prints the results.
+    """Saves frozen agents at the beginning, the others, curves and summary at the end, and prints the results.
 
     Raises a UserError, in all processes, if something cannot be written, such as on a full disk. What was saved before
     stays as it was then: the new files appear when all of them are written.
     """
 
     collective = True  # of sharded agents each process has a part
+
+    def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
+        frozen = [agent.name for agent in trainer.agents if not agent.is_trained]
+        # A run that is continued has them already, and they do not change.
+        missing = distributed.broadcast_object([name for name in frozen if not (run.folder / name).is_dir()])
+        if missing:
+            with _explained(run):
+                self._save_frozen(trainer, run, missing)
 
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
         means = summarise(run.history, [agent.name for agent in trainer.agents])
@@ -45,14 +53,8 @@ class Results(Callback):
             "agents": means,
             **run.summary,
         }
-        try:
+        with _explained(run):
             self._save(trainer, run, summary)
-        except Exception as error:
-            if not (is_not_written(error) or isinstance(error, distributed.FailedElsewhere)):
-                raise
-            raise UserError(
-                f"expected to save agents and results in {str(run.folder)!r}, which could not be written ({error})"
-            ) from None
         run.finished = True
         if run.writes:
             print(summary_table(means, roles))
@@ -60,14 +62,36 @@ class Results(Callback):
             speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
             print(f"\n{speed}. Curves, samples and agents are in {run.folder}; report.html shows them")
 
+    def _save_frozen(self, trainer: CoryTrainer, run: Run, names: Sequence[str]) -> None:
+        with ExitStack() as stage:
+            folder = distributed.broadcast_object(distributed.agreed(partial(_begin, run, stage)))
+            for agent in trainer.agents:
+                if agent.name in names:
+                    distributed.agreed(partial(agent.save, folder / agent.name))
+                    distributed.agreed(partial(_write_card, trainer, run, agent.name, {}, folder))
+            distributed.agreed(stage.close)
+
     def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
         # Each step is taken by all processes, so that none waits for one that could not write.
         with ExitStack() as stage:
             folder = distributed.broadcast_object(distributed.agreed(partial(_begin, run, stage)))
-            for agent in trainer.agents:
+            for agent in trainer.trained_agents:
                 distributed.agreed(partial(agent.save, folder / agent.name))
             distributed.agreed(partial(_write_results, trainer, run, summary, folder))
             distributed.agreed(partial(_complete, run, stage))
+
+
+@contextmanager
+def _explained(run: Run) -> Iterator[None]:
+    """Turns what is raised where something cannot be written into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        if not (is_not_written(error) or isinstance(error, distributed.FailedElsewhere)):
+            raise
+        raise UserError(
+            f"expected to save agents and results in {str(run.folder)!r}, which could not be written ({error})"
+        ) from None
 
 
 def _begin(run: Run, stage: ExitStack) -> Path | None:
@@ -78,16 +102,22 @@ def _begin(run: Run, stage: ExitStack) -> Path | None:
     return stage.enter_context(staged(run.folder))
 
 
+def _write_card(
+    trainer: CoryTrainer, run: Run, name: str, means: Mapping[str, Mapping[str, float]], folder: Path
+) -> None:
+    if run.writes:
+        card = agent_card(name, trainer.config, means, run.fingerprint, trainer.state.before.get(name, []))
+        (folder / name / "README.md").write_text(card, encoding="utf-8")
+
+
 def _write_results(trainer: CoryTrainer, run: Run, summary: Mapping[str, Any], folder: Path) -> None:
     if not run.writes:
         return
     from cory.report.plots import plot_curves  # here, as importing matplotlib takes a while
 
-    for name, means in summary["agents"].items():
-        samples = summary["samples"]["before"].get(name, [])
-        card = agent_card(name, trainer.config, means, run.fingerprint, samples)
-        (folder / name / "README.md").write_text(card, encoding="utf-8")
-    plot_curves(run.history, folder / "curves.png")
+    for agent in trainer.trained_agents:
+        _write_card(trainer, run, agent.name, summary["agents"][agent.name], folder)
+    plot_curves(run.history, folder / "curves.png", trainer.task.prompts.name(0))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
 

@@ -12,7 +12,6 @@ from cory.callbacks.callback import Callback
 from cory.iteration import Batch, Iteration
 from cory.models.rollout import Rollout
 from cory.prompts import text_of
-from cory.roles import role_name
 from cory.run.clock import timed
 from cory.streams import Purpose
 
@@ -40,7 +39,14 @@ class Samples(Callback):
         # Of each group of chains that answer the same query, the first.
         group_size = trainer.config.chains_per_query
         rows = slice(0, NUM_QUERIES * group_size, group_size)
-        described = describe(iteration.chain, iteration.columns, iteration.rollouts, iteration.task_rewards, rows)
+        described = describe(
+            iteration.chain,
+            iteration.columns,
+            iteration.rollouts,
+            iteration.task_rewards,
+            rows,
+            iteration.team_rewards,
+        )
         iteration.samples = [{"iteration": iteration.index, **sample} for sample in described]
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
@@ -68,7 +74,8 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
         generators = trainer.generators(Purpose.SAMPLES, chain, process=0)
         rollouts = trainer.roll_out(chain, batch, generators)
         task_rewards = [scores.total for scores in trainer.score_rollouts(batch, rollouts)]
-        samples[name] = describe(chain, batch.columns, rollouts, task_rewards, slice(None))
+        team_rewards = trainer.score_chains(batch, rollouts) if name == "chain" else None
+        samples[name] = describe(chain, batch.columns, rollouts, task_rewards, slice(None), team_rewards)
     return samples
 
 
@@ -78,23 +85,34 @@ def describe(
     rollouts: Sequence[Rollout],
     task_rewards: Sequence[torch.Tensor],
     rows: slice,
+    team_rewards: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """By role, a record (docs/metrics.md, "Samples") of each response in `rows`."""
+    """By role, a record (docs/metrics.md, "Samples") of each response in `rows`; where chains branch, of the first."""
     queries = [text_of(prompt) for prompt in columns["prompt"][rows]]
+    of_team = {}
+    if team_rewards is not None:
+        of_team = {"team_reward": team_rewards[_first_branches(rows, rollouts[-1].branches)].tolist()}
     samples = []
-    for role, agent in enumerate(chain):
-        rollout = rollouts[role].rows(rows)
-        rewards = task_rewards[role][rows].tolist()
-        explanations = agent.explain(rollout)  # KL and log-ratios, token by token
+    for agent, rollout, rewards in zip(chain, rollouts, task_rewards, strict=True):
+        rows_of_role = _first_branches(rows, rollout.branches)
+        shown = rollout.rows(rows_of_role)
+        shown_rewards = {"task_reward": rewards[rows_of_role].tolist(), **of_team}
+        explanations = agent.explain(shown)  # KL and log-ratios, token by token
         for row, query in enumerate(queries):
             sample = {
                 "agent": agent.name,
-                "role": role_name(role),
+                "role": rollout.role,
                 "query": query,
-                "prompt": rollout.prompts[row],
-                "completion": rollout.completions[row],
-                "task_reward": rewards[row],
+                "prompt": shown.prompts[row],
+                "completion": shown.completions[row],
+                **{name: values[row] for name, values in shown_rewards.items()},
                 **explanations[row],
             }
             samples.append(sample)
     return samples
+
+
+def _first_branches(rows: slice, branches: int) -> slice:
+    """The rows of a role with so many responses where the role before has one."""
+    stop = None if rows.stop is None else rows.stop * branches
+    return slice(0, stop, (rows.step or 1) * branches)

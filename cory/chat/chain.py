@@ -14,9 +14,8 @@ from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_folders, agent_weights
 from cory.evaluation.responses import reply
 from cory.models.load import ModelPool
-from cory.prompts import RolePrompts, check_prompt, placeholders, text_of
+from cory.prompts import check_prompt, text_of
 from cory.rewards import MissingColumns, score
-from cory.roles import role_name
 from cory.task import Task
 
 
@@ -102,7 +101,7 @@ class Chain:
     @property
     def speakers(self) -> list[str]:
         """Who answers a query: the bases, then the agents in their roles."""
-        roles = [f"agent_{number} as {role_name(role)}" for role, number in enumerate(self.order)]
+        roles = [f"agent_{number} as {self.task.prompts.name(role)}" for role, number in enumerate(self.order)]
         return [*self.bases, *roles]
 
     def exchange(self) -> None:
@@ -123,17 +122,18 @@ class Chain:
         """
         row = self.row(query)
         check_prompt(row["prompt"], "query")
-        missing = [name for name in template_columns(self.task.prompts) if name not in row]
+        missing = [name for name in self.task.prompts.columns() if name not in row]
         if missing:
             raise UserError(f"query: expected {' and '.join(missing)}, which the prompts name. {self._remedy(missing)}")
 
         columns = {name: [value] for name, value in row.items()}
         texts = [self._respond(Weights(base, None, base), columns, None, 0) for base in self.bases.values()]
-        read = None
+        read: list[str] = []
         for role, number in enumerate(self.order):
-            text = self._respond(self.agents[number - 1], columns, read, role)
+            text = self._respond(self.agents[number - 1], columns, read or None, role)
             texts.append(text)
-            read = text if self.knowledge_transfer else None
+            if self.knowledge_transfer:
+                read.append(text)
         rewards = self._rewards(row, texts)
         return [Answer(who, text, reward) for who, text, reward in zip(self.speakers, texts, rewards, strict=True)]
 
@@ -187,7 +187,10 @@ class Chain:
         name = missing[0]
         return f"{of_data}For your own, set it: /set {name}=VALUE in the terminal, the field {name} in the page."
 
-    def _respond(self, weights: Weights, columns: Mapping[str, Sequence[Any]], read: str | None, role: int) -> str:
+    def _respond(
+        self, weights: Weights, columns: Mapping[str, Sequence[Any]], read: Sequence[str] | None, role: int
+    ) -> str:
+        """A response. `read`: those of the earlier roles."""
         # The base is the model itself, as no KL is computed.
         with_itself = Weights(weights.model, weights.adapter, weights.model)
         pool = self.pools.setdefault(str(weights.model), ModelPool(self.device))
@@ -197,7 +200,8 @@ class Chain:
                 self.task,
                 columns,
                 self.sampling,
-                read=None if read is None else [read],
+                read=None if read is None else [[text] for text in read],
+                role=role,
                 seed=self.seed * 1_000_003 + role,
                 chat_template=weights.model.chat_template,
                 kl=False,
@@ -211,7 +215,7 @@ class Chain:
             return nothing
         columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
         roles = [0] * len(self.bases) + list(range(len(self.order)))
-        columns["role"] = [role_name(role) for role in roles]
+        columns["role"] = [self.task.prompts.name(role) for role in roles]
         try:
             return score(self.task.reward, [row["prompt"]] * len(texts), texts, columns).tolist()
         except MissingColumns as error:
@@ -228,17 +232,11 @@ class Chain:
             self.notes.append(text)
 
 
-def template_columns(prompts: RolePrompts) -> list[str]:
-    """The columns that the roles' prompts name, besides the query."""
-    names = [*placeholders(prompts.pioneer, "pioneer"), *placeholders(prompts.observer, "observer")]
-    return [name for name in dict.fromkeys(names) if name not in ("prompt", "response")]
-
-
 def further_columns(task: Task) -> list[str]:
     """The columns of a task's data that its prompts and its reward read, besides the query."""
     given = ("prompts", "completions", "role")
     columns = [name for name in task.dataset.column_names if name != "prompt"]
-    read = set(template_columns(task.prompts))
+    read = set(task.prompts.columns())
     for reward in task.rewards:
         read |= set(reward.arguments(dict.fromkeys([*given, *columns], ())))
     return [name for name in columns if name in read]

@@ -13,11 +13,11 @@ from typing import Any
 from datasets import Dataset
 
 from cory.agent import make_agents
-from cory.chat.chain import Chain, template_columns
+from cory.chat.chain import Chain
 from cory.chat.config import ChatConfig
 from cory.config import Config, ParallelConfig, changed
 from cory.errors import UserError
-from cory.evaluation.lineup import reward_differs
+from cory.evaluation.lineup import prompts_of_run, reward_differs
 from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts
 from cory.provenance.models import check_models, policy_models
@@ -49,8 +49,7 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
 
     device = choose_device(settings.device)
     with _saved_agents(path, run, config) as (folder, iterations):
-        prompts = fingerprint.get("prompts")
-        task, datasets, note = _task(kind, config, RolePrompts(**prompts) if prompts else None)
+        task, datasets, note = _task(kind, config, prompts_of_run(recorded))
         recorded_models = fingerprint.get("models") or {}
         check_models(recorded_models, policy_models(config), str(run))
         check_models(recorded_models, task.models(), str(run), chosen=True)
@@ -63,7 +62,7 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
 
 def _task(kind: TaskKind[Any] | None, config: Config, prompts: RolePrompts | None) -> tuple[Task, list[Dataset], str]:
     """The run's task, with the prompts that it has recorded; its data; and what the user should know, if anything."""
-    columns = ["prompt", *template_columns(prompts or RolePrompts())]
+    columns = ["prompt", *(prompts or RolePrompts()).columns()]
     without_reward = Task(_stand_in(columns), [], prompts or RolePrompts())
     if kind is None:
         return (
@@ -117,7 +116,8 @@ def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path,
         summary: Mapping[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         yield run, f"{summary['iterations']} iterations"
         return
-    names = [f"agent_{number + 1}" for number in range(config.cory.num_agents)]
+    trained = [number for number in range(config.cory.num_agents) if config.is_trained(number)]
+    names = [f"agent_{number + 1}" for number in trained]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
         try:
@@ -142,6 +142,6 @@ def _checkpoint(path: Path, run: Path, agents: Sequence[str]) -> tuple[Path, Run
 def _write_agents(saved: Path, state: RunState, config: Config, folder: Path) -> None:
     """Writes the agents of a checkpoint into folders, as a run does at its end."""
     agents = make_agents(config)
-    checkpoint.load(saved, state, agents)
+    checkpoint.load(saved, state, [agent for agent in agents if agent.is_trained])
     for agent in agents:
         agent.save(folder / agent.name)

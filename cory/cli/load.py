@@ -115,6 +115,8 @@ def read_command_line(
         config = _parse(config_class, parser, argv)
         if single_agent:
             config.agents = config.agents[:1]
+            config.roles = config.roles[:1]
+            config.branches = 1
         config.check()
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)

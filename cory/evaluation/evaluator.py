@@ -17,7 +17,6 @@ from cory.evaluation.responses import LoadedModel, Responses, answer
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.load import ModelPool
 from cory.rewards import Scores
-from cory.roles import role_name
 
 Record = dict[str, Any]  # a line of responses.jsonl
 SECONDS_BETWEEN_LINES = 30
@@ -114,7 +113,7 @@ class Evaluator:
             record = {
                 "model": name,
                 "query": query,
-                "role": role_name(role),
+                "role": candidate.task.prompts.name(role),
                 "rewards": rewards[rows],
                 "rewards_by_function": {
                     function: [None if math.isnan(value) else value for value in values[rows].tolist()]
@@ -167,11 +166,18 @@ class Evaluator:
                 chat_template=candidate.weights.model.chat_template,
             )
 
-    def _read_texts(self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig) -> list[str] | None:
-        """What an observer reads: the responses of the row `reads` that were sampled alike."""
+    def _read_texts(self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig) -> list[list[str]] | None:
+        """What a later role reads: of each earlier role the responses that were sampled alike.
+
+        `reads`: the row of the role before.
+        """
         if reads is None:
             return None
         records = [self.done[reads, query] for query in chunk]
         if sampling is self.greedy:
-            return [record["greedy"] for record in records]
-        return [text for record in records for text in record["completions"]]
+            texts = [record["greedy"] for record in records]
+        else:
+            texts = [text for record in records for text in record["completions"]]
+        before = self.lineup.chains.get(reads)
+        earlier = self._read_texts(chunk, before.reads, sampling) if before else None
+        return [*(earlier or []), texts]

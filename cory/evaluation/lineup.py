@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cory.config import Config, ModelConfig, SamplingConfig, changed
+from cory.config import Config, ModelConfig, RoleConfig, SamplingConfig, changed
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_weights, run_agents
 from cory.evaluation.settings import EvaluationConfig
@@ -170,11 +170,18 @@ def _short(agent: str) -> str:
 
 
 def with_prompts_of(run: Path, task: Task) -> Task:
-    """The task with the prompts that a run has recorded."""
-    fingerprint = read_settings(run).get("fingerprint")
-    if not fingerprint:
-        return task
-    return replace(task, prompts=RolePrompts(**fingerprint["prompts"]))
+    """The task with the prompts and roles that a run has recorded."""
+    settings = read_settings(run)
+    prompts = prompts_of_run(settings)
+    return task if prompts is None else replace(task, prompts=prompts)
+
+
+def prompts_of_run(settings: Mapping[str, Any]) -> RolePrompts | None:
+    """What a run's roles read, by its config.yaml; None where that does not say it."""
+    prompts = (settings.get("fingerprint") or {}).get("prompts")
+    if not prompts:
+        return None
+    return RolePrompts(**prompts, roles=tuple(RoleConfig(**role) for role in settings.get("roles") or []))
 
 
 def reward_differs(run: Path, fingerprint: Mapping[str, Any], task: Task) -> str:

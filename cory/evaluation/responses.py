@@ -25,7 +25,6 @@ from cory.models.sampling import (
 from cory.models.tokens import rounded, token_texts
 from cory.prompts import Prompt, fit_responses
 from cory.rewards import Scores, score_by_function
-from cory.roles import role_name
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
@@ -134,7 +133,8 @@ def reply(
     task: Task,
     columns: Mapping[str, Sequence[Any]],
     sampling: SamplingConfig,
-    read: Sequence[str] | None = None,
+    read: Sequence[Sequence[str]] | None = None,
+    role: int = 0,
     **options: Any,
 ) -> Responses:
     """A response to each row of a task.
@@ -142,15 +142,18 @@ def reply(
     Args:
         loaded: model, base and tokenizer.
         columns: of the rows, `prompt` among them.
-        read: the responses that an observer reads; None: the prompts are the pioneer's.
+        sampling: of roles without limits of their own.
+        read: the responses of each earlier role, which a later one reads; None: the prompts are the pioneer's.
+        role: whose prompts and limits these are.
         options: `batch_size`, `seed`, `chat_template` and `kl` of `respond`.
     """
     model, base, tokenizer = loaded
+    sampling = task.prompts.settings(role).sampling(sampling)
     if read is None:
         prompts = task.render(0, columns)
     else:
         prompts = fit_responses(
-            partial(task.render, 1, columns),
+            partial(task.render, role, columns),
             read,
             partial(encode, tokenizer, chat_template=options.get("chat_template", False)),
             context_length(model),
@@ -164,14 +167,14 @@ def answer(
     task: Task,
     columns: Mapping[str, Sequence[Any]],
     sampling: SamplingConfig,
-    read: Sequence[str] | None = None,
+    read: Sequence[Sequence[str]] | None = None,
     role: int = 0,
     **options: Any,
 ) -> tuple[Responses, Scores]:
-    """A response to each row of a task, as `reply` gives it, and their task rewards. `role` is passed to the reward."""
-    responses = reply(loaded, task, columns, sampling, read, **options)
+    """A response to each row of a task, as `reply` gives it, and their task rewards. The reward learns the role."""
+    responses = reply(loaded, task, columns, sampling, read, role, **options)
     other_columns = {name: values for name, values in columns.items() if name != "prompt"}
-    other_columns["role"] = [role_name(role)] * len(responses.completions)
+    other_columns["role"] = [task.prompts.name(role)] * len(responses.completions)
     with torch.autocast(loaded[0].device.type, enabled=False):  # rewards are computed as in training
         scores = score_by_function(task.reward, columns["prompt"], responses.completions, other_columns)
     return responses, scores

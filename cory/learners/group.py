@@ -3,8 +3,11 @@ value head.
 
 Each query is answered by `group_size` chains. A role's baseline comes from the other chains'
 rewards in that role, so each role of a chain of any length has its own baseline. With one agent,
-this is the ordinary algorithm.
+this is the ordinary algorithm. Where chains branch, an observer's baseline comes from the other
+observers of the same response.
 """
+
+from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
@@ -19,6 +22,7 @@ from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import make_kl_controller
 from cory.models import window
 from cory.models.lora import LanguageModel
+from cory.models.rollout import Rollout
 from cory.parallel import sharding
 
 
@@ -83,13 +87,17 @@ class GroupLearner(Learner):
         if self.kl_in == "auto":
             self.kl_in = "loss" if config.algorithm in ("grpo", "dr_grpo") else "reward"
 
-    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: int) -> Targets:
+    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]) -> Targets:
         """An advantage for each response, the same at all its tokens."""
         if self.kl_in == "reward":
             log_ratios = (old.logprobs - old.ref_logprobs) * mask
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
-        advantages = losses.group_advantages(rewards, self.config.algorithm, self.config.chains_per_query, rollouts)
-        return Targets(advantages[:, None] * mask)
+        rewards_by_role = rewards.split([len(rollout.completions) for rollout in rollouts])
+        advantages = [
+            losses.group_advantages(of_role, self.config.algorithm, self.config.chains_per_query, rollout.branches)
+            for of_role, rollout in zip(rewards_by_role, rollouts, strict=True)
+        ]
+        return Targets(torch.cat(advantages)[:, None] * mask)
 
     def loss_terms(
         self, new: ForwardPass, entropies: Tensor, old: OldPolicy, targets: Targets, mask: Tensor, mean_length: Tensor

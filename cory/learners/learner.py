@@ -8,6 +8,7 @@
 """
 
 import copy
+import itertools
 import math
 import statistics
 import warnings
@@ -178,13 +179,13 @@ class Learner(ABC):
         return self.accelerator.unwrap_model(self.model).pretrained_model
 
     @abstractmethod
-    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: int) -> Targets:
+    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]) -> Targets:
         """Advantages, and what else the loss needs, from the (batch,) training rewards of all
         rollouts together.
 
         Args:
             mask: (batch, R), 1 where there is a response token.
-            rollouts: how many these are; each has equally many rows.
+            rollouts: whose rows these are, one rollout after the other.
         """
 
     @abstractmethod
@@ -220,8 +221,9 @@ class Learner(ABC):
         coefficient.
 
         Args:
-            rollouts: of the agent, one for each of its roles; each has `batch_size` rows.
-            rewards: of each rollout, the (batch,) training rewards.
+            rollouts: of the agent, one for each of its roles; each has `batch_size` rows, but for a pioneer after whom
+                the chain branches, which has `batch_size / branches`.
+            rewards: of each rollout, the training rewards of its rows.
             shuffle: draws the order of the rows in each epoch.
 
         Returns the statistics of each rollout. Raises a ValueError if the number of rows is
@@ -229,9 +231,11 @@ class Learner(ABC):
         weights are then as before that optimizer step.
         """
         for rollout, reward in zip(rollouts, rewards, strict=True):
-            if not len(rollout.prompt_ids) == len(rollout.response_ids) == len(reward) == self.batch_size:
+            rows = self.batch_size * rollout.branches // self.config.branches
+            if not len(rollout.prompt_ids) == len(rollout.response_ids) == len(reward) == rows:
+                size = "batch_size" if rows == self.batch_size else "batch_size / branches"
                 raise ValueError(
-                    f"expected batch_size = {self.batch_size} prompts, responses and rewards of each rollout, "
+                    f"expected {size} = {rows} prompts, responses and rewards of each rollout, "
                     f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
                 )
         self._switch_dropout_off()
@@ -247,14 +251,16 @@ class Learner(ABC):
         engine_logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
         engine_difference = difference(old.logprobs, engine_logprobs, mask) if engine_logprobs else None
         with torch.no_grad():
-            targets = self.targets(old, training_rewards, mask, len(rollouts))
+            targets = self.targets(old, training_rewards, mask, rollouts)
+            if len({len(rollout.completions) for rollout in rollouts}) > 1:
+                targets.advantages = targets.advantages * _role_weights(rollouts).to(mask.device)[:, None]
 
         update = Update(rollouts, batch, old, targets)
         rows_per_step = self.mini_batch_size * self.ppo.gradient_accumulation_steps
         for _ in range(self.ppo.ppo_epochs):
             order = shuffle.permutation(len(mask)).tolist()
-            for start in range(0, len(mask), rows_per_step):
-                self._optimizer_step(update, order[start : start + rows_per_step])
+            for rows_of_step in _even_parts(order, math.ceil(len(order) / rows_per_step)):
+                self._optimizer_step(update, rows_of_step)
 
         stats = self._statistics(update, engine_difference)
         self.reward_moments = reward_moments
@@ -298,12 +304,13 @@ class Learner(ABC):
     def _statistics(self, update: Update, engine_difference: float | None) -> list[UpdateStats]:
         """The statistics of each rollout, over all processes."""
         rollouts = len(update.rollouts)
+        sizes = [len(rollout.completions) for rollout in update.rollouts]
         mask = update.batch.response_mask
         # The reported KL, and a response's length, are of the policy that sampled: before the first
         # optimizer step. Each rollout has its own, the mean over its rows. They are summed here,
         # and divided by the rows below.
-        kl_sums = [kl.sum() for kl in (update.old.kl * mask).chunk(rollouts)]
-        token_sums = [tokens.sum() for tokens in mask.chunk(rollouts)]
+        kl_sums = [kl.sum() for kl in (update.old.kl * mask).split(sizes)]
+        token_sums = [tokens.sum() for tokens in mask.split(sizes)]
         sums = distributed.all_reduce_sum(torch.stack([*kl_sums, *token_sums]))
 
         # The others are means over the mini-batches of all epochs; NaN where every optimizer step
@@ -316,9 +323,9 @@ class Learner(ABC):
             means = torch.stack([terms.vector() for terms in update.terms]).mean(0)
 
         numbers = torch.cat([sums, means]).tolist()  # all leave the device at once
-        rows = self.batch_size * distributed.world_size()
-        kls = [number / rows for number in numbers[:rollouts]]
-        lengths = [number / rows for number in numbers[rollouts : 2 * rollouts]]
+        rows = [size * distributed.world_size() for size in sizes]
+        kls = [number / count for number, count in zip(numbers[:rollouts], rows, strict=True)]
+        lengths = [number / count for number, count in zip(numbers[rollouts : 2 * rollouts], rows, strict=True)]
         mean = dict(zip(names, numbers[2 * rollouts :], strict=True))
         return [
             UpdateStats(
@@ -427,8 +434,7 @@ class Learner(ABC):
 
     def _optimizer_step(self, update: Update, rows: list[int]) -> None:
         """One optimizer step on the rows `rows`: a mini-batch, or with gradient accumulation several."""
-        size = self.mini_batch_size
-        mini_batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        mini_batches = _even_parts(rows, self.ppo.gradient_accumulation_steps)
 
         def backward() -> list[LossTerms]:
             self.optimizer.zero_grad()
@@ -600,14 +606,36 @@ class Learner(ABC):
         return {names[parameter]: parameter for parameter in self.model_params}
 
 
+def _even_parts(rows: list[int], parts: int) -> list[list[int]]:
+    """The rows in that order, in parts of equal length; of a number that the parts do not divide, within one row.
+
+    The parts are those of the settings where the rows are `batch_size`. Other numbers come from branches.
+    """
+    bounds = [len(rows) * part // parts for part in range(parts + 1)]
+    return [rows[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
+    """A weight for each row, 1 on average, by which rollouts of different sizes count alike.
+
+    A pioneer's response stands for as many chains as branch after it.
+    """
+    sizes = torch.tensor([len(rollout.completions) for rollout in rollouts])
+    weights = sizes.sum() / (len(sizes) * sizes)
+    return weights.repeat_interleave(sizes)
+
+
 def _not_finite(what: str, rollouts: Sequence[Rollout], rows: set[int]) -> NotFinite:
     """The error that names agent, role, rows and text. `rows`: of the batch, one rollout after the other."""
     agent = rollouts[0].agent
     if not rows:
         return NotFinite(what, f"{agent} as {' and '.join(rollout.role for rollout in rollouts)}")
-    size = len(rollouts[0].prompts)
-    index = min(rows) // size
-    rollout = rollouts[index]
-    rollout_rows = sorted(row % size for row in rows if row // size == index)
+    first = 0  # row of the batch with which a rollout begins
+    for rollout in rollouts:
+        size = len(rollout.prompts)
+        rollout_rows = sorted(row - first for row in rows if first <= row < first + size)
+        if rollout_rows:
+            break
+        first += size
     text = f"{rollout.prompts[rollout_rows[0]]!r} -> {rollout.completions[rollout_rows[0]]!r}"
     return NotFinite(what, f"{agent} as {rollout.role}", rollout_rows, text)

@@ -183,15 +183,15 @@ def _total(x: Tensor, mask: Tensor) -> Tensor:
     return (x * mask).sum()
 
 
-def group_advantages(rewards: Tensor, algorithm: str, group_size: int, roles: int = 1) -> Tensor:
+def group_advantages(rewards: Tensor, algorithm: str, group_size: int, branches: int = 1) -> Tensor:
     """The advantage of each response, from the rewards of its role alone.
 
     Args:
-        rewards: (rows,), the `group_size` chains of a query one after the other, then the next
-            query's, then the next role's.
+        rewards: (rows,), those of a group one after the other, then the next group's.
         algorithm: see below.
-        group_size: chains per query.
-        roles: number of roles, each with equally many rows.
+        group_size: chains per query, which are a group.
+        branches: above 1, so many responses to the same response of the role before are a group instead. The mean of
+            the others is then REINFORCE's baseline, too: they share all that the response depends on.
 
     `grpo`: minus the group's mean, over its standard deviation + 1e-4 (Shao et al., 2024);
     `dr_grpo`: without the division (Liu et al., 2025); `rloo`: minus the mean of the others of the
@@ -202,13 +202,14 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, roles: in
     [-2.0, 2.0, 0.0, 0.0]
     """
     one_of("algorithm", ALGORITHMS, algorithm)
-    if algorithm == "reinforce":
-        by_role = rewards.view(roles, -1)
-        totals = distributed.all_reduce_sum(by_role.sum(1, keepdim=True)) / distributed.world_size()
-        return (by_role - totals / by_role.shape[1]).flatten()
+    if branches > 1:
+        group_size = branches
+    elif algorithm == "reinforce":
+        total = distributed.all_reduce_sum(rewards.sum(0, keepdim=True)) / distributed.world_size()
+        return rewards - total / len(rewards)
     groups = rewards.view(-1, group_size)
     centred = groups - groups.mean(1, keepdim=True)
-    if algorithm == "rloo":
+    if algorithm in ("rloo", "reinforce"):
         centred = centred * group_size / (group_size - 1)  # equals subtracting the mean of the others
     if algorithm == "grpo":
         centred = centred / (groups.std(1, keepdim=True) + 1e-4)

@@ -11,6 +11,7 @@ Only this file and `trl_parts.py` know TRL.
 """
 
 import warnings
+from collections.abc import Sequence
 from unittest.mock import patch
 
 import torch
@@ -25,6 +26,7 @@ from cory.learners.learner import ForwardPass, Learner, OldPolicy, Targets
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
+from cory.models.rollout import Rollout
 from cory.parallel import sharding
 
 
@@ -58,7 +60,7 @@ class PPOLearner(Learner):
         )
         self.trainer = trainer
 
-    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: int) -> Targets:
+    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]) -> Targets:
         """GAE on token rewards, over all rollouts together."""
         token_rewards = losses.token_rewards(rewards, old.kl, mask, self.kl_controller.value)  # Eq. 2
         advantages, returns = losses.gae(

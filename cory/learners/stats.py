@@ -9,18 +9,18 @@ class UpdateStats:
     docs/metrics.md.
 
     `kl` and `response_tokens` are the rollout's own. The others are of the whole update, the same
-    for all its rollouts.
+    for all its rollouts; a frozen agent has none of them.
     """
 
     kl: float
-    kl_coef: float
-    entropy: float
-    policy_loss: float
+    kl_coef: float | None = None
+    entropy: float | None = None
+    policy_loss: float | None = None
     value_loss: float | None = None  # PPO only
-    clip_fraction: float
-    gradient_norm: float
-    skipped_steps: int
-    dropped_steps: int
+    clip_fraction: float | None = None
+    gradient_norm: float | None = None
+    skipped_steps: int = 0
+    dropped_steps: int = 0
     response_tokens: float
     engine_difference: float | None = None  # where an engine has sampled
 

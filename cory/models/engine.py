@@ -71,14 +71,19 @@ class Engine:
         self.current.discard(agent)
 
     def sample(
-        self, agent: str, policy: LanguageModel, queries: Sequence[Tensor], longest: int
+        self,
+        agent: str,
+        policy: LanguageModel,
+        queries: Sequence[Tensor],
+        longest: int,
+        stop: list[str] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's
         weights of now.
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability
         of each token, as the engine computes it, at temperature 1. The random numbers are the
-        server's.
+        server's. `stop`: texts that end a response; None: those of the settings.
 
         Raises a UserError if the server does not answer, or refuses.
         """
@@ -87,6 +92,8 @@ class Engine:
             self.names[agent] = distributed.broadcast_object(distributed.agreed(lambda: self._push(agent, policy)))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         body = _request(self.settings, end_tokens(policy)) | {"model": self.names[agent], "max_tokens": longest}
+        if stop is not None:
+            body["stop"] = stop
 
         def answers() -> list[Any]:
             found = []

@@ -60,17 +60,26 @@ def activate(policy: LanguageModel, name: str) -> None:
         policy.set_adapter(name)
 
 
-def save_base(policy: PeftModel, folder: Path) -> None:
+def save_base(policy: PeftModel, folder: Path) -> bool:
     """Saves the base of LoRA agents, without their adapters, as a Hugging Face folder.
 
-    If it is sharded, all processes must call this, and the main one writes.
+    Of several processes the main one writes, but if the base is sharded, all must call this. Returns whether this
+    process wrote.
     """
     base = policy.get_base_model()
     weights = whole_weights(base) if is_sharded(policy) else base.state_dict()
-    if weights:
+    if is_main():
         plain = {key.replace(".base_layer.", "."): value for key, value in weights.items() if ".lora_" not in key}
         with quiet():
             base.save_pretrained(folder, state_dict=plain)
+    return is_main()
+
+
+def save_without_adapters(policy: LanguageModel, folder: Path) -> bool:
+    """Saves a policy as a full model without the adapters that others have on it. See `save_base`."""
+    if isinstance(policy, PeftModel):
+        return save_base(policy, folder)
+    return save_policy(policy, folder, name="", merge=False)
 
 
 def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> bool:

@@ -18,6 +18,7 @@ class Rollout:
             without an engine.
         agent: name of the agent, for messages.
         role: name of its role in the chain, for messages.
+        branches: how many rows, one after the other, answer the same response of the role before (`Config.branches`).
     """
 
     prompts: list[Any]
@@ -27,6 +28,7 @@ class Rollout:
     logprobs: list[Tensor] = field(default_factory=list)
     agent: str = ""
     role: str = ""
+    branches: int = 1
 
     def rows(self, index: slice) -> "Rollout":
         """Some of its rows."""

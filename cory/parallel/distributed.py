@@ -94,10 +94,17 @@ def check(config: Config) -> None:
             f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes}, got {mini_batch_size}"
         )
     share = config.ppo.batch_size // processes
-    if share % config.chains_per_query:
+    per_query = config.chains_per_query * config.branches
+    if share % per_query:
+        what = "group_size" if config.branches == 1 else "group_size * branches"
         raise UserError(
-            f"ppo.batch_size: expected a multiple of group_size = {config.chains_per_query} in each of {processes} "
-            f"processes, got {share}"
+            f"ppo.batch_size: expected a multiple of {what} = {per_query} in each of {processes} processes, got {share}"
+        )
+    fewest = config.ppo.gradient_accumulation_steps
+    if config.branches > 1 and share // config.branches < fewest:
+        raise UserError(
+            f"branches: expected at most {share // fewest}, so that the pioneer has {fewest} responses in each of "
+            f"{processes} processes, got {config.branches}"
         )
     if config.parallel.shard == "full":
         _check_sharding(config, processes)

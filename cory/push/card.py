@@ -42,7 +42,8 @@ def agent_card(
         fingerprint: of the run's config.yaml.
         samples: of the agent, of which the first query is an example.
     """
-    of_agent = config.of_agent(int(agent.removeprefix("agent_")) - 1)
+    index = int(agent.removeprefix("agent_")) - 1
+    of_agent = config.of_agent(index)
     header = ModelCardData(base_model=of_agent.model.name, **_header(config, of_agent))
     rows = [[metric, f"{values['start']:.3f}", f"{values['end']:.3f}"] for metric, values in means.items()]
     card = ModelCard.from_template(
@@ -50,6 +51,7 @@ def agent_card(
         template_path=str(HERE / "agent_card.md.jinja"),
         agent=agent,
         base=of_agent.model.name,
+        trained=config.is_trained(index),
         method=config.method(),
         iterations=config.iterations,
         use=how_to_use(config, {agent: Source(f'"path/to/{agent}"')}, fingerprint, samples),

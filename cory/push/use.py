@@ -1,7 +1,6 @@
 """The part of a model card that says how to use the agents: code that loads them and asks them as the run did."""
 
 import re
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cory.config import Config
+from cory.config import Config, SamplingConfig, role_name
+from cory.prompts import RolePrompts, placeholders
 from cory.provenance.models import is_local
 
 HERE = Path(__file__).parent
@@ -54,6 +54,27 @@ class LoadedAgent:
     base: Base | None
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one role does in the code.
+
+    Args:
+        agent: who answers.
+        variable: name of the template.
+        template: what is read.
+        name: of the role, by which later ones read its response.
+        arguments: that fill the template in, as code.
+        sampling: how the response is sampled.
+    """
+
+    agent: LoadedAgent
+    variable: str
+    template: str
+    name: str
+    arguments: str
+    sampling: SamplingConfig
+
+
 def how_to_use(
     config: Config,
     sources: Mapping[str, Source],
@@ -84,13 +105,19 @@ def how_to_use(
         loader=FileSystemLoader(HERE), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.filters["repr"] = repr
+    steps = []
+    templates = {}
+    if prompts:
+        role_prompts = RolePrompts(**prompts, roles=tuple(config.roles))
+        steps = [_step(config, role_prompts, role, agents[role % len(agents)]) for role in range(config.cory.roles)]
+        templates = {step.variable: step.template for step in steps}
+        query = {"prompt": sample["query"]} | dict.fromkeys(role_prompts.columns(), "...")
     code = environment.get_template("use.py.jinja").render(
         imports=sorted(imports),
         agents=agents,
-        chain=[agents[role % len(agents)] for role in range(config.cory.roles)],
-        knowledge_transfer=config.cory.knowledge_transfer,
-        prompts=prompts,
-        query=_example(sample["query"], prompts),
+        steps=steps,
+        templates=templates,
+        query=query if prompts else {},
         is_chat=bool(template) or isinstance(sample["prompt"], list),
         earlier_turns=earlier_turns,
         chat_options=template if isinstance(template, dict) else {},
@@ -99,7 +126,8 @@ def how_to_use(
     notes = dict.fromkeys(base.note for base in bases if base.note)
     parts = [*notes, fenced(code, "python")]
     if prompts:
-        parts.append("What each role reads:\n\n" + fenced(yaml.safe_dump(dict(prompts), sort_keys=False), "yaml"))
+        read = {variable.removesuffix("_prompt"): template for variable, template in templates.items()}
+        parts.append("What each role reads:\n\n" + fenced(yaml.safe_dump(read, sort_keys=False), "yaml"))
     return "\n\n".join(parts)
 
 
@@ -185,11 +213,15 @@ def _base(config: Config, of_agent: Config, known_as: str | None, identity: str)
     return Base(code, frozenset(imports), note)
 
 
-def _example(query: str, prompts: Mapping[str, str]) -> dict[str, str]:
-    """The columns of the example: its query, and `...` for each other one that the prompts name."""
-    columns = {"prompt": query}
-    for template in prompts.values():
-        for _, name, _, _ in string.Formatter().parse(template):
-            if name not in (None, "prompt", "response"):
-                columns[name] = "..."
-    return columns
+def _step(config: Config, prompts: RolePrompts, role: int, agent: LoadedAgent) -> Step:
+    reads = role > 0 and config.cory.knowledge_transfer
+    asked = role if reads else 0  # whose template is filled in
+    template = prompts.template(asked)
+    variable = f"{prompts.name(asked) if config.roles else role_name(min(asked, 1))}_prompt"
+
+    earlier = {prompts.name(index): f"responses[{index}]" for index in range(role)}
+    earlier |= {"response": "responses[-1]", "responses": '"\\n\\n".join(responses)'}
+    named = dict.fromkeys(placeholders(template, variable))
+    arguments = ["**query", *(f"{name}={earlier[name]}" for name in named if reads and name in earlier)]
+    sampling = prompts.settings(role).sampling(config.sampling)
+    return Step(agent, variable, template, prompts.name(role), ", ".join(arguments), sampling)

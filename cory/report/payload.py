@@ -16,7 +16,8 @@ ENDS = ("start", "end", "change")
 NUMBERS = 150_000  # of all curves; longer ones are averaged over neighbouring iterations
 TITLES = {
     "task_reward": "Task reward", "kl": "KL to the reference (nats)", "combined_reward": "Combined reward",
-    "eval_task_reward": "Task reward, held-out queries", "distinct_2": "Distinct-2",
+    "team_reward": "Team reward", "eval_task_reward": "Task reward, held-out queries",
+    "eval_team_reward": "Team reward, held-out queries", "distinct_2": "Distinct-2",
     "response_tokens": "Response length (tokens)", "entropy": "Entropy (nats per token)", "kl_coef": "KL coefficient",
     "policy_loss": "Policy loss", "value_loss": "Value loss", "clip_fraction": "Clip fraction",
     "gradient_norm": "Gradient norm", "skipped_steps": "Skipped steps", "dropped_steps": "Dropped steps",

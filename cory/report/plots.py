@@ -20,8 +20,12 @@ SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
 
 
-def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
+def plot_curves(history: Sequence[dict[str, Any]], path: Path, first_role: str = "pioneer") -> None:
     """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
+
+    Args:
+        history: rows of metrics.jsonl.
+        first_role: name of the first role.
 
     Thick lines are running means over 10 iterations. Iterations in which the first agent is not the pioneer are shaded.
     """
@@ -33,8 +37,8 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
         return f"{record['agent']} as {record['role']}" if shared else record["agent"]
 
     labels = sorted({label(record) for record in history}, key=lambda name: (len(name), name))  # agent_10 last
-    observing = {r["iteration"] for r in history if r["agent"] == first and r["role"] != "pioneer"}
-    observing -= {r["iteration"] for r in history if r["agent"] == first and r["role"] == "pioneer"}
+    observing = {r["iteration"] for r in history if r["agent"] == first and r["role"] != first_role}
+    observing -= {r["iteration"] for r in history if r["agent"] == first and r["role"] == first_role}
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
     for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
         for name, colour in zip(labels, colours(len(labels)), strict=True):

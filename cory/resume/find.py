@@ -23,7 +23,15 @@ from cory.run.output import lock
 from cory.run.record import finished_iterations, read_settings, recorded_iterations
 
 # What `accept_changes: reward` accepts: keys of config.yaml.
-OF_THE_REWARD = ("fingerprint.reward", "fingerprint.reward_sha256", "task.reward", "task.reward_weights")
+OF_THE_REWARD = (
+    "fingerprint.reward",
+    "fingerprint.reward_sha256",
+    "fingerprint.team_reward",
+    "fingerprint.team_reward_sha256",
+    "task.reward",
+    "task.reward_weights",
+    "task.team_reward",
+)
 WATCHED_VERSIONS = ("torch", "transformers", "trl")
 
 
@@ -214,7 +222,9 @@ def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, An
 
 
 def _reward_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: fingerprint.get(key) for key in ("reward", "reward_sha256")}
+    keys = ["reward", "reward_sha256"]
+    keys += [key for key in ("team_reward", "team_reward_sha256") if key in fingerprint]
+    return {key: fingerprint.get(key) for key in keys}
 
 
 def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config) -> list[str]:

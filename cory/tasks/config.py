@@ -26,8 +26,9 @@ class OwnTaskConfig(Settings):
         eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`. null: another split of `dataset`.
         eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluation` has --split.
         prompt_column: Column with the prompts: text, or chat messages of which the last is the user's.
-        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward.
+        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty with a team_reward.
         reward_weights: A weight for each reward function. null: 1 each.
+        team_reward: FILE.py:FUNCTION that rewards a whole chain, on top of `reward`. null: none.
         metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the functions.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
@@ -44,6 +45,7 @@ class OwnTaskConfig(Settings):
     prompt_column: str = "prompt"
     reward: list[str] | str = ""
     reward_weights: list[float] | None = None
+    team_reward: str | None = None
     metrics: list[str] | str = Field(default_factory=list)
     pioneer_prompt: str = "{prompt}"
     observer_prompt: str | None = None
@@ -57,7 +59,9 @@ class OwnTaskConfig(Settings):
 
     @property
     def rewards(self) -> list[str]:
-        """The reward functions, as a list."""
+        """The reward functions, as a list; empty only beside a team reward."""
+        if self.team_reward is not None and not self.reward:
+            return []
         return as_list(self.reward)
 
 

@@ -48,11 +48,11 @@ class TaskKind(Generic[C]):
     module: str
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
-        """The task of a run, on `rows` or on those of training; its `kind` is the name of this one.
+        """The task of a run, on `rows` or on those of training, with the run's roles; its `kind` is the name of this.
 
         Raises a UserError that names the key: a file or a column is missing, or a value does not fit.
         """
-        return self._functions().make_task(config, rows)
+        return self._functions().make_task(config, rows).with_roles(config.roles)
 
     def training_rows(self, config: C) -> "Dataset":
         """The rows that a run is trained on, with a column `prompt`. Raises a UserError that names the key."""

@@ -28,13 +28,14 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         check_file("task.dataset", settings.dataset)
     # Before the imports below, as importing torch takes seconds.
     files = PythonFiles()
-    if not settings.rewards:
+    if not settings.rewards and settings.team_reward is None:
         raise UserError("task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got []")
     functions = files.load("task.reward", settings.rewards)
+    team = None if settings.team_reward is None else files.load("task.team_reward", [settings.team_reward])[0]
     metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
     from cory.models.sampling import are_turns
     from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
-    from cory.rewards import Reward
+    from cory.rewards import Reward, TeamReward
     from cory.task import Task
 
     weights = settings.reward_weights or [1.0] * len(functions)
@@ -42,6 +43,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         Reward(loaded.value, weight, loaded.full_name, loaded.sha256)
         for loaded, weight in zip(functions, weights, strict=True)
     ]
+    team_reward = None if team is None else TeamReward(team.value, team.full_name, team.sha256)
     if rows is None:
         rows = training_rows(config)
     observer_prompt = settings.observer_prompt
@@ -49,7 +51,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         observer_prompt = CHAT_OBSERVER if are_turns(rows["prompt"], config.model.chat_template) else OBSERVER
     try:
         prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
-        return Task(rows, rewards, prompts, metrics, kind=OWN.name)
+        return Task(rows, rewards, prompts, metrics, team_reward, kind=OWN.name)
     except UserError as error:
         raise UserError(f"task: {error}") from None
 

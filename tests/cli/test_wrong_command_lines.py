@@ -30,7 +30,7 @@ SCRIPTS: dict[str, tuple[type[Config], str | None]] = {
 TEXTS = {
     "output", "device", "callbacks", "model.name", "model.revision", "ppo.optimizer", "sampling.engine_folder",
     "checkpoint.best", "task.dataset", "task.subset", "task.split", "task.eval_dataset", "task.eval_split",
-    "task.prompt_column", "task.text_column", "task.reward", "task.metrics", "task.reward_model",
+    "task.prompt_column", "task.text_column", "task.reward", "task.team_reward", "task.metrics", "task.reward_model",
     "task.pioneer_prompt", "task.observer_prompt",
 }  # fmt: skip
 UNBOUNDED = {"cory.weight"}
@@ -50,6 +50,8 @@ CONTRADICTIONS = [
     ("agents", "--agents [{learning_rate:0.1}]"),
     ("parallel.offload", "--parallel.offload"),
     ("agents[1].device", '--agents=[{"device":"cpu"},{"learning_rate":0.1}]'),
+    ("branches", "--branches 2 --cory.knowledge_transfer false"),
+    ("roles", '--roles=[{"name":"first"}]'),
     ("guards.patience", "--guards.patience 3 --eval_every 0"),
 ]
 
@@ -73,7 +75,7 @@ def wrong_lines() -> list[tuple[str, list[str], str, str]]:
     """A hundred times: the script, its flags, the key that the message names, and the key that it suggests."""
     rng = random.Random(0)
     lines = [(rng.choice(list(SCRIPTS)), flags.split(), key, "") for key, flags in CONTRADICTIONS]
-    for kind in ["type"] * 34 + ["range"] * 20 + ["spelling"] * 30:
+    for kind in ["type"] * 32 + ["range"] * 20 + ["spelling"] * 30:
         script = rng.choice(list(SCRIPTS))
         config = SCRIPTS[script][0]
         checked = [key for key in keys(config) if key not in TEXTS]

@@ -43,7 +43,7 @@ def test_held_out_sums_are_not_trained_on_and_make_a_task(tmp_path, monkeypatch)
     config, _ = load(OwnConfig, EXAMPLE / "sums.yaml", ["--task.dataset", str(tmp_path)])
     task = make_task(config)
     columns = task.dataset[:1]
-    assert task.render(1, columns, [" 1."]) == [
+    assert task.render(1, columns, [[" 1."]]) == [
         "Question: What is 3 + 5? Answer: 3 + 5 = 8.\nQuestion: 0 + 1 = Reference: 1. Answer:"
     ]
     (reward,) = task.rewards

@@ -75,7 +75,7 @@ def train(config: Config, fault: str) -> None:
         queries.append(result.columns["prompt"])
         orders.append([agent.name for agent in map(trainer.agents.__getitem__, trainer.schedule.order(k))])
         digest = hashlib.sha256()
-        for agent in trainer.agents:
+        for agent in trainer.trained_agents:
             for parameter in agent.learner.model_params:
                 digest.update(parameter.detach().numpy().tobytes())
         digests.append(digest.hexdigest())

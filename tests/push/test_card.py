@@ -9,7 +9,7 @@ import torch
 from conftest import sentences
 
 from cory.agent import make_agents
-from cory.config import CoryConfig, HubConfig, LoraConfig, ModelConfig
+from cory.config import CoryConfig, HubConfig, LoraConfig, ModelConfig, RoleConfig
 from cory.models.load import load_policy
 from cory.models.lora import add_adapter, save_policy
 from cory.prompts import RolePrompts
@@ -62,9 +62,9 @@ def test_the_code_of_an_agents_card_loads_it_and_asks_it_as_the_run_does(config,
         assert same_model(names[agent.name], agent)
         assert not same_model(names[agent.name], agents[agents[0] is agent])
         row = {"prompt": sentences(12)[0]}
-        assert names["query"] == row and isinstance(names["response"], str)
+        assert names["query"] == row and isinstance(names["responses"][-1], str)
         assert names["pioneer_prompt"].format(**row) == PROMPTS.render(0, row)
-        assert names["observer_prompt"].format(**row, response="it") == PROMPTS.render(1, row, "it")
+        assert names["observer_prompt"].format(**row, response="it") == PROMPTS.render(1, row, ["it"])
         assert ("is a local folder of the machine" in card) == (rank > 0)
 
 
@@ -85,18 +85,42 @@ def test_the_code_of_an_uploaded_card_runs_the_chain(config, tmp_path, rank):
     said = []
     heard = lambda model, tokenizer, prompt: said.append((model, prompt)) or " a good film"  # noqa: E731
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    last = [line for line in code.splitlines() if line.startswith("response = ")]
-    exec("\n".join(last), names | {"respond": heard})
+    exec(code[code.index("responses = []") :], names | {"respond": heard})
     row = names["query"]
     assert said == [
         (names["agent_1"], PROMPTS.render(0, row)),
-        (names["agent_2"], PROMPTS.render(1, row, " a good film")),
+        (names["agent_2"], PROMPTS.render(1, row, [" a good film"])),
     ]
     again = tmp_path / "again"
     again.mkdir()
     stage(again, run, config, HubConfig("user/pair", base="org/base"))
     with_base = (again / "README.md").read_text()
     assert ('from_pretrained("org/base", dtype="float32")' in with_base) == (rank > 0)
+
+
+def test_the_code_of_a_card_knows_the_roles(config):
+    roles = [
+        RoleConfig(name="writer", max_new_tokens=4),
+        RoleConfig(name="critic", prompt="{writer} is it good? {prompt}", stop=["a"]),
+        RoleConfig(prompt="{responses}|{response}|{prompt}"),
+    ]
+    own = replace(config, cory=CoryConfig(num_agents=3), roles=roles)
+    fingerprint = {"prompts": {"pioneer": "{prompt}", "observer": "{prompt}{response}"}}
+    card = agent_card("agent_1", own, {}, fingerprint, [{"query": "the film", "prompt": "the film"}])
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    asked = []
+
+    def respond(model, tokenizer, prompt, max_new_tokens=6, stop=()):
+        asked.append((prompt, max_new_tokens, list(stop)))
+        return f"text {len(asked)}"
+
+    names = {"respond": respond, "agent_1": None, "tokenizer_1": None}
+    exec(code[code.index("writer_prompt") :], names)
+    assert asked == [
+        ("the film", 4, []),
+        ("text 1 is it good? the film", 6, ["a"]),
+        ("text 1\n\ntext 2|text 2|the film", 6, []),
+    ]
 
 
 def test_a_base_of_the_hub_is_named_with_its_commit(config):
@@ -120,7 +144,7 @@ def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
     names = executed(card, {"path/to/agent_1": tmp_path})
     loaded = names["agent_1"].get_input_embeddings().weight
     assert loaded.dtype == torch.float32 and torch.equal(loaded, base.get_input_embeddings().weight)
-    assert "of the toy setting" in card and isinstance(names["response"], str)
+    assert "of the toy setting" in card and isinstance(names["responses"][-1], str)
 
 
 def test_chat_turns_are_asked_as_turns(config, policy_folder, tmp_path):

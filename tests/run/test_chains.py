@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, CoryConfig, LoraConfig
+from cory.config import CheckpointConfig, CoryConfig, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.run.signals import Interrupted
@@ -23,6 +23,18 @@ CHAINS = {
     "one agent, both roles": {"cory": CoryConfig(num_agents=1, chain_length=2, credit="causal")},
     "two models": {"cory": CoryConfig(exchange_period=2), "algorithm": "grpo", "group_size": 2},
     "two models, LoRA": {"cory": CoryConfig(exchange_period=2), "lora": LoraConfig(rank=4)},
+    # With roles of their own, make_trainer adds a team reward.
+    "own roles": {
+        "cory": CoryConfig(num_agents=3, exchange_period=1),
+        "roles": [
+            RoleConfig(name="writer", max_new_tokens=4),
+            RoleConfig(name="critic", prompt="{writer} is it good? {prompt}", stop=["a"]),
+            RoleConfig(name="editor", prompt="{prompt} {responses}", max_new_tokens=9),
+        ],
+    },
+    "frozen": {"cory": CoryConfig(exchange_period=2), "agents": [{"trained": False}]},
+    "branches, PPO": {"branches": 2},
+    "branches, RLOO": {"branches": 2, "algorithm": "rloo", "group_size": 2},
 }
 
 
@@ -30,17 +42,20 @@ CHAINS = {
 def chain(request, config, llama_folder):
     """Six iterations of one of CHAINS, a checkpoint after each second."""
     settings = dict(CHAINS[request.param])
+    other = {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}
     if "two models" in request.param:
-        other = {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}
         settings["agents"] = [{}, other | ({"lora": {"rank": 2}} if "lora" in settings else {})]
+    if "frozen" in request.param:  # a GPT-2 beside a Llama
+        settings["agents"] = [*settings["agents"], other]
     return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=2, save_final=True), **settings)
 
 
 def test_it_trains_and_is_resumed_to_the_bit(chain, tmp_path):
     trainer = make_trainer(chain)
-    before = [agent.learner.model_params[0].detach().clone() for agent in trainer.agents]
+    trained = trainer.trained_agents
+    before = [agent.learner.model_params[0].detach().clone() for agent in trained]
     whole = trainer.train().folder
-    assert all((agent.learner.model_params[0] != old).any() for agent, old in zip(trainer.agents, before, strict=True))
+    assert all((agent.learner.model_params[0] != old).any() for agent, old in zip(trained, before, strict=True))
     names = [agent.name for agent in trainer.agents]
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").open()]
     assert len(rows) == 6 * chain.cory.roles and {row["agent"] for row in rows} == {*names}
@@ -157,7 +172,7 @@ def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(config,
     ("agents", "message"),
     [
         ([{}], r"agents: expected an empty list, or an entry for each of 2 agents, got \[\{\}\]"),
-        ([{}, {"modle": {}}], r"agents\[1\]: expected model, lora or learning_rate, got 'modle'"),
+        ([{}, {"modle": {}}], r"agents\[1\]: expected model, lora, learning_rate, device or trained, got 'modle'"),
         ([{"model": {"nam": "x"}}, {}], r"agents\[0\].ModelConfig: unknown key 'nam'. Did you mean 'name'\?"),
         ([{"model": "x"}, {}], r"agents\[0\].model: expected a block of settings, got 'x'"),
         ([{}, {"learning_rate": "fast"}], r"agents\[1\].learning_rate: expected a valid number, got 'fast'"),

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from test_resume import interrupt, make_trainer, same
+from test_resume import interrupt, make_trainer, outcome, same
 
-from cory.config import CheckpointConfig
+from cory.config import CheckpointConfig, CoryConfig
 from cory.run.signals import Signals
 
 HERE = Path(__file__).resolve().parent
@@ -79,6 +79,53 @@ def test_killed_at_random_moments_it_ends_the_same(config, tmp_path):
     assert len(lines) == 20 and last == 2 * config.iterations
     assert len({n for n in lines if n < last}) > 3, lines  # killed in the middle, at many places
     same(whole, tmp_path / "killed")
+
+
+ONCE = """
+# A process that forks two runs for each of the settings: one that kills itself while it scores its responses for the
+# fourth time after those before training, and one that continues it.
+import copy, functools, test_resume
+settings = json.load(open(sys.argv[1]))
+for name, config in settings["configs"].items():
+    json.dump({"config": config}, open(sys.argv[1], "w"))
+    for calls in (4 + config["cory"]["num_agents"], 0):
+        child = os.fork()
+        if child == 0:
+            kill = lambda: test_resume.interrupt(signal.SIGKILL)
+            reward = test_resume.after(test_resume.count_good, calls, kill)
+            test_resume.make_trainer.__defaults__ = (reward, ())
+            run()
+            os._exit(0)
+        print(name, os.waitpid(child, 0)[1])
+"""
+
+
+def test_chains_of_every_kind_survive_a_kill(config, llama_folder, tmp_path):
+    roles = [{"name": "writer", "max_new_tokens": 4}, {"prompt": "{writer}? {prompt}"}, {"prompt": "{responses}"}]
+    frozen = [{"trained": False}, {"model": {"name": str(llama_folder)}}]
+    chains = {
+        "roles": replace(config, cory=CoryConfig(num_agents=3, exchange_period=1), roles=roles),
+        "frozen": replace(config, agents=frozen),
+        "ppo": replace(config, branches=2),
+        "rloo": replace(config, branches=2, algorithm="rloo", group_size=2),
+    }
+    chains = {name: replace(chain, checkpoint=CheckpointConfig(save_every=1)) for name, chain in chains.items()}
+    for name, chain in chains.items():
+        make_trainer(replace(chain, output=str(tmp_path / name))).train()
+    killed = {
+        name: asdict(replace(chain, output=str(tmp_path / f"{name}-killed"), resume="auto"))
+        for name, chain in chains.items()
+    }
+    program = command(config, tmp_path, ONCE)
+    (tmp_path / "settings.json").write_text(json.dumps({"configs": killed}))
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(program, check=True, timeout=300, env=env, capture_output=True, text=True)
+    statuses = [line.split() for line in done.stdout.splitlines() if line.split()[:1] and line.split()[0] in chains]
+    expected = [[name, str(status)] for name in chains for status in (signal.SIGKILL.value, 0)]
+    assert statuses == expected, done.stdout + done.stderr
+    for name, chain in chains.items():
+        agents = [f"agent_{index + 1}" for index in range(chain.cory.num_agents)]
+        assert outcome(tmp_path / name, agents) == outcome(tmp_path / f"{name}-killed", agents), name
 
 
 def test_second_signal_ends_it_at_once(monkeypatch):

@@ -36,9 +36,16 @@ def count_good(prompts, completions):
     return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
 
 
+def count_words(prompts, chains):
+    """A team reward: the number of different words that a chain's responses have."""
+    return [float(len({*" ".join(chain).split()})) for chain in chains]
+
+
 def make_trainer(config, reward=count_good, callbacks=()) -> CoryTrainer:
     prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
     task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts)
+    if config.roles:
+        task.team_reward = count_words
     held_out = task.dataset if config.eval_every else None
     return CoryTrainer(config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks)
 

@@ -81,7 +81,7 @@ def test_papers_prompts():
     start = "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad."
     first = prompts.render(0, {"prompt": "How many?"})
     assert first.startswith(start) and first.endswith("5 + 4 = 9. Question: How many? Answer:")
-    second = prompts.render(1, {"prompt": "How many?"}, "two")
+    second = prompts.render(1, {"prompt": "How many?"}, ["two"])
     assert second.startswith(start) and second.endswith("5 + 4 = 9. Question: How many? Reference: two Answer:")
 
 
@@ -187,12 +187,12 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
         "--task.pioneer_prompt={prompt} answer:", "--task.observer_prompt={prompt} reference {response} answer:",
     ]  # fmt: skip
     for script, agents in (("cory", 2), ("ppo", 1)):
-        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags, f"--output=runs/{script}"]
+        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags, f"--output=runs/gsm8k_{script}_tiny"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert len(list((tmp_path / f"runs/{script}").glob("agent_*/model.safetensors"))) == agents
+        assert len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors"))) == agents
     monkeypatch.chdir(tmp_path)
-    command = ["evaluate.py", "runs/cory", "runs/ppo", "--samples=4", "--ks=[1,2,4]"]
+    command = ["evaluate.py", "runs/gsm8k_cory_tiny", "runs/gsm8k_ppo_tiny", "--samples=4", "--ks=[1,2,4]"]
     command += ["--queries=6", "--device=cpu", "--output=out", "--batch_size=8"]
     monkeypatch.setattr(sys, "argv", command)
     evaluate.run()

@@ -324,7 +324,7 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
     task = Task.from_prompts([MESSAGES, MESSAGES[1:]], reward, prompts)
     columns = task.dataset[:]
     assert task.render(0, columns)[0] == [MESSAGES[0], {"role": "user", "content": "Answer: Hello"}]
-    read = task.render(1, columns, ["Hi", "Ho"])
+    read = task.render(1, columns, [["Hi", "Ho"]])
     assert read[1] == [{"role": "user", "content": "Hello Not: Ho"}]
     with pytest.raises(UserError, match=r"model.name: expected a tokenizer with a chat template, as the prompts are"):
         encode(tokenizer, read)
