@@ -225,7 +225,7 @@ def command_line(
     parser.add_argument("--out", type=Path)
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe keys of a configuration:\n")
-        load(kind.config, default, ["--help"])
+        load(kind.config, default, ["--help", "all"])
     models = argv[: next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))]
     try:
         args, flags = parser.parse_known_args(argv[len(models) :])

@@ -71,7 +71,7 @@ def test_rule_reward_reads_only_the_agents_own_answer():
 def test_gold_answer_without_a_number(tmp_path):
     rows = [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "no number"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"expected a gold answer with a number after ####, got 'no number' in row 1"):
+    with pytest.raises(UserError, match=r"expected a gold answer with a number after ####, got 'no number' in row 2"):
         problems(Gsm8kTaskConfig(dataset=str(tmp_path)), "train")
 
 
@@ -219,7 +219,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     assert 0 < len(calls) < 2 * 3 * len(names)
     monkeypatch.setattr(sys, "argv", [*command, "--sampling.temperature=0.5"])
     with pytest.raises(
-        UserError, match=r"output: expected the settings with which 'out' was begun, got others: \['samp"
+        UserError, match=r"output: expected the settings with which 'out' was begun, got sampling \{\} -> \{'temp"
     ):
         evaluate.run()
 
