@@ -1,4 +1,4 @@
-"""Builds the documentation site: the pages of this repository as they are, laid out by Zensical.
+"""Builds the documentation site: the pages of this repository as they are, laid out by Zensical (zensical.toml).
 
     python docs/site.py            # into build/site; `make docs` installs what it needs first
     python docs/site.py --serve    # and serves it at http://localhost:8000
@@ -19,42 +19,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
 SOURCES = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/figures/*.svg", "docs/figures/*.png", "examples/*/README.md",
-           "results/**/*.md", "results/**/*.png", "results/**/*.svg"]  # fmt: skip
-NAV = {
-    "Home": "README.md",
-    "Quick start": "docs/quick_start.md",
-    "When to use CORY": "docs/when.md",
-    "Method": {
-        "Paper and code": "docs/paper.md",
-        "Credit": "docs/credit.md",
-        "Learners and chains": "docs/learners.md",
-    },
-    "Guides": {
-        "Your own task": "docs/own_task.md",
-        "Configuration": "docs/configuration.md",
-        "Callbacks": "docs/callbacks.md",
-        "Experiments": "docs/experiments.md",
-        "Reports": "docs/report.md",
-        "Talk to the agents, pass them on": "docs/share.md",
-        "Reliability": "docs/reliability.md",
-        "Scaling": "docs/scaling.md",
-        "Coming from other code": "docs/coming_from.md",
-        "Example: lookout": "examples/lookout/README.md",
-        "Example: arithmetic": "examples/arithmetic/README.md",
-    },
-    "Results": {
-        "Overview": "results/README.md",
-        "Why CORY is not ahead": "docs/why_not_ahead.md",
-        "The paper's claims": "results/claims.md",
-        "Speed": "results/speed.md",
-    },
-    "Reference": {
-        "Metrics": "docs/metrics.md",
-        "API": "docs/api.md",
-        "What is where": "docs/layout.md",
-        "Changelog": "CHANGELOG.md",
-    },
-}
+           "results/**/*.md", "results/**/*.png"]  # fmt: skip
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -83,48 +48,6 @@ def copy_pages() -> None:
             (PAGES / file).write_text("".join(parts))
         else:
             shutil.copy(ROOT / file, PAGES / file)
-
-
-def settings() -> str:
-    """The settings of Zensical: nothing is loaded from other servers."""
-
-    def entries(nav: dict) -> str:
-        items = (f'{{"{k}" = {entries(v) if isinstance(v, dict) else f"{v!r}"}}}' for k, v in nav.items())
-        return "[" + ", ".join(items) + "]"
-
-    return f"""[project]
-site_name = "cory"
-site_description = "Fine-tuning a language model with two cooperating copies of itself"
-docs_dir = "{PAGES.name}"
-site_dir = "{SITE.name}"
-nav = {entries(NAV)}
-
-[project.theme]
-font = false
-features = ["content.code.copy", "navigation.sections", "navigation.top", "search.highlight"]
-
-[[project.theme.palette]]
-media = "(prefers-color-scheme: light)"
-scheme = "default"
-toggle.icon = "lucide/sun"
-toggle.name = "Dark mode"
-
-[[project.theme.palette]]
-media = "(prefers-color-scheme: dark)"
-scheme = "slate"
-toggle.icon = "lucide/moon"
-toggle.name = "Light mode"
-
-[project.plugins.mkdocstrings.handlers.python]
-paths = ["{ROOT}"]
-
-[project.plugins.mkdocstrings.handlers.python.options]
-docstring_style = "google"
-show_source = false
-show_root_heading = true
-show_root_full_path = false
-heading_level = 3
-"""
 
 
 class Links(HTMLParser):
@@ -164,19 +87,9 @@ def dead_links(site: Path) -> list[str]:
 
 def main() -> None:
     copy_pages()
-    (ROOT / "build/zensical.toml").write_text(settings())
     shutil.rmtree(SITE, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "zensical",
-        "build",
-        "--strict",
-        "--clean",
-        "-f",
-        str(ROOT / "build/zensical.toml"),
-    ]
-    built = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if built.returncode or "Warning" in built.stdout + built.stderr:
         sys.exit(built.stdout + built.stderr)
     dead = dead_links(SITE)

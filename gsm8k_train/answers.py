@@ -147,14 +147,16 @@ def _unlatex(match: re.Match[str]) -> str:
     if match["command"]:
         # Nothing for what wraps a number: the minus of -\text{5} stays at it.
         return _COMMANDS.get(match["command"], "" if match.string.startswith("{", match.end()) else " ")
-    over, under = match[1] or match[3], match[2] or match[4]
+    over = match[1] or match[3]
+    under = match[2] or match[4]
     follows_digit = match.string[: match.start()][-1:].isdigit()
     return f"{' ' if follows_digit else ''}{over}/{under} "  # 1\frac{1}{2} is 1 1/2
 
 
 def _after(marker: re.Match[str], end: int) -> list[re.Match[str]]:
     """The numbers that belong to a marker, none of them beyond `end`, where the next marker begins."""
-    text, start = marker.string, marker.end()
+    text = marker.string
+    start = marker.end()
     if marker["boxed"] and text.startswith("{", start):
         end = _closing_brace(text, start, end)
     else:
@@ -192,7 +194,10 @@ def _result(numbers: list[re.Match[str]]) -> re.Match[str]:
 
 def _value(number: re.Match[str], last: bool) -> Fraction | None:
     """What a match of _NUMBER is worth; `last` says which of the two it is if "5 10/2" is no mixed number."""
-    start, whole, over, under = number.start(), Fraction(0), number["over"], number["under"]
+    start = number.start()
+    whole = Fraction(0)
+    over = number["over"]
+    under = number["under"]
     if number["whole"]:
         over, under = number["part"].split("/")
         if int(over) < int(under):
@@ -200,8 +205,10 @@ def _value(number: re.Match[str], last: bool) -> Fraction | None:
         elif last:
             start = number.start("part")
         else:
-            over, under = number["whole"], None
-    numerator, denominator = _decimal(over), _decimal(under or "1")
+            over = number["whole"]
+            under = None
+    numerator = _decimal(over)
+    denominator = _decimal(under or "1")
     if numerator is None or not denominator:
         return None
     value = whole + numerator / denominator

@@ -25,7 +25,9 @@ from gsm8k_train.config import PIONEER
 from gsm8k_train.task import rule_reward
 from study.small_models import save_half, train_gpt2, train_tokenizer
 
-TEXTS, DRILLS, STEPS = 24000, 4000, 4200  # solutions, texts of ten calculations each, steps of training
+TEXTS = 24000  # solutions
+DRILLS = 4000  # texts of ten calculations each
+STEPS = 4200  # of training
 
 
 def make(folder: Path) -> None:

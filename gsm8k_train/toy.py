@@ -18,7 +18,8 @@ from pathlib import Path
 from cory.errors import UserError
 
 POLICY = Path(__file__).resolve().parent / "weights" / "policy"
-TRAIN_PROBLEMS, TEST_PROBLEMS = 6000, 500
+TRAIN_PROBLEMS = 6000
+TEST_PROBLEMS = 500
 EXAMPLE = (
     "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad. How many toys does he "
     "have now? Answer: Shawn started with 5 toys. If he got 2 toys each from his mom and dad, then that is 4 "
@@ -150,7 +151,9 @@ def solve(rng: random.Random, problem: Problem, mistake: bool = False) -> str | 
     Returns:
         None where a result is no whole number from 0 to 99.
     """
-    values, lines, steps = dict(problem.numbers), [], problem.steps
+    values = dict(problem.numbers)
+    steps = problem.steps
+    lines = []
     wrong = rng.randrange(len(steps)) if mistake else None
     for index, (step, result) in enumerate(zip(steps, "xyz", strict=False)):
         before, expression, after = re.split(r"[\[\]]", step)
@@ -221,7 +224,9 @@ def attempt(rng: random.Random, asked: Problem, mistakes: float) -> str:
 @cache
 def _problems() -> dict[str, list[Problem]]:
     """By split: the first problems that the generator draws for it, those for testing each once."""
-    rng, train, test = random.Random(0), [], {}
+    rng = random.Random(0)
+    train: list[Problem] = []
+    test: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Problem] = {}
     while len(train) < TRAIN_PROBLEMS or len(test) < TEST_PROBLEMS:
         drawn = problem(rng)
         if not drawn.held_out:

@@ -16,9 +16,12 @@ from pathlib import Path
 from cory.errors import UserError
 
 SHIPPED = Path(__file__).resolve().parent / "weights"
-POLICY, REWARD_MODEL = SHIPPED / "policy", SHIPPED / "reward_model"
+POLICY = SHIPPED / "policy"
+REWARD_MODEL = SHIPPED / "reward_model"
 LARGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cory" / "imdb_large_v1"
-TRAIN_REVIEWS, TEST_REVIEWS = 8000, 8000  # that queries are cut from; the models have learnt from the first
+# Reviews that queries are cut from; the models have learnt from the first.
+TRAIN_REVIEWS = 8000
+TEST_REVIEWS = 8000
 HELD_OUT = 0.2  # share of all possible queries that are for testing; with it there are more than 500 distinct ones
 OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
 MOODS = (-2, -1, 0, 1, 2)
@@ -71,7 +74,8 @@ def _pick(rng: random.Random, slot: str, mood: int) -> str:
 
 def fill(rng: random.Random, template: str, mood: int) -> str:
     while "{" in template:
-        start, end = template.index("{"), template.index("}")
+        start = template.index("{")
+        end = template.index("}")
         template = template[:start] + _pick(rng, template[start + 1 : end], mood) + template[end + 1 :]
     return template
 
@@ -92,11 +96,14 @@ def review(rng: random.Random) -> tuple[str, int]:
 
 def rewriting(rng: random.Random) -> str:
     """An example in the observer's prompt form: the query of the quoted sentence, continued one mood better."""
-    mood, seed = rng.choice(MOODS), rng.getrandbits(32)
+    mood = rng.choice(MOODS)
+    seed = rng.getrandbits(32)
     phrases = _phrases(rng, mood, seed)
     words = "".join(phrases).split(" ")
-    quoted, query = words[: rng.randint(5, 22)], words[: rng.randint(2, 7)]
-    kept, length = 0, 0  # the phrase in which the query ends stays as it is
+    quoted = words[: rng.randint(5, 22)]
+    query = words[: rng.randint(2, 7)]
+    kept = 0  # the phrase in which the query ends stays as it is
+    length = 0
     while length < len(" ".join(query)):
         length += len(phrases[kept])
         kept += 1

@@ -149,15 +149,15 @@ def frontiers(study: Study) -> Rows:
     every = list(zip(means["task_reward"], -means["kl"], strict=True))
     worst = (min(x for x, _ in every), min(y for _, y in every))
     rows = []
-    for family, of in means.groupby("family", sort=False):
-        own = [every[i] for i in of.index]
-        best = [of["value"].iloc[i] for i in nondominated(own)] if len(own) > 1 else []
+    for family, of_family in means.groupby("family", sort=False):
+        own_points = [every[i] for i in of_family.index]
+        best = [of_family["value"].iloc[i] for i in nondominated(own_points)] if len(own_points) > 1 else []
         rows.append(
             {
                 "family": str(family),
-                "points": str(len(own)),
+                "points": str(len(own_points)),
                 "not dominated": ", ".join(best),
-                "hypervolume": f"{hypervolume(own, worst):.4g}",
+                "hypervolume": f"{hypervolume(own_points, worst):.4g}",
             }
         )
     return rows

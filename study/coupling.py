@@ -41,8 +41,8 @@ def correlations(pioneer: np.ndarray, observer: np.ndarray) -> dict[str, Interva
     def correlation(queries: Sequence[int], axes: tuple[int, ...]) -> float:
         chosen = rewards[:, list(queries)]
         one, two = chosen - chosen.mean(axis=axes, keepdims=True)
-        size = float(np.sqrt((one**2).sum() * (two**2).sum()))
-        return float((one * two).sum()) / size if size > 0 else float("nan")
+        deviations = float(np.sqrt((one**2).sum() * (two**2).sum()))
+        return float((one * two).sum()) / deviations if deviations > 0 else float("nan")
 
     return {
         name: over_queries(partial(correlation, axes=axes), len(pioneer), RESAMPLES)
@@ -68,15 +68,16 @@ def coupling(folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int
     config = config.on("auto")
     device = choose_device(config.device)
     task = kind.make_task(config, kind.held_out_rows(config, "test"))
-    columns, pool = repeated(task.dataset[:queries], samples), ModelPool(device)
+    columns = repeated(task.dataset[:queries], samples)
+    pool = ModelPool(device)
     rewards: list[np.ndarray] = []
-    read: list[list[str]] = []
-    for role, (own, adapter, of) in enumerate(models):
-        with pool.loaded(own, adapter, of) as loaded:
-            known = read or None if config.cory.knowledge_transfer else None
+    read: list[list[str]] = []  # what each role has answered
+    for role, (model, adapter, base) in enumerate(models):
+        with pool.loaded(model, adapter, base) as loaded:
+            reads = read if read and config.cory.knowledge_transfer else None
             responses, scores = answer(
-                loaded, task, columns, config.sampling, known, role,
-                seed=role, chat_template=own.chat_template, kl=False,
+                loaded, task, columns, config.sampling, reads, role,
+                seed=role, chat_template=model.chat_template, kl=False,
             )  # fmt: skip
             read.append(responses.completions)
             rewards.append(np.reshape(scores.total.numpy(), (-1, samples)))

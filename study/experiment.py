@@ -170,7 +170,7 @@ def finish(item: Planned, results: Results, seconds: float | None, discard_agent
     """
     results.add(item, seconds, megabytes(item.folder))
     shutil.rmtree(item.folder / "checkpoints", ignore_errors=True)
-    if discard_agents:
+    if discard_agents and not results.is_needed(item):
         for agent in item.folder.glob("agent_*"):
             shutil.rmtree(agent)
 
@@ -195,7 +195,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of a run, with Ray; 0.5: two runs on one")
     parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the runs")
     parser.add_argument("--out", type=str | None, help="Folder of the results. null: beside the runs")
-    parser.add_argument("--discard-agents", action="store_true", help="Remove the agents of a run once it is evaluated")
+    parser.add_argument(
+        "--discard-agents", action="store_true", help="Remove the agents of each run but the first once it is evaluated"
+    )
     args = parser.of(argv)
     expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
     expect(args.cpus is None or args.cpus >= 1, "--cpus", "at least 1", args.cpus)

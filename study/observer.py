@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from cory.cli.load import load
 from cory.cli.main import main
 from cory.config import Config
-from cory.errors import UserError, expect
+from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.run.output import check_result_file, replace_text
 from cory.tasks.kind import TaskKind
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 KINDS = ("worst", "middle", "best")  # the pioneer's responses to a query, by their reward
 RESAMPLES = 1000  # of the queries
-
-
 MARK = '"readings": ['  # in every file that --out writes
 
 
@@ -104,13 +102,15 @@ def slope(pioneer: "np.ndarray", observer: "np.ndarray") -> Interval:
     Args:
         pioneer: (queries, responses) rewards. observer: mean reward of the answers to each response, likewise.
     """
-    x, y = (rewards - rewards.mean(1, keepdims=True) for rewards in (pioneer, observer))
-    xy, xx = (x * y).sum(1), (x * x).sum(1)
+    read = pioneer - pioneer.mean(1, keepdims=True)
+    answered = observer - observer.mean(1, keepdims=True)
+    covariance = (read * answered).sum(1)
+    variance = (read * read).sum(1)
 
-    def ratio(queries: Sequence[int]) -> float:
-        return _ratio(float(xy[list(queries)].sum()), float(xx[list(queries)].sum()))
+    def slope_of(queries: Sequence[int]) -> float:
+        return _ratio(float(covariance[list(queries)].sum()), float(variance[list(queries)].sum()))
 
-    return over_queries(ratio, len(x), RESAMPLES)
+    return over_queries(slope_of, len(read), RESAMPLES)
 
 
 def _ratio(a: float, b: float) -> float:
@@ -140,13 +140,12 @@ def probe(
     from cory.prompts import RolePrompts
     from study.coupling import repeated
 
-    own = task.prompts.observer
     names = {template: name for name, template in wordings.items()}
     tasks = {
         names.get(template, template): replace(task, prompts=RolePrompts(task.prompts.pioneer, template))
-        for template in dict.fromkeys([own, *wordings.values()])
+        for template in dict.fromkeys([task.prompts.observer, *wordings.values()])
     }
-    model, sampling = replace(config.model, name=config.resolve(config.model.name)), config.sampling
+    model = replace(config.model, name=config.resolve(config.model.name))
     device = choose_device(config.device)
     policy, tokenizer = load_policy(model, device)
     templates: list[Any] = [model.chat_template]
@@ -154,14 +153,24 @@ def probe(
         templates.append(not model.chat_template)
     loaded = policy.to(device), None, tokenizer
     check_model(policy, tokenizer)
+
+    # The pioneer answers each query `samples` times; only queries with rewards that differ tell better from worse.
+    sampling = config.sampling
     columns = repeated(task.dataset[:queries], samples)
-    said, scores = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
+    responses, scores = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
     rewards = scores.total.tolist()
     pioneer = np.reshape(rewards, (-1, samples))
     differ = np.flatnonzero(pioneer.max(1) > pioneer.min(1))
-    expect(len(differ) > 1, "queries", f"some of which {samples} responses differ in their reward", len(differ))
-    columns, read = repeated(columns, answers), [text for text in said.completions for _ in range(answers)]
-    order, places = pioneer[differ].argsort(1, kind="stable"), (0, samples // 2, -1)
+    if len(differ) < 2:
+        raise UserError(
+            f"queries: expected some of which {samples} responses differ in their reward, got {len(differ)}"
+        )
+
+    # The observer answers each of these responses `answers` times.
+    columns = repeated(columns, answers)
+    read = [text for text in responses.completions for _ in range(answers)]
+    order = pioneer[differ].argsort(1, kind="stable")
+    ranks = dict(zip(KINDS, (0, samples // 2, -1), strict=True))
     readings = []
     for name, worded in tasks.items():
         for chat in templates:
@@ -170,7 +179,7 @@ def probe(
             observer = np.reshape(rewards, (-1, samples, answers))
             means = observer.mean(2)
             ranked = np.take_along_axis(means[differ], order, 1)
-            after = {kind: mean_interval(ranked[:, at].tolist()) for kind, at in zip(KINDS, places, strict=True)}
+            after = {kind: mean_interval(ranked[:, rank].tolist()) for kind, rank in ranks.items()}
             readings.append(Reading(name, bool(chat), after, dependence(observer), slope(pioneer, means)))
     alone = mean_interval(pioneer.mean(1).tolist())
     return Probe(alone, float(pioneer.std()), len(differ), len(pioneer), readings)
@@ -216,35 +225,38 @@ def command_line(
     parser.add_argument("--out", type=Path)
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe keys of a configuration:\n")
-        load(kind.config, default, ["--help"])
+        load(kind.config, default, ["--help", "all"])
     models = argv[: next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))]
     try:
-        own, flags = parser.parse_known_args(argv[len(models) :])
+        args, flags = parser.parse_known_args(argv[len(models) :])
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
     for name, least in (("queries", 2), ("samples", 3), ("answers", 2)):
-        expect(getattr(own, name) >= least, f"--{name}", f"at least {least}", getattr(own, name))
-    expect(own.out is None or len(models) < 2, "--out", "one model", models)
-    more = [wordings.get(each, each) for each in own.wording]
+        if getattr(args, name) < least:
+            raise UserError(f"--{name}: expected at least {least}, got {getattr(args, name)}")
+    if args.out is not None and len(models) > 1:
+        raise UserError(f"--out: expected one model, got {models}")
+    more = [wordings.get(wording, wording) for wording in args.wording]
     for name in models or [""]:
         if name and run_agents(Path(name)):
             from study.coupling import coupling, text
 
-            only = "no flag other than --queries with the folder of a run"
             named = {word.split("=")[0] for word in argv[len(models) :] if word.startswith("--")}
-            expect(named <= {"--queries"}, "flags", only, " ".join(argv[len(models) :]))
-            print(f"{name}: {text(coupling(Path(name), kind, own.queries))}")
+            if not named <= {"--queries"}:
+                given = " ".join(argv[len(models) :])
+                raise UserError(f"flags: expected no flag other than --queries with the folder of a run, got {given!r}")
+            print(f"{name}: {text(coupling(Path(name), kind, args.queries))}")
             continue
         config, _ = load(kind.config, default, [*flags, *([f"--model.name={name}"] if name else [])])
-        task = kind.make_task(config, kind.held_out_rows(config, own.split))
+        task = kind.make_task(config, kind.held_out_rows(config, args.split))
         chosen = {**wordings, **{template: template for template in more if template not in wordings.values()}}
-        if own.out:
-            check_result_file(own.out, MARK)
-        found = probe(config, task, chosen, own.queries, own.samples, own.answers)
-        print(table(config.model.name, found))
-        if own.out:
-            numbers = json.dumps(asdict(found), indent=2).replace("NaN", "null")
-            replace_text(own.out, numbers)
+        if args.out:
+            check_result_file(args.out, MARK)
+        measured = probe(config, task, chosen, args.queries, args.samples, args.answers)
+        print(table(config.model.name, measured))
+        if args.out:
+            numbers = json.dumps(asdict(measured), indent=2).replace("NaN", "null")
+            replace_text(args.out, numbers)
 
 
 if __name__ == "__main__":

@@ -282,17 +282,17 @@ def _plan_runs(
         values = [None]
 
     for value in values:
-        own = flags if value is None else flags | {str(experiment.over): value}
+        changed = flags if value is None else flags | {str(experiment.over): value}
         for key in changes:
             usual = _settings(script, scale.config)
-            if key in own or key == "seed" or _get(base, key) != _get(usual, key):
+            if key in changed or key == "seed" or _get(base, key) != _get(usual, key):
                 expected = f"keys that the experiment does not vary, as it does for {label!r}"
                 raise UserError(f"--set: expected {expected}, got {key!r}")
-        all_flags = _flags({**scale.flags, **own, **changes})
+        all_flags = _flags({**scale.flags, **changed, **changes})
         unseeded = _settings(script, file, *all_flags)
         share_of_work = _work(unseeded) / _work(base)
         for seed in scale.seeds:
-            named = {key: changed for key, changed in own.items() if _get(of_scale, key) != changed}
+            named = {key: to for key, to in changed.items() if _get(of_scale, key) != to}
             folder = runs / scale_name / _name(script, file, named, seed)
             command = [*start(script), "--config", file, *all_flags, f"--seed={seed}"]
             command += ["--output", str(folder), "--resume", "auto"]

@@ -113,8 +113,8 @@ def run_all(
                 ended(tasks[done], status, seconds)
         except KeyboardInterrupt:
             print("Stopping: each run finishes its iteration and is saved.", flush=True)
-            for each in left:
-                ray.cancel(each, force=False)
+            for pending in left:
+                ray.cancel(pending, force=False)
             ray.wait(left, num_returns=len(left))
             raise
     finally:

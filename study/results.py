@@ -29,6 +29,8 @@ class Row:
     """A run's row in a runs.csv, as far as planning needs it."""
 
     folder: Path
+    experiment: str
+    scale: str
     group: str
     seed: int
     key: str
@@ -50,6 +52,8 @@ def rows_in(folders: Sequence[Path]) -> list[Row]:
                     rows.append(
                         Row(
                             folder,
+                            row["experiment"],
+                            row["scale"],
                             row["group"],
                             int(row["seed"]),
                             row["key"],
@@ -97,7 +101,7 @@ class Results:
         total = 0.0
         by_rows = 0
         for item in missing:
-            seconds = [row.seconds for row in self.rows if row.group == item.of.name and row.seconds]
+            seconds = [row.seconds for row in self._alike(item) if row.seconds]
             by_rows += bool(seconds)
             from_file = 60 * item.minutes or float("nan")
             total += statistics.fmean(seconds) if seconds else from_file
@@ -107,9 +111,14 @@ class Results:
         """The MB that some runs will take, by those of earlier runs of their group; NaN where there are none."""
         total = 0.0
         for item in missing:
-            sizes = [row.megabytes for row in self.rows if row.group == item.of.name and row.megabytes]
+            sizes = [row.megabytes for row in self._alike(item) if row.megabytes]
             total += statistics.fmean(sizes) if sizes else float("nan")
         return total
+
+    def _alike(self, item: Planned) -> list[Row]:
+        """The rows of this experiment, at this scale, of a run's group."""
+        of = (self.experiment, self.scale, item.of.name)
+        return [row for row in self.rows if (row.experiment, row.scale, row.group) == of]
 
     def study(self) -> "Study | None":
         """What the files hold; None before the first row."""
@@ -143,7 +152,8 @@ class Results:
         runs, metrics, final, held_out = frames
         base = source.held_out[source.held_out["group"] == BASE]
         if not self.evaluation:
-            held_out, base = held_out[:0], base[:0]
+            held_out = held_out[:0]
+            base = base[:0]
         return Study(self._complete(runs, item), metrics, final, pd.concat([base, held_out]))
 
     def add(self, item: Planned, seconds: float | None, megabytes: float | None) -> None:
@@ -181,17 +191,28 @@ class Results:
         return varying([item.settings for item in {item.of.name: item for item in self.planned}.values()], ("seed",))
 
     def write(self, parts: "Sequence[Study]") -> None:
-        """Adds runs to the files, in the order of the plan; they take the place of older rows of the same runs."""
+        """Adds runs to the files, in the order of the plan; they take the place of older rows of the same runs.
+
+        Rows of other runs go: those that the plan does not have, or has with other settings or another evaluation.
+        """
         from study.frame import BASE, join, write_study
 
         before = self.study()
+        if before and not (before.runs["key"] != "").any():  # of an older format
+            before = None
         study = join([*parts, *([before] if before else [])])
-        place = {(item.of.name, item.seed): number for number, item in enumerate(self.planned)}
+        planned = {(item.of.name, item.seed): item for item in self.planned}
+        place = {run: number for number, run in enumerate(planned)}
+        valid = set()
+        for row in study.runs.to_dict("records"):
+            item = planned.get((row["group"], row["seed"]))
+            if item and row["key"] == item.key() and row["evaluation"] == self.evaluation:
+                valid.add((row["group"], row["seed"]))
         for name in ("runs", "metrics", "final", "held_out"):
             frame = getattr(study, name)
             runs = list(zip(frame["group"], frame["seed"], strict=True)) if len(frame) else []
-            keep = [i for i, (group, seed) in enumerate(runs) if group == BASE or (group, seed) in place]
-            order = sorted(keep, key=lambda i: place.get(runs[i], -1))
+            kept = [i for i, run in enumerate(runs) if run in valid or (run[0] == BASE and self.evaluation)]
+            order = sorted(kept, key=lambda i: place.get(runs[i], -1))
             setattr(study, name, frame.iloc[order].reset_index(drop=True))
         self.out.mkdir(parents=True, exist_ok=True)
         write_study(study, self.out)
@@ -223,6 +244,14 @@ class Results:
             raise UserError(f"{self.evaluation}: failed with status {done.returncode}, see {item.folder}.log")
         rows: list[dict[str, Any]] = json.loads((self.evaluations / "evaluation.json").read_text("utf-8"))["rows"]
         return rows
+
+    def is_needed(self, item: Planned) -> bool:
+        """Whether a run's agents are needed by the evaluation of further runs, as it is their first."""
+        try:
+            settings = json.loads((self.evaluations / "settings.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return str(item.folder) in settings.get("models", [])[:1]
 
     def _models(self, item: Planned) -> list[str]:
         """The runs to name: the first of the evaluation so far, and this one; none if it cannot go on with them."""

@@ -24,7 +24,7 @@ from cory.run.output import replace_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/*.md", "results/README.md", "results/*/README.md", "examples/*/README.md")
-TABLE = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"^(<!-- table: ([^\n]*?) -->\n)(.*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE)
 Rows = list[dict[str, str]]
 
 

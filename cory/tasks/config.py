@@ -32,6 +32,7 @@ class OwnTaskConfig(Settings):
         metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the functions.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
+            null: {prompt}{response} and {prompt} on the next line; in a chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"
@@ -47,7 +48,7 @@ class OwnTaskConfig(Settings):
     team_reward: str | None = None
     metrics: list[str] | str = Field(default_factory=list)
     pioneer_prompt: str = "{prompt}"
-    observer_prompt: str = "{prompt}{response}\n{prompt}"
+    observer_prompt: str | None = None
 
     def check(self) -> None:
         weights = self.reward_weights

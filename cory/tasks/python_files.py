@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cory.errors import UserError
+from cory.errors import UserError, described
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class PythonFiles:
 
     def __init__(self) -> None:
         self.modules: dict[Path, ModuleType] = {}
+        self.hashes: dict[Path, str] = {}
 
     def load(self, key: str, names: Sequence[str]) -> list[Loaded]:
         """What each of `names`, FILE.py:NAME, stands for.
@@ -63,6 +64,7 @@ class PythonFiles:
         path = path.resolve()
         if path not in self.modules:
             self.modules[path] = _run(key, path)
+            self.hashes[path] = _hash(key, path)
         module = self.modules[path]
         if not hasattr(module, name):
             defined = ", ".join(sorted(_defined_in(module))) or "none"
@@ -70,7 +72,7 @@ class PythonFiles:
         value = getattr(module, name)
         if not callable(value):
             raise UserError(f"{key}: expected a function, got {f'{full_name} = {value!r}'!r}")
-        return Loaded(value, path.name, name, _hash(key, path))
+        return Loaded(value, path.name, name, self.hashes[path])
 
 
 def _defined_in(module: ModuleType) -> Iterator[str]:
@@ -92,11 +94,10 @@ def _run(key: str, path: Path) -> ModuleType:
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
-        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        # The text of a SyntaxError names the line as well.
+        reason = f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else described(error)
         line = _line_of(error, path)
-        raise UserError(
-            f"{key}: expected {path.name} to run, got {type(error).__name__}: {message} (line {line})"
-        ) from None
+        raise UserError(f"{key}: expected {path.name} to run, got {reason} (line {line})") from None
     finally:
         sys.path.remove(str(path.parent))
     return module

@@ -357,6 +357,18 @@ def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged,
     assert "4 runs, 0 with a row" in capsys.readouterr().out
 
 
+def test_rows_of_other_settings_or_of_an_older_format_go(tmp_path, judged):
+    out = tmp_path / "results/a"
+    out.mkdir(parents=True)
+    for name in ("runs.csv", "final.csv", "held_out.csv"):  # without a hash
+        shutil.copy(ROOT / "results/imdb_curves" / name, out / name)
+    (out / "comparison.md").write_text("# Older\n")
+    trial(tmp_path)
+    rows = list(csv.DictReader(open(out / "runs.csv")))
+    assert [(row["group"], row["seed"]) for row in rows] == [(item.of.name, str(item.seed)) for item in judged]
+    assert len(list(csv.DictReader(open(out / "held_out.csv")))) == 1 + 4
+
+
 def test_time_and_disk_are_those_of_earlier_runs(tmp_path, judged, capsys):
     results = Results(tmp_path / "results/a", tmp_path / "e", "trial", "tiny", judged, "PPO", "")
     results.write([results.ended(item, 7200.0, 250.0) for item in judged[:-1]])
@@ -400,4 +412,6 @@ def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path,
 def test_agents_are_removed_if_asked(tmp_path, judged):
     (tmp_path / "judge.py").write_text(JUDGE)
     trial(tmp_path, "--discard-agents")
-    assert not list((tmp_path / "runs").rglob("agent_1"))
+    # but for those of the first run, which all evaluations name
+    assert [path.parent for path in (tmp_path / "runs").rglob("agent_1")] == [judged[0].folder]
+    assert not list((tmp_path / "runs/tiny").glob("trial-evaluation-older*"))

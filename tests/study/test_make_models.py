@@ -42,7 +42,7 @@ def test_small_models_of_reviews(tmp_path, monkeypatch, capsys):
     make_imdb_models.command_line([str(folder), "--dataset", str(data), "--only", "reward_model", "--threads", "3"])
     assert asked == [3, threads]
     assert (folder / "policy/model.safetensors").stat().st_mtime_ns == made
-    assert f"There already: {folder / 'reward_model'}" in capsys.readouterr().out
+    assert f"Already made: {folder / 'reward_model'}" in capsys.readouterr().out
     (data / "unsupervised.parquet").unlink()
     with pytest.raises(UserError, match=r"expected a file unsupervised\.parquet"):
         make_imdb_models.command_line([str(tmp_path / "new"), "--dataset", str(data)])

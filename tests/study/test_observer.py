@@ -31,7 +31,7 @@ def test_a_correlation_through_the_response_is_within_queries():
     assert apart["all"][1] > 0.3 and apart["response"][1] < 0 < apart["response"][2]
     reads = correlations(pioneer, query + pioneer + 0.1 * noise)
     assert reads["response"][1] > 0.98
-    assert all(math.isnan(x) for x in correlations(np.ones((5, 2)), pioneer[:5, :2])["response"])
+    assert all(math.isnan(x) for x in correlations(np.ones((5, 2)), pioneer[:5, :2])["response"][:3])
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_agents_are_loaded_as_their_run_had_them(
     original = responses.respond
     monkeypatch.setattr(responses, "respond", respond)
     found = coupling(run, IMDB, 6, 4)
-    assert set(found) == {"all", "response"} and all(-1 <= value <= 1 for value, _, _ in found.values())
+    assert set(found) == {"all", "response"} and all(-1 <= value <= 1 for value, *_ in found.values())
     assert [row[:3] for row in said] == [(rank > 0, rank > 0, True)] * 2
     pioneer, observer = (row[3] for row in said)
     assert len(pioneer) == len(observer) == 24 and len(set(pioneer)) <= 6
@@ -149,7 +149,7 @@ def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_pat
 def test_the_dependence_is_the_share_of_variance_between_responses_read():
     rng = np.random.default_rng(0)
     read, query = rng.normal(size=(400, 4, 1)), 5 * rng.normal(size=(400, 1, 1))
-    _, low, high = dependence(query + 0.5 * read + rng.normal(size=(400, 4, 2)))
+    _, low, high, _ = dependence(query + 0.5 * read + rng.normal(size=(400, 4, 2)))
     assert low < 0.25 / 1.25 < high and high - low < 0.2
     assert dependence(query + read + np.zeros((400, 4, 2)))[0] == pytest.approx(1)
     assert abs(dependence(query + rng.normal(size=(400, 4, 2)))[0]) < 0.07
@@ -160,7 +160,7 @@ def test_the_slope_is_that_within_queries():
     rng = np.random.default_rng(0)
     pioneer = rng.normal(size=(300, 4))
     query = 5 * rng.normal(size=(300, 1))  # what both rewards have from the query does not count
-    value, low, high = slope(pioneer + query, 0.3 * pioneer - query + 0.1 * rng.normal(size=(300, 4)))
+    value, low, high, _ = slope(pioneer + query, 0.3 * pioneer - query + 0.1 * rng.normal(size=(300, 4)))
     assert low < 0.3 < high and high - low < 0.05 and abs(value - 0.3) < 0.02
 
 

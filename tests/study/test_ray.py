@@ -106,7 +106,7 @@ def test_a_killed_driver_loses_nothing_that_is_finished(local, tmp_path):
     wait_for(lambda: not trainings(tmp_path))  # no orphan goes on training
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 runs, 1 finished" in done.stdout
+    assert "2 runs, 1 with a row" in done.stdout
     assert files_of(tmp_path) == local
 
 
