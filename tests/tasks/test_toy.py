@@ -42,7 +42,7 @@ def test_shipped_models_are_small_and_good():
 def test_shipped_models_are_as_good_as_is_said():
     """The numbers that every toy run starts from; docs/experiments.md has them."""
     measured = imdb_weights.measure() | gsm8k_weights.measure()
-    expected = {"loss": 1.14, "reward": -0.27, "classifier_error": 0.02, "accuracy": 0.388}
+    expected = {"loss": 1.14, "reward": -0.23, "classifier_error": 0.02, "accuracy": 0.378}
     assert measured == pytest.approx(expected, abs=0.02)
 
 
