@@ -37,9 +37,21 @@ def _sample_line(label: str, sample: Mapping[str, Any]) -> str:
     return f"  {label:10}{sample['task_reward']:+7.2f}  {one_line(sample['completion'])}"
 
 
+def interval_cell(row: Mapping[str, Any], metric: str, plus_minus: str = "±") -> str:
+    """A metric with the half-width of its interval, METRIC_ci; alone without one, such as a count of calls.
+
+    Nothing where a row has no such metric.
+    """
+    if metric not in row:
+        return ""
+    if f"{metric}_ci" not in row:
+        return f"{row[metric]:g}"
+    return f"{row[metric]:.3f} {plus_minus} {row[f'{metric}_ci']:.3f}"
+
+
 def interval_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
     """A line per model, each metric METRIC with the half-width of its interval, METRIC_ci."""
-    cells = [[f"{row[metric]:.3f} +- {row[f'{metric}_ci']:.3f}" for metric in titles] for row in rows]
+    cells = [[interval_cell(row, metric, "+-") for metric in titles] for row in rows]
     columns = [[title, *column] for title, column in zip(titles.values(), zip(*cells, strict=True), strict=True)]
     widths = [max(len(cell) for cell in column) for column in columns]
     names = ["", *(row["name"] for row in rows)]
