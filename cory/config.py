@@ -34,6 +34,7 @@ from cory.errors import UserError
 S = TypeVar("S", bound="Settings")
 RESERVED_NAMES = ("prompt", "response", "responses")  # placeholders of templates, which no role may be called
 C = TypeVar("C", bound="Config")
+COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 # The packages of which each tracker needs one, and how to install it.
 TRACKER_PACKAGES = {
     "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
@@ -74,6 +75,7 @@ def _repository(name: str | None) -> str | None:
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
+PositiveOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
 Repository = Annotated[str | None, AfterValidator(_repository)]
 
 
@@ -332,7 +334,7 @@ class PPOConfig(Settings):
     batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
     mini_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
-    micro_batch: Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)] = "auto"
+    micro_batch: PositiveOrAuto = "auto"
     ppo_epochs: PositiveInt = 4
     init_kl_coef: Annotated[float, Field(ge=0, le=1e6)] = 0.3
     adaptive_kl: bool = True
@@ -506,7 +508,8 @@ class Config(Settings):
         iterations: Iterations of Algorithm 1, each on one batch of queries.
         algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
             divisions by standard deviation and length), `rloo` or `reinforce`: docs/learners.md.
-        group_size: Chains per query; GRPO and RLOO compare the responses of such a group.
+        group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO
+            and RLOO, else 1.
         branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has
             ppo.batch_size / branches responses: docs/credit.md.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
@@ -543,7 +546,7 @@ class Config(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     iterations: PositiveInt = 100
     algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
-    group_size: PositiveInt = 1
+    group_size: PositiveOrAuto = "auto"
     branches: PositiveInt = 1
     agents: list[dict[str, Any]] = Field(default_factory=list)
     roles: list[Annotated[RoleConfig, BeforeValidator(_role_config)]] = Field(default_factory=list)
@@ -574,7 +577,9 @@ class Config(Settings):
             if self.lora.rank == 0:
                 raise UserError(f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0")
             if self.lora.merge:
-                raise UserError("lora.merge: expected false with model.quantization: rounded weights cannot be merged")
+                raise UserError(
+                    "lora.merge: expected false with model.quantization, as rounded weights cannot be merged, got true"
+                )
         if self.ppo.warmup >= self.iterations:
             raise UserError(f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}")
         best_is_held_out = self.checkpoint.best == "eval_task_reward" and self.eval_every > 0
@@ -585,11 +590,12 @@ class Config(Settings):
             )
         if self.guards.patience is not None and not self.eval_every:
             raise UserError(f"guards.patience: expected null without eval_every, got {self.guards.patience}")
-        if self.algorithm in ("grpo", "dr_grpo", "rloo") and self.group_size < 2:
+        if self.algorithm in COMPARING and self.chains_per_query < 2:
             raise UserError(f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}")
-        if self.ppo.batch_size % self.group_size:
+        if self.ppo.batch_size % self.chains_per_query:
             raise UserError(
-                f"ppo.batch_size: expected a multiple of group_size = {self.group_size}, got {self.ppo.batch_size}"
+                f"ppo.batch_size: expected a multiple of group_size = {self.chains_per_query}, "
+                f"got {self.ppo.batch_size}"
             )
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
@@ -615,11 +621,11 @@ class Config(Settings):
             )
         if not self.cory.knowledge_transfer:
             raise UserError(f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}")
-        per_query = self.group_size * self.branches
+        per_query = self.chains_per_query * self.branches
         if self.ppo.batch_size % per_query:
             raise UserError(
-                f"ppo.batch_size: expected a multiple of group_size * branches = {self.group_size} * {self.branches} = "
-                f"{per_query}, got {self.ppo.batch_size}"
+                f"ppo.batch_size: expected a multiple of group_size * branches = {self.chains_per_query} * "
+                f"{self.branches} = {per_query}, got {self.ppo.batch_size}"
             )
         pioneers = self.ppo.batch_size // self.branches
         fewest = max(2, self.ppo.gradient_accumulation_steps)
@@ -685,6 +691,13 @@ class Config(Settings):
         config.device = device
         config.agents = [{key: value for key, value in entry.items() if key != "device"} for entry in self.agents]
         return config
+
+    @property
+    def chains_per_query(self) -> int:
+        """How many chains answer each query: `group_size`, with `auto` resolved."""
+        if self.group_size != "auto":
+            return self.group_size
+        return 4 if self.algorithm in COMPARING else 1
 
     def check_tracker(self) -> None:
         """Raises a UserError if the tracker's package is not installed. Imports nothing, so it answers at once."""

@@ -35,14 +35,20 @@ class NotFinite(Exception):
     Args:
         what: `the loss` or `the gradient`.
         learner: whose, e.g. `agent_1 as pioneer`.
-        rows: the rows of the rollout that cause it; empty if each is finite and only their sum is not.
+        rows: the rows of the rollout that cause it, counted from 0 (the message counts from 1); empty if each is finite
+            and only their sum is not.
         text: of the first of these rows.
     """
 
     def __init__(self, what: str, learner: str, rows: Sequence[int] = (), text: str = "") -> None:
         self.rows = list(rows)
-        where = f" in rows {self.rows}, the first of them {text}" if self.rows else ""
+        where = f" in rows {[row + 1 for row in self.rows]}, the first of them {text}" if self.rows else ""
         super().__init__(f"{learner}: {what} is not finite{where}")
+
+
+def described(error: BaseException) -> str:
+    """An error's kind and text; its kind alone where it has no text, as StopIteration."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def is_disk_full(error: BaseException) -> bool:

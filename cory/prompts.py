@@ -10,6 +10,9 @@ from cory.config import RoleConfig, role_name
 from cory.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # text, or chat messages
+# What an observer reads where a task says nothing else: of a text that models continue, and of a chat.
+OBSERVER = "{prompt}{response}\n{prompt}"
+CHAT_OBSERVER = "{prompt}\n\nHere is an answer to this:\n\n{response}\n\nGive a better answer."
 CHAT_ROLES = ("system", "user", "assistant")
 
 
@@ -85,7 +88,7 @@ class RolePrompts:
     """
 
     pioneer: str = "{prompt}"
-    observer: str = "{prompt}{response}\n{prompt}"
+    observer: str = OBSERVER
     roles: tuple[RoleConfig, ...] = ()
 
     def __post_init__(self) -> None:

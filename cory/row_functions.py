@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from cory import coroutines
-from cory.errors import RewardError, UserError
+from cory.errors import RewardError, UserError, described
 
 # function(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of
 # TRL's GRPO reward functions, `async def` ones included. `columns` are the other columns of the dataset and `role`; a
@@ -135,9 +135,9 @@ def _blamed(function: RowFunction, error: Exception, rows: Columns) -> UserError
             break
     last = traceback.extract_tb(error.__traceback__)[-1]
     line = f"{Path(last.filename).name}, line {last.lineno}"
-    return UserError(f"{function}: expected {function.plural}, got {type(error).__name__} ({error}) at {line}, {where}")
+    return UserError(f"{function}: {described(error)}, raised at {line}, {where}")
 
 
 def _where(function: RowFunction, row: int, rows: Columns) -> str:
     unit = function.unit
-    return f"in row {row}, prompt {rows['prompts'][row]!r}, {unit} {rows[unit + 's'][row]!r}"
+    return f"in row {row + 1}, prompt {rows['prompts'][row]!r}, {unit} {rows[unit + 's'][row]!r}"

@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 
 from cory.config import RoleConfig
+from cory.data_files import FORMATS, check_file
 from cory.errors import UserError
 from cory.learners.stats import UpdateStats
 from cory.models.load import find, quiet
@@ -24,7 +25,6 @@ from cory.task_metrics import Metric, MetricFunction
 RECORDED = {"iteration", "agent", "role", "flags", "task_reward", "combined_reward", "distinct_2", "eval_task_reward"}
 RECORDED |= {"team_reward", "eval_team_reward"}
 RECORDED |= {field.name for field in fields(UpdateStats)}
-FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 
 def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | None = None) -> datasets.Dataset:
@@ -36,6 +36,7 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
 
     Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
     """
+    check_file("dataset", name)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
     where = find(name, "dataset", kind="dataset", cached=cache.is_dir())
     path = Path(name)
@@ -137,7 +138,7 @@ class Task:
                 raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
             _check_arguments(Metric(function, name), ("prompts", "completions", "role", "rewards"), names)
         for row, prompt in enumerate(self.dataset["prompt"]):
-            check_prompt(prompt, f"dataset, column 'prompt', row {row}")
+            check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
         self.prompts.check_columns(names)
 
     def render(

@@ -3,7 +3,7 @@
 python -m cory.train --config my.yaml                       # two agents: CORY
 python -m cory.train --config my.yaml --cory.num_agents 1   # any key as a flag; one agent: PPO
 python -m cory.train --resume runs/my                       # continues a run
-python -m cory.train --help                                 # every key
+python -m cory.train --help                                 # common keys; --help all: every key
 """
 
 import os
@@ -54,7 +54,8 @@ def announce(config: Config, name: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         names = dict.fromkeys(config.of_agent(index).model.name for index in range(config.cory.num_agents))
         models = " and ".join(names)
-        print(f"{name}: {config.method()}, model {models}, {config.iterations} iterations. Loading ...", flush=True)
+        iterations = "1 iteration" if config.iterations == 1 else f"{config.iterations} iterations"
+        print(f"{name}: {config.method()}, model {models}, {iterations}. Loading ...", flush=True)
 
 
 def run() -> None:

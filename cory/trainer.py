@@ -321,7 +321,7 @@ class CoryTrainer:
         config = self.config
         queries = self.task.batch(k, self._queries_per_iteration(), config.seed)
         rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
-        columns = {name: repeated(values, config.group_size)[rows_of_process] for name, values in queries.items()}
+        columns = {name: repeated(values, config.chains_per_query)[rows_of_process] for name, values in queries.items()}
 
         lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()  # of no process, so the same in all of them
         length = lengths.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
@@ -329,7 +329,7 @@ class CoryTrainer:
 
     def _queries_per_iteration(self) -> int:
         """Over all processes."""
-        return self.config.ppo.batch_size // (self.config.group_size * self.config.branches)
+        return self.config.ppo.batch_size // (self.config.chains_per_query * self.config.branches)
 
     def _respond(
         self,
@@ -453,7 +453,7 @@ class CoryTrainer:
         queries_per_iteration = self._queries_per_iteration()
         if len(self.task.dataset) < queries_per_iteration:
             size = "ppo.batch_size"
-            if config.group_size > 1:
+            if config.chains_per_query > 1:
                 size += " / group_size"
             if config.branches > 1:
                 size += " / branches"

@@ -43,7 +43,9 @@ def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:
         loaded = load_dataset(config.dataset, split, ["question", "answer"], config.subset)
     for row, answer in enumerate(loaded["answer"]):
         if not isinstance(answer, str) or gold(answer) is None:
-            raise UserError(f"dataset: expected a gold answer with a number after ####, got {answer!r} in row {row}")
+            raise UserError(
+                f"dataset: expected a gold answer with a number after ####, got {answer!r} in row {row + 1}"
+            )
     return loaded.select_columns(["question", "answer"]).rename_column("question", "prompt")
 
 

@@ -225,7 +225,7 @@ def command_line(
     parser.add_argument("--out", type=Path)
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe keys of a configuration:\n")
-        load(kind.config, default, ["--help"])
+        load(kind.config, default, ["--help", "all"])
     models = argv[: next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))]
     try:
         args, flags = parser.parse_known_args(argv[len(models) :])
@@ -244,7 +244,7 @@ def command_line(
             named = {word.split("=")[0] for word in argv[len(models) :] if word.startswith("--")}
             if not named <= {"--queries"}:
                 given = " ".join(argv[len(models) :])
-                raise UserError(f"flags: expected no flag other than --queries with the folder of a run, got {given}")
+                raise UserError(f"flags: expected no flag other than --queries with the folder of a run, got {given!r}")
             print(f"{name}: {text(coupling(Path(name), kind, args.queries))}")
             continue
         config, _ = load(kind.config, default, [*flags, *([f"--model.name={name}"] if name else [])])

@@ -265,7 +265,7 @@ def test_classifier_without_two_labels_one_of_them_positive(classifier_folder, t
 
 
 def test_missing_dataset():
-    with refuses(r"dataset: expected a Hub id or an existing local folder, got '/nowhere/data.csv'"):
+    with refuses(r"dataset: expected an existing file, got '/nowhere/data.csv'"):
         load_dataset("/nowhere/data.csv", "train", [])
 
 
@@ -319,7 +319,7 @@ def test_dataset_smaller_than_a_batch(config):
 
 @pytest.mark.parametrize("rows", [["good", ""], ["good", None]])
 def test_empty_prompt(rows):
-    with refuses(r"dataset, column 'prompt', row 1: expected text or chat messages, got (''|None)"):
+    with refuses(r"dataset, column 'prompt', row 2: expected text or chat messages, got (''|None)"):
         Task.from_prompts(rows, len, PROMPTS)
 
 
@@ -332,7 +332,7 @@ def test_prompt_longer_than_the_context(config):
     rows = sentences(9)
     rows[5] = "good " * 95
     with refuses(
-        r"prompt in row 5: expected at most 96 tokens, the model's context, got \d+ of the prompt \+ 6 of the"
+        r"prompt in row 6: expected at most 96 tokens, the model's context, got \d+ of the prompt \+ 6 of the"
     ):
         trainer(config, prompts=rows)
 
@@ -340,7 +340,7 @@ def test_prompt_longer_than_the_context(config):
 def test_observer_prompt_longer_than_the_context(config):
     rows = sentences(9)
     rows[3] = "good " * 50  # fits once, but the observer reads it twice
-    with refuses(r"prompt in row 3: expected at most 96 tokens"):
+    with refuses(r"prompt in row 4: expected at most 96 tokens"):
         trainer(config, prompts=rows)
 
 
@@ -382,9 +382,9 @@ def test_template_over_a_missing_column():
     [
         (lambda prompts, completions: [0.0], r"expected 16 rewards, one per completion, got 1"),
         (lambda prompts, completions: None, r"expected a list of numbers, got NoneType"),
-        (lambda prompts, completions: ["good"] * 16, r"expected a finite number, got 'good' in row 0, prompt '.*"),
-        (lambda prompts, completions: [0.0] * 9 + [math.nan] * 7, r"expected a finite number, got nan in row 9"),
-        (lambda prompts, completions: [0.0] * 3 + [math.inf] * 13, r"expected a finite number, got inf in row 3"),
+        (lambda prompts, completions: ["good"] * 16, r"expected a finite number, got 'good' in row 1, prompt '.*"),
+        (lambda prompts, completions: [0.0] * 9 + [math.nan] * 7, r"expected a finite number, got nan in row 10"),
+        (lambda prompts, completions: [0.0] * 3 + [math.inf] * 13, r"expected a finite number, got inf in row 4"),
     ],
 )
 def test_bad_rewards(config, reward, message):

@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import yaml
 from conftest import ROOT
 
-from cory.cli.load import load
+from cory.cli.load import as_config, load
 from cory.config import HubConfig, PPOConfig, keys
 from cory.errors import UserError
 from gsm8k_train.config import Gsm8kConfig
@@ -133,9 +134,12 @@ def test_flags_override_the_file():
         (["--tracker", "wand"], "tracker.*wandb.*wand"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--algorithm", "gpro"], "algorithm.*grpo.*gpro"),
-        (["--algorithm", "grpo"], "group_size: expected at least 2 with algorithm: grpo, got 1"),
+        (
+            ["--algorithm", "grpo", "--ppo.batch_size", "6", "--ppo.mini_batch_size", "6"],
+            "multiple of group_size = 4, got 6",
+        ),
         (["--algorithm", "rloo", "--group_size", "1"], "group_size: expected at least 2 with algorithm: rloo, got 1"),
-        (["--group_size", "0"], "group_size: expected a number greater than 0, got 0"),
+        (["--group_size", "0"], "group_size: expected auto or a number greater than 0, got 0"),
         (["--group_size", "3"], "ppo.batch_size: expected a multiple of group_size = 3, got 256"),
         (["--ppo.kl_in", "loss"], "ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'"),
         (["--ppo.kl_in", "lost"], "ppo.kl_in.*reward.*lost"),
@@ -153,7 +157,7 @@ def test_flags_override_the_file():
         (["--cory.credit", "casual"], "cory.credit.*causal.*casual"),
         (["--cory.credit", "counterfactual", "--cory.knowledge_transfer", "false"], "cory.credit: expected knowledge_"),
         (["--cory.weight", ".inf"], "cory.weight: expected a finite number, got inf"),
-        (["--cory.other_coef", "1"], "unrecognized arguments: --cory.other_coef"),
+        (["--cory.other_coef", "1"], "unknown key 'cory.other_coef'"),
         (["--ppo.schedule", "linea"], "ppo.schedule.*linear.*linea"),
         (["--ppo.warmup", "-1"], "ppo.warmup: expected a number greater than or equal to 0, got -1"),
         (["--ppo.optimizer_options", "3"], "ppo.optimizer_options.*3"),
@@ -261,7 +265,7 @@ def test_keys_may_be_assigned_one_after_the_other_and_are_checked_together():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ppo:\n  batch_sise: 3\n", "unknown key 'batch_sise'.*Did you mean 'ppo.batch_size'"),
+        ("ppo:\n  batch_sise: 3\n", "unknown key 'ppo.batch_sise'.*Did you mean 'ppo.batch_size'"),
         ("itertions: 3\n", "Did you mean 'iterations'"),
         ("ppo: [1\n", "bad.yaml"),
         ("ppo: null\n", r"bad.yaml: ppo: expected a block of settings, got None"),
@@ -281,7 +285,7 @@ def test_bad_files_are_named(tmp_path, text, message, monkeypatch):
 def test_help_documents_every_key_and_print_config_prints_them():
     script = "imdb_train/cory.py"
     shown = subprocess.run(
-        [sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True, check=True
+        [sys.executable, str(ROOT / script), "--help", "all"], capture_output=True, text=True, check=True
     ).stdout
     positions = []
     for key in keys(ImdbConfig):
@@ -296,3 +300,14 @@ def test_help_documents_every_key_and_print_config_prints_them():
 def test_a_boolean_flag_alone_means_true():
     assert load(ImdbConfig, None, ["--overwrite", "--iterations", "3"])[0].overwrite is True
     assert load(ImdbConfig, None, ["--overwrite", "false"])[0].overwrite is False
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "chains"), [("ppo", 1), ("reinforce", 1), ("grpo", 4), ("dr_grpo", 4), ("rloo", 4)]
+)
+def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains):
+    """Of a whole file, too, as a run's config.yaml is: it says `auto`, as the command line did."""
+    config, _ = load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm])
+    assert config.chains_per_query == chains
+    assert as_config(ImdbConfig, asdict(config), Path("config.yaml")) == config
+    assert load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm, "--group_size", "2"])[0].chains_per_query == 2

@@ -36,10 +36,14 @@ def test_it_names_no_machine():
 
 def test_its_links_and_files_are_there():
     text = "\n".join(cell.source for cell in NOTEBOOK.cells)
-    links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)\s]*\)", text) if not link.startswith("https://")]
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")]
     assert len(links) >= 8
     for link in links:
-        assert (PATH.parent / link).is_file(), link
+        file, _, anchor = link.partition("#")
+        assert (PATH.parent / file).is_file(), link
+        headings = re.findall(r"^#+ (.*)$", (PATH.parent / file).read_text(), re.MULTILINE) if anchor else []
+        anchors = ["", *(re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings)]
+        assert anchor in anchors, link
     for file in re.findall(r'"((?:configs|imdb_train)/[\w/.]+)"', text):
         assert (ROOT / file).exists(), file
 

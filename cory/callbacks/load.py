@@ -1,7 +1,7 @@
 """Callbacks that settings name: `callbacks: FILE.py:NAME`."""
 
 from cory.callbacks.callback import Callback
-from cory.errors import UserError
+from cory.errors import UserError, described
 from cory.tasks.config import as_list
 from cory.tasks.python_files import PythonFiles
 
@@ -21,7 +21,6 @@ def load_callbacks(names: list[str] | str) -> list[Callback]:
             callbacks.append(loaded.value())
         except Exception as error:
             raise UserError(
-                f"callbacks: expected {loaded.full_name} to be made without arguments, got {type(error).__name__}: "
-                f"{error}"
+                f"callbacks: expected {loaded.full_name} to be made without arguments, got {described(error)}"
             ) from None
     return callbacks

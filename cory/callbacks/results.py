@@ -14,7 +14,7 @@ from cory.callbacks.callback import Callback
 from cory.errors import UserError, is_not_written
 from cory.parallel import distributed
 from cory.push.card import agent_card
-from cory.report.summary import summarise
+from cory.report.summary import summarise, summarise_roles
 from cory.report.tables import sample_table, summary_table
 from cory.run.clock import peak_memory_mb
 from cory.run.output import staged
@@ -43,11 +43,13 @@ class Results(Callback):
 
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
         means = summarise(run.history, [agent.name for agent in trainer.agents])
+        roles = summarise_roles(run.history)
         summary = {
             "iterations": len(run.seconds),
             "stopped": len(run.seconds) < trainer.config.iterations,  # by a callback, such as StopAtKL
             "seconds_per_iteration": round(statistics.median(run.seconds), 4),
             "peak_memory_mb": round(peak_memory_mb(), 1),
+            "roles": roles,
             "agents": means,
             **run.summary,
         }
@@ -55,7 +57,7 @@ class Results(Callback):
             self._save(trainer, run, summary)
         run.finished = True
         if run.writes:
-            print(summary_table(means))
+            print(summary_table(means, roles))
             print(sample_table(**summary["samples"]))
             speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
             print(f"\n{speed}. Curves, samples and agents are in {run.folder}; report.html shows them")

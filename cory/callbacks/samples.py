@@ -37,7 +37,7 @@ class Samples(Callback):
         if not every or iteration.index % every:
             return
         # Of each group of chains that answer the same query, the first.
-        group_size = trainer.config.group_size
+        group_size = trainer.config.chains_per_query
         rows = slice(0, NUM_QUERIES * group_size, group_size)
         described = describe(
             iteration.chain,

@@ -6,6 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
+from cory.cli.messages import explained
 from cory.errors import UserError
 
 
@@ -22,10 +23,14 @@ class Arguments(ArgumentParser):
     def of(self, argv: Sequence[str] | None = None) -> Any:
         """Parses a command line; None: that of the process. Raises a UserError on mistakes."""
         allow_bare_flags(self)
+        positional = [
+            f"{action.dest.upper()}{' ...' * (action.nargs == '+')}" for action in self._get_positional_actions()
+        ]
+        self.usage = " ".join(["%(prog)s", *positional, "[--KEY VALUE ...]"])
         try:
             return self.instantiate(self.parse_args(argv))
         except ArgumentError as error:
-            raise UserError(" ".join(str(error).split())) from None
+            raise UserError(explained(str(error), [action.dest for action in self._actions])) from None
 
 
 def allow_bare_flags(parser: ArgumentParser) -> None:

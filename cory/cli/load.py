@@ -1,7 +1,6 @@
 """A configuration from a YAML file and flags. Importing this imports neither torch nor jsonargparse."""
 
 import argparse
-import difflib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cory.cli import invocation
 from cory.cli.help import help_text
+from cory.cli.messages import explained
 from cory.config import Config, Settings, blocks, keys
 from cory.errors import UserError
 
@@ -30,7 +30,7 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
         config = _instantiate(kind, parser, parser.parse_object(dict(settings)))
         config.check()
     except (ArgumentError, UserError) as error:
-        raise UserError(f"{where}: {_with_nearest(str(error), kind)}") from None
+        raise UserError(f"{where}: {_explained(error, kind)}") from None
     return config
 
 
@@ -86,7 +86,10 @@ def read_command_line(
         argv = sys.argv[1:]
     argv = list(argv)
     if {"-h", "--help"} & {*argv}:
-        print(help_text(Path(sys.argv[0]).name, config_class(), default))
+        after = argv[argv.index("--help" if "--help" in argv else "-h") + 1 :]
+        topic = after[0] if after and not after[0].startswith("-") else ""
+        about = sys.modules["__main__"].__doc__ or ""
+        print(help_text(Path(sys.argv[0]).name, config_class(), default, topic, about))
         sys.exit(0)
     chosen = _files_and_run(argv)
     if single_agent:
@@ -117,7 +120,7 @@ def read_command_line(
         config.check()
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)
-        raise UserError(file + _with_nearest(str(error), config_class)) from None
+        raise UserError(file + _explained(error, config_class)) from None
 
     changed = dict(_changed_keys(_parse(config_class, parser, of_files), config))
     return CommandLine(config, _setting_name(files, prefix), changed)
@@ -213,16 +216,5 @@ def _blamed_file(kind: type[Config], parser: "ArgumentParser", files: Sequence[s
     return ""
 
 
-def _with_nearest(message: str, config_class: type[Config]) -> str:
-    """The parser's message; on an unknown key, with the nearest existing one."""
-    message = " ".join(message.split())
-    if not any(complaint in message for complaint in ("not accept", "nrecognized arguments")):
-        return message
-    words = [word.strip("'\",").removeprefix("--").split("=")[0] for word in message.split() if word != "arguments:"]
-    dotted = list(keys(config_class))
-    key_of = {key: key for key in dotted} | {key.split(".")[-1]: key for key in dotted}
-    for word in reversed(words):
-        near = difflib.get_close_matches(word, key_of, n=1, cutoff=0.7)
-        if near and word not in key_of:
-            return f"unknown key {word!r} ({message}). Did you mean {key_of[near[0]]!r}?"
-    return message
+def _explained(error: Exception, config_class: type[Config]) -> str:
+    return explained(str(error), [*keys(config_class), "config", "print_config"])

@@ -1,6 +1,8 @@
 """`cory.evaluate`: models on held-out queries, as a table and a folder of responses."""
 
 import json
+import shutil
+import textwrap
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -81,7 +83,8 @@ def evaluate(
             f"{in_words(query_texts, shares)}, {responses} each, temperature {lineup.sampling.temperature:g}, "
             f"eta = {lineup.kl_coef:g}"
         )
-        print(f"\n{description}; mean +- half-width of the 95 % interval over queries\n{interval_table(rows, shown)}")
+        heading = f"{description}; mean ± half-width of the 95 % interval over queries"
+        print(f"\n{textwrap.fill(heading, shutil.get_terminal_size().columns)}\n{interval_table(rows, shown)}")
         if costs:
             print(f"\nCost of a query\n{interval_table(rows, costs)}")
         content = {

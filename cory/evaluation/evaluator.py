@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +19,7 @@ from cory.models.load import ModelPool
 from cory.rewards import Scores, score_chains
 
 Record = dict[str, Any]  # a line of responses.jsonl
+SECONDS_BETWEEN_LINES = 30
 
 
 class Evaluator:
@@ -49,6 +51,7 @@ class Evaluator:
         # The likeliest token is the only one left.
         self.greedy = SamplingConfig(1, sampling.max_new_tokens, top_k=1, stop=sampling.stop)
         self.done: dict[tuple[str, int], Record] = {}
+        self.last_line = time.monotonic()  # when progress was printed
 
     def run(self, folder: Path) -> dict[str, list[Record]]:
         """The records of every row, in the order of the queries; those in the folder are not made again."""
@@ -80,8 +83,15 @@ class Evaluator:
                         self.done[key] = record
                         file.write(json.dumps(record) + "\n")
                 file.flush()
-                if sys.stderr.isatty():
-                    print(f"\r{name}: {chunk[-1] + 1}/{self.count} queries ", end="", file=sys.stderr)
+                self._show_progress(name, chunk[-1] + 1)
+
+    def _show_progress(self, name: str, done: int) -> None:
+        """Counts in a terminal; elsewhere, prints a line when a row is complete, and in long ones twice a minute."""
+        if sys.stderr.isatty():
+            print(f"\r{name}: {done}/{self.count} queries ", end="", file=sys.stderr)
+        elif done == self.count or time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
+            print(f"{name}: {done}/{self.count} queries", flush=True)
+            self.last_line = time.monotonic()
 
     def _records(
         self,

@@ -107,9 +107,10 @@ def _continued(folder: Path, content: Mapping[str, Any], locks: ExitStack) -> di
 
     extended = extends(content["models"], before)
     free = (*FREE, "models", "trained") if extended else FREE
-    different = sorted(key for key in content if content[key] != before.get(key) and key not in free)
+    different = [key for key in content if content[key] != before.get(key) and key not in free]
     if different:
-        raise UserError(f"output: expected the settings with which {str(folder)!r} was begun, got others: {different}")
+        texts = [_difference(key, before.get(key), content[key]) for key in different]
+        raise UserError(f"output: expected the settings with which {str(folder)!r} was begun, got {'; '.join(texts)}")
     if not extended:
         return dict(content)
     return {
@@ -118,6 +119,18 @@ def _continued(folder: Path, content: Mapping[str, Any], locks: ExitStack) -> di
         "trained": before.get("trained", {}) | content["trained"],
         "identities": before.get("identities", {}) | content["identities"],
     }
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    """What differs from the settings with which an evaluation was begun, in words."""
+    if key == "trained":
+        again = [run for run, end in now.items() if (before or {}).get(run, end) != end]
+        return f"{', '.join(again)} trained again since" if again else "other runs"
+    if key == "reward_sha256":
+        return "another reward"
+    if key == "queries_sha256":
+        return "other queries"
+    return f"{key} {before!r} -> {now!r}"
 
 
 def _begun_settings(folder: Path) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class GroupLearner(Learner):
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
         rewards_by_role = rewards.split([len(rollout.completions) for rollout in rollouts])
         advantages = [
-            losses.group_advantages(of_role, self.config.algorithm, self.config.group_size, rollout.branches)
+            losses.group_advantages(of_role, self.config.algorithm, self.config.chains_per_query, rollout.branches)
             for of_role, rollout in zip(rewards_by_role, rollouts, strict=True)
         ]
         return Targets(torch.cat(advantages)[:, None] * mask)

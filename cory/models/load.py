@@ -55,7 +55,7 @@ def find(
     if Path(name).exists():
         return {"local_files_only": True}
     expect(not is_local(name), what, "a Hub id or an existing local folder", name)
-    advice = "Give a local folder, or run without --config for the toy setting, which needs no network."
+    advice = "Give a local folder. The toy settings of imdb_train and gsm8k_train need no network."
     try:
         HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)
     except GatedRepoError:

@@ -56,7 +56,7 @@ def encode(
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
         except TemplateError as error:  # as of a template without a system message
             raise UserError(
-                f"prompt in row {row}: expected messages that the chat template takes, got {prompt!r} ({error})"
+                f"prompt in row {row + 1}: expected messages that the chat template takes, got {prompt!r} ({error})"
             ) from None
         texts.append(text)
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
@@ -350,10 +350,12 @@ def end_tokens(policy: PreTrainedModel) -> list[int]:
 def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, prompts: Sequence[Any]) -> None:
     """Raises a UserError that names the first row with no tokens, or too many for the model's context."""
     for row, length in enumerate(lengths):
-        expect(length > 0, f"prompt in row {row}", "at least one token", prompts[row])
+        expect(length > 0, f"prompt in row {row + 1}", "at least one token", prompts[row])
         if context is not None and length + max_new_tokens > context:
             came = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
-            raise UserError(f"prompt in row {row}: expected at most {context} tokens, the model's context, got {came}")
+            raise UserError(
+                f"prompt in row {row + 1}: expected at most {context} tokens, the model's context, got {came}"
+            )
 
 
 def context_length(model: PreTrainedModel) -> int | None:

@@ -94,7 +94,7 @@ def check(config: Config) -> None:
             f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes}, got {mini_batch_size}"
         )
     share = config.ppo.batch_size // processes
-    per_query = config.group_size * config.branches
+    per_query = config.chains_per_query * config.branches
     if share % per_query:
         what = "group_size" if config.branches == 1 else "group_size * branches"
         raise UserError(

@@ -124,6 +124,7 @@ def run_card(
         means=markdown_table(["agent", "metric", "start", "end"], rows),
         kl_coef=f"{config.ppo.init_kl_coef:g}",
         evaluation=_held_out(evaluation) if evaluation else "",
+        several_roles="chain" in before,
         samples=fenced(sample_table(before, summary["samples"]["after"])),
         settings=fenced(kept_settings, "yaml"),
         versions=", ".join(f"{name} {version}" for name, version in (settings.get("versions") or {}).items()),

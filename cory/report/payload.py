@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cory.report.completions import Texts, short
-from cory.report.summary import summarise
+from cory.report.summary import labelled, summarise, summarise_roles
 from cory.report.tables import interval_cell
 from cory.run.record import read_settings
 
@@ -226,12 +226,12 @@ def flags(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
 def _ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The table of a run's start and end."""
     table = [
-        [f"{agent}: {TITLES[metric]}", *(f"{values[key]:.3f}" for key in ENDS)]
-        for agent, metrics in summarise(rows, _agents(rows)).items()
+        [f"{name}: {TITLES[metric]}", *(f"{values[key]:.3f}" for key in ENDS)]
+        for name, metrics in labelled(summarise(rows, _agents(rows)), summarise_roles(rows)).items()
         for metric, values in metrics.items()
     ]
     note = "Means over the first and the last 10 iterations (half of a shorter run). A single run has no interval."
-    return {"title": "Start and end", "note": note, "columns": ["agent and metric", *ENDS], "rows": table}
+    return {"title": "Start and end", "note": note, "columns": ["role or agent, metric", *ENDS], "rows": table}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ import matplotlib
 if "MPLBACKEND" not in os.environ:  # a notebook shows its figures by the one named there
     matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 
@@ -49,6 +50,7 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path, first_role: str =
         for k in observing:
             axis.axvspan(k - 0.5, k + 0.5, color="0.92", lw=0, zorder=0)
         axis.set(title=title, xlabel="iteration")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.margins(x=0.01)
         axis.spines[["top", "right"]].set_visible(False)
         if observing:

@@ -1,4 +1,4 @@
-"""A run in a few numbers: each agent's means at the start and at the end of training."""
+"""A run in a few numbers: the means of each role and agent at the start and at the end of training."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 WINDOW = 10  # iterations averaged into "start" and "end"
 CURVES = ("task_reward", "kl", "combined_reward")  # the metrics that every table and figure of a run has
 
-# By agent and metric: `start`, `end` and `change`.
+# By agent or role, and by metric: `start`, `end` and `change`.
 Summary = dict[str, dict[str, dict[str, float]]]
 
 
@@ -18,10 +18,20 @@ def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> Su
         history: rows of metrics.jsonl.
         agents: their names.
     """
+    return _summary(history, "agent", agents)
+
+
+def summarise_roles(history: Sequence[Mapping[str, Any]]) -> Summary:
+    """As `summarise`, by role instead of agent: how the chain's responses have changed. Empty for one role."""
+    roles = list(dict.fromkeys(record["role"] for record in history))
+    return _summary(history, "role", roles) if len(roles) > 1 else {}
+
+
+def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> Summary:
     result: Summary = {}
-    for agent in agents:
-        rows = [record for record in history if record["agent"] == agent]
-        result[agent] = {}
+    for name in names:
+        rows = [record for record in history if record[key] == name]
+        result[name] = {}
         if not rows:  # a member of a population that has not been drawn yet
             continue
         iterations = sorted({row["iteration"] for row in rows})  # in which it had a role, or several
@@ -31,5 +41,13 @@ def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> Su
         for metric in CURVES:
             start = statistics.fmean(row[metric] for row in rows if row["iteration"] in first)
             end = statistics.fmean(row[metric] for row in rows if row["iteration"] in last)
-            result[agent][metric] = {"start": start, "end": end, "change": end - start}
+            result[name][metric] = {"start": start, "end": end, "change": end - start}
     return result
+
+
+def labelled(agents: Summary, roles: Summary) -> Summary:
+    """What the tables of a run show: the roles of the chain, then its agents, each over all roles that it held."""
+    rows = {f"as {role}": metrics for role, metrics in roles.items()}
+    for agent, metrics in agents.items():
+        rows[f"{agent}, all roles" if roles else agent] = metrics
+    return rows

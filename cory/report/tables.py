@@ -1,43 +1,65 @@
 """Tables as text, for the terminal and as Markdown."""
 
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cory.report.escape import markdown, one_line
-from cory.report.summary import Summary
+from cory.report.summary import Summary, labelled
+
+Sample = Mapping[str, Any]
 
 
-def summary_table(summary: Summary) -> str:
-    """A row per agent and metric: its means at the start and at the end of training, and the change."""
-    lines = ["", f"{'agent':10}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
-    for agent, metrics in summary.items():
+def summary_table(agents: Summary, roles: Summary) -> str:
+    """A row per role and metric, then per agent and metric: means at the start and end of training, and the change."""
+    rows = labelled(agents, roles)
+    name_width = 2 + max(len(name) for name in rows)
+    lines = ["", f"{'':{name_width}}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
+    for name, metrics in rows.items():
         for metric, values in metrics.items():
             numbers = "".join(f"{values[key]:9.3f}" for key in ("start", "end", "change"))
-            lines.append(f"{agent:10}{metric:18}{numbers}")
+            lines.append(f"{name:{name_width}}{metric:18}{numbers}")
     return "\n".join(lines)
 
 
-def sample_table(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> str:
-    """The same queries before and after training, each agent solo.
+def sample_table(before: Mapping[str, Sequence[Sample]], after: Mapping[str, Sequence[Sample]]) -> str:
+    """The same queries before and after training: the chain, then what agents answer solo.
 
     Args:
-        before, after: by agent, and as `chain` of the whole chain, a sample for each query.
+        before, after: by agent, a solo sample for each query; of a run with several roles also those of its first
+            chain, as `chain`, role by role.
     """
-    solo = {agent: samples for agent, samples in after.items() if agent != "chain"}
+    first_agent = next(name for name in before if name != "chain")
     lines = []
-    for row, sample in enumerate(next(iter(before.values()))):
+    for row, sample in enumerate(before[first_agent]):
+        if "chain" in after:
+            answers = _chain_answers(before, after, row, queries=len(before[first_agent]))
+        else:
+            answers = {"before": sample} | {agent: samples[row] for agent, samples in after.items()}
+        width = max(len(label) for label in answers)
         lines.append(f"\n{one_line(sample['query'])}")
-        lines.append(_sample_line("before", sample))
-        for agent, samples in solo.items():
-            lines.append(_sample_line(agent, samples[row]))
+        for label, answer in answers.items():
+            lines.append(f"  {label:{width}} {answer['task_reward']:+7.2f}  {one_line(answer['completion'])}")
     return "\n".join(lines)
 
 
-def _sample_line(label: str, sample: Mapping[str, Any]) -> str:
-    return f"  {label:10}{sample['task_reward']:+7.2f}  {one_line(sample['completion'])}"
+def _chain_answers(
+    before: Mapping[str, Sequence[Sample]], after: Mapping[str, Sequence[Sample]], row: int, queries: int
+) -> dict[str, Sample]:
+    """The answers to one query, by their labels."""
+    answers = {}
+    for stage, by_agent in (("before", before), ("after", after)):
+        for answer in by_agent["chain"][row::queries]:
+            answers[f"{stage}: {answer['agent']} as {answer['role']}"] = answer
+    pioneer = after["chain"][row]["agent"]  # its solo answer is its answer as the pioneer
+    for agent, samples in after.items():
+        if agent not in ("chain", pioneer):
+            answers[f"after: {agent} solo"] = samples[row]
+    return answers
 
 
-def interval_cell(row: Mapping[str, Any], metric: str, plus_minus: str = "±") -> str:
+def interval_cell(row: Mapping[str, Any], metric: str) -> str:
     """A metric with the half-width of its interval, METRIC_ci; alone without one, such as a count of calls.
 
     Nothing where a row has no such metric.
@@ -46,22 +68,50 @@ def interval_cell(row: Mapping[str, Any], metric: str, plus_minus: str = "±") -
         return ""
     if f"{metric}_ci" not in row:
         return f"{row[metric]:g}"
-    return f"{row[metric]:.3f} {plus_minus} {row[f'{metric}_ci']:.3f}"
+    return f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}"
 
 
-def interval_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """A line per model, each metric METRIC with the half-width of its interval, METRIC_ci."""
-    cells = [[interval_cell(row, metric, "+-") for metric in titles] for row in rows]
-    columns = [[title, *column] for title, column in zip(titles.values(), zip(*cells, strict=True), strict=True)]
-    widths = [max(len(cell) for cell in column) for column in columns]
-    names = ["", *(row["name"] for row in rows)]
+def interval_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int | None = None) -> str:
+    """A line per model, each metric METRIC with the half-width of its interval, METRIC_ci.
+
+    Metrics that do not fit beside each other go to further tables below.
+
+    Args:
+        rows: of numbers, each with the `name` of its model.
+        titles: of the metrics.
+        width: characters in a line; None: those of the terminal, or 80.
+    """
+    width = width or shutil.get_terminal_size().columns
+    names = [row["name"] for row in rows]
     name_width = max(len(name) for name in names)
+    tables: list[list[str]] = []  # lines
+    for part in _parts(rows, titles, width - name_width):
+        height = max(len(title) for title, _ in part)
+        lines = [f"{name:{name_width}}" for name in [*[""] * height, *names]]
+        for title, cells in part:
+            column = [*[""] * (height - len(title)), *title, *cells]
+            column_width = max(len(cell) for cell in column)
+            lines = [f"{line}  {cell:>{column_width}}" for line, cell in zip(lines, column, strict=True)]
+        tables.append(lines)
+    return "\n\n".join("\n".join(lines) for lines in tables)
 
-    lines = []
-    for name, line in zip(names, [list(titles.values()), *cells], strict=True):
-        padded = "".join(f"  {cell:>{width}}" for cell, width in zip(line, widths, strict=True))
-        lines.append(f"{name:{name_width}}{padded}")
-    return "\n".join(lines)
+
+def _parts(
+    rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int
+) -> list[list[tuple[list[str], list[str]]]]:
+    """The columns of each table, at least one: the lines of its title, and its cells."""
+    parts: list[list[tuple[list[str], list[str]]]] = []
+    free = 0
+    for metric, title in titles.items():
+        cells = [interval_cell(row, metric) for row in rows]
+        title_lines = textwrap.wrap(title, max(len(cell) for cell in cells), break_long_words=False)
+        column_width = 2 + max(len(text) for text in [*title_lines, *cells])
+        if not parts or column_width > free:
+            parts.append([])
+            free = width
+        parts[-1].append((title_lines, cells))
+        free -= column_width
+    return parts
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

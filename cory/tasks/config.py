@@ -35,6 +35,7 @@ class OwnTaskConfig(Settings):
             choice by an observer. null: none.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
+            null: {prompt}{response} and {prompt} on the next line; in a chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"
@@ -52,7 +53,7 @@ class OwnTaskConfig(Settings):
     extract: str | None = None
     accepts: str | None = None
     pioneer_prompt: str = "{prompt}"
-    observer_prompt: str = "{prompt}{response}\n{prompt}"
+    observer_prompt: str | None = None
 
     def check(self) -> None:
         weights = self.reward_weights

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cory.data_files import check_file
 from cory.errors import UserError
 from cory.tasks.config import OWN, OwnConfig, OwnTaskConfig, as_list
 from cory.tasks.python_files import Loaded, PythonFiles
@@ -23,6 +24,8 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     settings = config.task
     settings.check()
     _check_dataset(settings)
+    if rows is None:
+        check_file("task.dataset", settings.dataset)
     # Before the imports below, as importing torch takes seconds.
     files = PythonFiles()
     if not settings.rewards and settings.team_reward is None:
@@ -32,7 +35,8 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     extract = _loaded(files, "task.extract", settings.extract)
     accepts = _loaded(files, "task.accepts", settings.accepts)
     metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
-    from cory.prompts import RolePrompts
+    from cory.models.sampling import are_turns
+    from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.rewards import Reward, TeamReward
     from cory.task import Task
 
@@ -44,8 +48,11 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     team_reward = None if team is None else TeamReward(team.value, team.full_name, team.sha256)
     if rows is None:
         rows = training_rows(config)
+    observer_prompt = settings.observer_prompt
+    if observer_prompt is None:
+        observer_prompt = CHAT_OBSERVER if are_turns(rows["prompt"], config.model.chat_template) else OBSERVER
     try:
-        prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
+        prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
         return Task(
             rows,
             rewards,
@@ -76,6 +83,7 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
         flag = "--task.eval_split"
         split = settings.eval_split
     if settings.eval_dataset is not None:
+        check_file("task.eval_dataset", settings.eval_dataset)
         return load_prompts(replace(settings, dataset=settings.eval_dataset, subset=None, split=split))
     if Path(settings.dataset).is_file() and split != settings.split:
         raise UserError(
@@ -109,7 +117,7 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
             )
         dataset = dataset.rename_column(column, "prompt")
     for row, prompt in enumerate(dataset["prompt"]):
-        check_prompt(prompt, f"task.prompt_column {column!r}, row {row}")
+        check_prompt(prompt, f"task.prompt_column {column!r}, row {row + 1}")
     return dataset
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cory.errors import UserError
+from cory.errors import UserError, described
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,10 @@ def _run(key: str, path: Path) -> ModuleType:
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
-        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        # The text of a SyntaxError names the line as well.
+        reason = f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else described(error)
         line = _line_of(error, path)
-        raise UserError(
-            f"{key}: expected {path.name} to run, got {type(error).__name__}: {message} (line {line})"
-        ) from None
+        raise UserError(f"{key}: expected {path.name} to run, got {reason} (line {line})") from None
     finally:
         sys.path.remove(str(path.parent))
     return module

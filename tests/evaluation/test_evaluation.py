@@ -217,7 +217,7 @@ def test_a_run_that_was_trained_on_is_not_taken_for_evaluated(config, held_out, 
     evaluate([run], held_out, settings(tmp_path))  # as it was: continued
     summary = json.loads((run / "summary.json").read_text()) | {"iterations": 4}
     (run / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(UserError, match=r"expected the settings with which .* was begun, got others: \['trained'\]"):
+    with pytest.raises(UserError, match=r"expected the settings with which .* was begun, got .* trained again since"):
         evaluate([run], held_out, settings(tmp_path))
 
 
@@ -234,13 +234,13 @@ def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
     assert more == whole and [row for row in more if row["name"] in {r["name"] for r in rows}] == rows
     assert evaluate([first], held_out, settings(tmp_path)).rows == rows  # fewer again
     for others in ([second, first], [second]):  # another first run, whose base and prompts count
-        with pytest.raises(UserError, match=r"got others: \['models'"):
+        with pytest.raises(UserError, match=r"got models \["):
             evaluate(others, held_out, settings(tmp_path))
     elsewhere = make_run(config, 1, output=str(tmp_path / "elsewhere/b"), iterations=1)
-    with pytest.raises(UserError, match=r"got others: \['models'"):  # its rows would have the same names
+    with pytest.raises(UserError, match=r"got models \["):  # its rows would have the same names
         evaluate([first, elsewhere], held_out, settings(tmp_path))
     (second / "summary.json").write_text("{}")  # trained on, also while it was left out
-    with pytest.raises(UserError, match="'trained'"):
+    with pytest.raises(UserError, match="b trained again since"):
         evaluate([first, second], held_out, settings(tmp_path))
 
 
@@ -250,7 +250,7 @@ def test_an_evaluation_does_not_go_on_with_other_queries(held_out, policy_folder
     evaluate([policy_folder], held_out, settings(tmp_path))
     before = {path: path.read_bytes() for path in folder.iterdir()}
     other = replace(held_out, dataset=held_out.dataset.select(range(9, -1, -1)))
-    with pytest.raises(UserError, match=r"got others: \['queries_sha256'\]"):
+    with pytest.raises(UserError, match=r"got other queries$"):
         evaluate([policy_folder], other, settings(tmp_path))
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
 
@@ -258,7 +258,7 @@ def test_an_evaluation_does_not_go_on_with_other_queries(held_out, policy_folder
 def test_an_evaluation_does_not_go_on_with_another_base(config, held_out, policy_folder, tmp_path):
     run = make_run(config, 1, output=str(tmp_path / "a"), iterations=1)
     evaluate([policy_folder], held_out, settings(tmp_path))
-    with pytest.raises(UserError, match=r"got others: \['models'"):  # the run's base, prompts and sampling would count
+    with pytest.raises(UserError, match=r"got models \["):  # the run's base, prompts and sampling would count
         evaluate([policy_folder, run], held_out, settings(tmp_path))
 
 
@@ -372,11 +372,11 @@ def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
     # Given the rows of one of them: those of the other are not known, and that is said.
     done = evaluate(folders, asked, settings(tmp_path), trained_on=trained[1])
     printed = capsys.readouterr()
-    assert "50 % of them also in training (not known of quarter)" in printed.out
+    assert "50 % of them also in training (not known of quarter)" in " ".join(printed.out.split())
     assert "quarter was trained on: expected the training data that it recorded" in printed.err
     evaluate(folders, asked, settings(tmp_path))
     printed = capsys.readouterr()
-    assert "4 queries (3 distinct), not known how many of them also in training" in printed.out
+    assert "4 queries (3 distinct), not known how many of them also in training" in " ".join(printed.out.split())
     assert "evaluate(..., trained_on=task.dataset)" in printed.err
 
 
@@ -385,3 +385,9 @@ def test_shorter_responses_than_the_run_drew_can_be_asked_for():
     assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(min_new_tokens=1, max_new_tokens=8)
     with pytest.raises(UserError, match=r"sampling.min_new_tokens: expected max_new_tokens alone"):
         sampling.after_training({"min_new_tokens": 4, "max_new_tokens": 8})
+
+
+def test_progress_is_printed_where_there_is_no_terminal(held_out, policy_folder, tmp_path, capsys):
+    evaluate([policy_folder], held_out, settings(tmp_path))
+    count = len(held_out.dataset)
+    assert f"base: {count}/{count} queries\n" in capsys.readouterr().out

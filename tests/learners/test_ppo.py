@@ -303,7 +303,7 @@ def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
         return old
 
     learner._evaluate = spoiled
-    text = r"rows \[3, 5\], the first of them 'observer 3' -> 'answer 3'"
+    text = r"rows \[4, 6\], the first of them 'observer 3' -> 'answer 3'"
     with pytest.raises(NotFinite, match=rf"^agent_1 as observer: the loss is not finite in {text}$"):
         learner.update(rollouts, rewards, np.random.default_rng(0))
 

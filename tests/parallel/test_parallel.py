@@ -169,10 +169,10 @@ def test_a_killed_process_ends_all_and_the_run_continues(sharded):
 # Faults in iteration 2, by which processes have them: what each says, and whether no agent was updated before. The
 # pioneer learns first.
 NAN = "reward function count_good: expected a finite number, got nan"
-RAISES = "reward function count_good: expected rewards, got ZeroDivisionError (the reward of this process fails)"
+RAISES = "reward function count_good: ZeroDivisionError: the reward of this process fails"
 LOSS = "agent_{} as {}: the loss is not finite in rows ["
 GRADIENT = "agent_{} as {}: the gradient is not finite"
-ROW = " in rows [3], the first of them "
+ROW = " in rows [4], the first of them "
 FAULTS = {
     "data": [
         ("1:nan:2", "process 1 failed (" + NAN, NAN, True),

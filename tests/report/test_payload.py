@@ -184,7 +184,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "Held-out evaluation" in (tmp_path / "new/all.html").read_text()
     for argv, message in (
         (["runs/none"], "runs: expected folders of runs .* got 'runs/none', which matches none"),
-        (["runs/a", "--nope"], "--nope"),
+        (["runs/a", "--nope"], "unknown key 'nope'"),
         ([], "folders"),
     ):
         with pytest.raises(UserError, match=message):

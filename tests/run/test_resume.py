@@ -482,7 +482,7 @@ def test_a_gradient_that_is_not_finite_names_its_row(one, rank, algorithm):
     trainer.agents[1].respond = lambda *args: heard.append(respond(*args)) or heard[-1]
     with pytest.raises(UserError, match="iteration 2: agent_2 as observer: the gradient is not finite") as error:
         trainer.train()
-    text = f" in rows [3], the first of them {heard[-1].prompts[3]!r} -> {heard[-1].completions[3]!r}\n"
+    text = f" in rows [4], the first of them {heard[-1].prompts[3]!r} -> {heard[-1].completions[3]!r}\n"
     assert text in str(error.value)
 
 

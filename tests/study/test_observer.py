@@ -76,7 +76,7 @@ def test_agents_are_loaded_as_their_run_had_them(
         assert text.startswith(f'I can make this sentence "{query}') and text.endswith(f"more positive: {query}")
     capsys.readouterr()
     with pytest.raises(
-        UserError, match=r"expected no flag other than --queries with the folder of a run, got --querys 5"
+        UserError, match=r"expected no flag other than --queries with the folder of a run, got '--querys 5'"
     ):
         imdb_observer.command_line([str(run), "--querys", "5"])
     imdb_observer.command_line([str(run), "--queries=6"])

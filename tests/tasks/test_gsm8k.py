@@ -71,7 +71,7 @@ def test_rule_reward_reads_only_the_agents_own_answer():
 def test_gold_answer_without_a_number(tmp_path):
     rows = [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "no number"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"expected a gold answer with a number after ####, got 'no number' in row 1"):
+    with pytest.raises(UserError, match=r"expected a gold answer with a number after ####, got 'no number' in row 2"):
         problems(Gsm8kTaskConfig(dataset=str(tmp_path)), "train")
 
 
@@ -187,12 +187,12 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
         "--task.pioneer_prompt={prompt} answer:", "--task.observer_prompt={prompt} reference {response} answer:",
     ]  # fmt: skip
     for script, agents in (("cory", 2), ("ppo", 1)):
-        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags, f"--output=runs/{script}"]
+        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags, f"--output=runs/gsm8k_{script}_tiny"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert len(list((tmp_path / f"runs/{script}").glob("agent_*/model.safetensors"))) == agents
+        assert len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors"))) == agents
     monkeypatch.chdir(tmp_path)
-    command = ["evaluate.py", "runs/cory", "runs/ppo", "--samples=4", "--ks=[1,2,4]"]
+    command = ["evaluate.py", "runs/gsm8k_cory_tiny", "runs/gsm8k_ppo_tiny", "--samples=4", "--ks=[1,2,4]"]
     command += ["--queries=6", "--device=cpu", "--output=out", "--batch_size=8"]
     monkeypatch.setattr(sys, "argv", command)
     evaluate.run()
@@ -219,7 +219,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     assert 0 < len(calls) < 2 * 3 * len(names)
     monkeypatch.setattr(sys, "argv", [*command, "--sampling.temperature=0.5"])
     with pytest.raises(
-        UserError, match=r"output: expected the settings with which 'out' was begun, got others: \['samp"
+        UserError, match=r"output: expected the settings with which 'out' was begun, got sampling \{\} -> \{'temp"
     ):
         evaluate.run()
 

@@ -98,7 +98,7 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
         ({"dataset": ""}, r"task.dataset: expected a file, a folder or a Hub id, got ''"),
         (
             {"dataset": "./none.jsonl"},
-            r"task.dataset: expected a Hub id or an existing local folder, got './none.jsonl'",
+            r"task.dataset: expected an existing file, got './none.jsonl'. Did you mean 'prompts.jsonl'",
         ),
         ({"dataset": "."}, r"task.dataset: expected a file train.parquet, train.jsonl or train.csv"),
         ({"subset": "main"}, r"task.subset: expected null for local data, got 'main'"),
@@ -188,11 +188,11 @@ def test_a_column_that_a_reward_would_get_twice(here, column):
     ("name", "message"),
     [
         ("text", r"expected 4 rewards, one per completion, got 1|expected a finite number, got 'g'"),
-        ("nan", r"expected a finite number, got nan in row 0, prompt 'first', completion 'first'"),
+        ("nan", r"expected a finite number, got nan in row 1, prompt 'first', completion 'first'"),
         ("few", r"expected 4 rewards, one per completion, got 1"),
         (
             "fails",
-            r"expected rewards, got ZeroDivisionError \(division by zero\) at rewards.py, line 19, in row 3, "
+            r"ZeroDivisionError: division by zero, raised at rewards.py, line 19, in row 4, "
             r"prompt 'fourth', completion 'fourth'",
         ),
     ],
@@ -204,20 +204,31 @@ def test_rewards_that_are_none(here, name, message):
         score([Reward(loaded.value, 1.0, loaded.full_name)], texts, texts, {})
 
 
+def test_an_error_without_a_text_is_named_by_its_kind():
+    with pytest.raises(
+        UserError, match=r"^reward function judge: StopIteration, raised at test_own_task.py, line \d+, in row 1"
+    ):
+        score(judge, ["a"], ["a"], {})
+
+
+def judge(completions):
+    return [next(iter([])) for _ in completions]
+
+
 def test_a_reward_that_raises_for_the_whole_batch_only():
     def judge(completions):
         if len(completions) > 1:
             raise TimeoutError("too many")
         return [0.0]
 
-    with pytest.raises(UserError, match=r"judge: .*TimeoutError \(too many\).*for none of its rows alone"):
+    with pytest.raises(UserError, match=r"judge: .*TimeoutError: too many, raised at .*for none of its rows alone"):
         score(judge, ["a", "b"], ["a", "b"], {})
 
 
 def test_no_agent_learns_from_a_reward_that_raises(here, policy_folder, config):
     (here / "beside.py").write_text("GOOD = 3\n")  # str.count raises
     one = CoryTrainer(config, make_agents(config), make_task(settings()))
-    with pytest.raises(UserError, match=r"rewards.py:good: expected rewards, got TypeError .* in row 0, prompt"):
+    with pytest.raises(UserError, match=r"rewards.py:good: TypeError: .*, raised at .* in row 1, prompt"):
         one.iteration(0)
     assert [agent.optimizer_steps for agent in one.agents] == [0, 0]
 
@@ -265,7 +276,7 @@ def test_an_async_reward_that_raises():
             raise ConnectionError("refused")
         return [0.0] * len(completions)
 
-    with pytest.raises(UserError, match=r"judge: .*ConnectionError \(refused\) .*in row 1, prompt 'b'"):
+    with pytest.raises(UserError, match=r"judge: .*ConnectionError: refused, raised at .*in row 2, prompt 'b'"):
         score(judge, ["a", "b"], ["good", "bad"], {})
 
 
@@ -321,10 +332,23 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
     assert tokenizer.decode(encode(tokenizer, read)[0]) == "<system>Be kind.<user>Hello Not: Hi<bot>"
     assert encode(tokenizer, read, chat_template=True) == encode(tokenizer, read)
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no system') }}")
-    with pytest.raises(UserError, match=r"prompt in row 0: expected messages that the chat template takes.*no system"):
+    with pytest.raises(UserError, match=r"prompt in row 1: expected messages that the chat template takes.*no system"):
         encode(tokenizer, read)
     score(reward, columns["prompt"], ["a", "b"], {"role": ["pioneer"] * 2, "other": [0, 0]})
     assert seen["prompts"][0] == MESSAGES and seen["completions"][1] == [{"role": "assistant", "content": "b"}]
+
+
+def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
+    """By default; where models continue a text, the response is part of that text."""
+    config = settings()
+    task = make_task(config)
+    query = task.dataset["prompt"][0]
+    assert task.render(1, task.dataset[:1], [" yes"]) == [f"{query} yes\n{query}"]
+    config.model.chat_template = True
+    (read,) = make_task(config).render(1, task.dataset[:1], ["Yes."])
+    assert read == f"{query}\n\nHere is an answer to this:\n\nYes.\n\nGive a better answer."
+    config.task.observer_prompt = "{prompt} Not: {response}"
+    assert make_task(config).render(1, task.dataset[:1], ["Yes."]) == [f"{query} Not: Yes."]
 
 
 def test_training_on_chat_messages(here, config, policy_folder):
@@ -432,7 +456,7 @@ print("torch" in sys.modules)
 
 
 def test_help_names_every_key_of_the_task(command):
-    _, out, _ = command("cory.train", "--help")
+    _, out, _ = command("cory.train", "--help", "task")
     assert all(f"--task.{key}" in out for key in keys(OwnTaskConfig))
     assert "--split" in command("cory.evaluation", "--help")[1]
 
@@ -607,7 +631,10 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(here, po
         ),
         ({"task": {"metrics": ["watch.py:length"] * 2}}, r"task\.metrics: expected functions of different names"),
         ({"task": {"metrics": "other.py:kl"}}, r"metrics: expected a name that no other metric has, got 'kl'"),
-        ({"task": {"metrics": "watch.py:fails"}}, r"metric function fails: expected numbers, got KeyError"),
+        (
+            {"task": {"metrics": "watch.py:fails"}},
+            r"metric function fails: KeyError: 'gone', raised at watch\.py, line 15",
+        ),
         ({"callbacks": "watch.py:length"}, r"callbacks: expected a class derived from cory\.Callback"),
         ({"callbacks": "watch.py:Needs"}, r"callbacks: expected watch\.py:Needs to be made without arguments"),
         ({"callbacks": ["none.py:Count"]}, r"callbacks: expected an existing file, got 'none\.py'"),

@@ -1,0 +1,125 @@
+"""Messages about wrong command lines and files: the parser's, in the words of all others, with the nearest key."""
+
+import difflib
+import re
+from collections.abc import Sequence
+
+# Words that other programs have for a key.
+SYNONYMS = {
+    "lr": "ppo.learning_rate",
+    "step_size": "ppo.learning_rate",
+    "bs": "ppo.batch_size",
+    "train_batch_size": "ppo.batch_size",
+    "per_device_train_batch_size": "ppo.batch_size",
+    "mini_batch": "ppo.mini_batch_size",
+    "gradient_accumulation": "ppo.gradient_accumulation_steps",
+    "epochs": "ppo.ppo_epochs",
+    "num_epochs": "ppo.ppo_epochs",
+    "num_ppo_epochs": "ppo.ppo_epochs",
+    "num_train_epochs": "ppo.ppo_epochs",
+    "kl_coef": "ppo.init_kl_coef",
+    "eta": "ppo.init_kl_coef",
+    "beta": "ppo.init_kl_coef",
+    "clip_range": "ppo.cliprange",
+    "epsilon": "ppo.cliprange",
+    "steps": "iterations",
+    "max_steps": "iterations",
+    "num_steps": "iterations",
+    "num_generations": "group_size",
+    "max_length": "sampling.max_new_tokens",
+    "max_tokens": "sampling.max_new_tokens",
+    "max_completion_length": "sampling.max_new_tokens",
+    "model_name": "model.name",
+    "model_name_or_path": "model.name",
+    "data": "task.dataset",
+    "dataset_name": "task.dataset",
+    "reward_funcs": "task.reward",
+    "lora_r": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "out": "output",
+    "output_dir": "output",
+    "report_to": "tracker",
+    "num_queries": "queries",
+    "num_samples": "samples",
+}
+TYPES = {
+    "<class 'int'>": "an integer",
+    "<class 'float'>": "a number",
+    "<class 'bool'>": "true or false",
+    "<class 'str'>": "text",
+    "<class 'list'>": "a list",
+    "<class 'dict'>": "a mapping",
+    "<class 'NoneType'>": "null",
+}
+
+
+def nearest(word: str, keys: Sequence[str]) -> str | None:
+    """The key that an unknown one stands for: by a synonym, by its name without the block, or by its spelling."""
+    word = word.lower().replace("-", "_")
+    name = word.rpartition(".")[2]
+    if SYNONYMS.get(name) in keys:
+        return SYNONYMS[name]
+    names = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several, the first
+    if name in names:
+        return names[name]
+    for candidates, wanted in ((dict(zip(keys, keys, strict=True)), word), (names, name)):
+        if near := difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.7):
+            return candidates[near[0]]
+    return None
+
+
+def explained(message: str, keys: Sequence[str]) -> str:
+    """A message of the parser as `KEY: expected ..., got ...`; one that needs no change is returned as it is.
+
+    Args:
+        keys: all keys of the command line, dotted.
+    """
+    message = " ".join(message.split())
+    if match := re.match(r"unrecognized arguments: (.*)", message):
+        words = match[1].split(" ")
+        flag = next((word for word in words if word.startswith("--") and word != "--"), None)
+        return _unknown_key(flag.lstrip("-").partition("=")[0], keys) if flag else _unexpected(words[0], keys)
+    if match := re.search(r"Group '(.*)' does not accept option '(.*)'", message):
+        return _unknown_key(f"{match[1]}.{match[2]}", keys)
+    if match := re.search(r"Option '(.*)' is not accepted", message):
+        return _unknown_key(match[1], keys)
+    if match := re.match(r"argument --([\w.]+).*: expected one argument", message):
+        return f"{match[1]}: expected a value, got none"
+    if match := re.match(r'Parser key "config": Path .*: (.*)', message):
+        return f"config: expected an existing YAML file, got {match[1]}"
+    if match := re.match("Unexpected config: ?(.*)", message):
+        return f"config: expected a YAML file of settings, got {match[1]!r}"
+    if match := re.match(r'Parser key "([\w.]+)": Unable to load config .([^"\']*)', message):
+        example = next((key for key in keys if key.startswith(f"{match[1]}.")), match[1])
+        return f"{match[1]}: expected a block of settings, such as --{example}, got {match[2]!r}"
+    if match := re.match(r'Parser key "([\w.]+)": (Does not validate.*|Expected a .*)', message):
+        return _wrong_type(match[1], match[2])
+    return message
+
+
+def _unknown_key(word: str, keys: Sequence[str]) -> str:
+    near = nearest(word, keys)
+    return f"unknown key {word!r}. " + (f"Did you mean {near!r}?" if near else "--help lists the keys")
+
+
+def _unexpected(word: str, keys: Sequence[str]) -> str:
+    """Of a word that is no flag, such as `lr=3`."""
+    name, equals, value = word.lstrip("-").partition("=")
+    near = nearest(name, keys) if equals else None
+    if near:
+        return f"unexpected argument {word!r}. Did you mean '--{near} {value}'?"
+    return f"unexpected argument {word!r}: expected flags such as --seed 1"
+
+
+def _wrong_type(key: str, complaint: str) -> str:
+    """Of a value that is of none of the types of its key."""
+    expected, _, value = re.split(r"( Given value: |\. Got value: )", complaint, maxsplit=1)
+    types = re.findall(r"Expected a (typing\.Literal\[.*?\]|<class '\w+'>)", expected)
+    texts = [TYPES.get(name) or _choices(name) for name in dict.fromkeys(types)]
+    return f"{key}: expected {' or '.join(texts)}, got {value!r}"
+
+
+def _choices(literal: str) -> str:
+    """`typing.Literal['a', 'b']` in words."""
+    words = re.findall(r"'(.*?)'", literal)
+    return f"one of {', '.join(words)}" if len(words) > 1 else words[0]
