@@ -416,7 +416,7 @@ def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
         return count_good(prompts, completions)
 
     other = replace(one, output=str(tmp_path / "failed"), checkpoint=CheckpointConfig(save_every=0))
-    with pytest.raises(UserError, match=r"iteration 7.*(ZeroDivisionError .the reward.s own fault|finite)"):
+    with pytest.raises(UserError, match=r"iteration 7.*(ZeroDivisionError: the reward.s own fault|finite)"):
         make_trainer(other, failing).train()
     assert (tmp_path / "failed/checkpoints/iter-000006/manifest.json").exists()
     make_trainer(replace(other, resume="auto")).train()
