@@ -43,7 +43,7 @@ class Planned(Callback):
 def planned(monkeypatch):
     from cory.callbacks import held_out
 
-    monkeypatch.setattr(held_out, "evaluate", lambda trainer, iteration, rows: [HELD_OUT[iteration.index]] * 2)
+    monkeypatch.setattr(held_out, "evaluate", lambda trainer, iteration, rows: ([HELD_OUT[iteration.index]] * 2, None))
 
 
 def train(config, callback=None, **changes):
