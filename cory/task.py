@@ -1,6 +1,6 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,8 @@ class Task:
             list[float | None]` (`cory.task_metrics`), whose mean goes to metrics.jsonl.
         team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called once per iteration; `chains[i]` is
             the list of a chain's responses by role. Every role gets its chain's on top of the rewards of responses.
+        extract: the answer that a completion gives, or None, for the votes of an evaluation (`maj@k`).
+        accepts: whether a completion accepts the response that it has read, for an evaluation's `verified@k`.
         kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
             task that was made in Python.
 
@@ -119,6 +121,8 @@ class Task:
     prompts: RolePrompts
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
     team_reward: Function | TeamReward | None = None
+    extract: Callable[[str], Hashable | None] | None = None
+    accepts: Callable[[str], bool] | None = None
     kind: str = ""
 
     def __post_init__(self) -> None:

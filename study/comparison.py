@@ -16,7 +16,8 @@ from study.records import natural
 ROLE_WINDOW = 20  # iterations averaged by role: as many of each role, with the paper's exchange period of 5
 TEXT = 160  # characters of a sample that are shown
 TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward", "distinct_2": "distinct-2",
-          "response_tokens": "length", "distinct_1": "distinct-1"}  # fmt: skip
+          "response_tokens": "length", "distinct_1": "distinct-1", "team_reward": "team reward",
+          "chain_kl": "KL, all calls", "tokens_read": "tokens read", "tokens_written": "tokens written"}  # fmt: skip
 CALLS = {1: "one call", 2: "two calls"}
 Rows = list[dict[str, str]]
 
@@ -134,7 +135,7 @@ def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share, which tables show in percent."""
-    return metric.startswith("pass@") or metric in ("greedy", "copied", "unparseable")
+    return metric.startswith(("pass@", "maj@", "verified@")) or metric in ("greedy", "copied", "unparseable")
 
 
 def points(study: Study) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cory.report.tables import interval_cell
 from study.intervals import over_seeds
 from study.markdown import markdown_table
 
@@ -26,6 +27,7 @@ def rows_over_seeds(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
     frame = pd.DataFrame([dict(row) for row in rows])
     metrics = [column.removesuffix("_ci") for column in frame.columns if column.endswith("_ci")]
+    without_interval = frame.columns.intersection(["calls"])  # the same for all seeds
     groups = frame.groupby(frame["name"].str.replace(r"-seed\d+(?=/|$)", "", regex=True), sort=False)
     if len(groups) == len(rows):
         return []
@@ -33,6 +35,7 @@ def rows_over_seeds(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for name, runs in groups:
         seeds = len(runs)
         row: dict[str, Any] = {"name": f"{name}, {seeds} seeds" if seeds > 1 else name}
+        row |= runs.iloc[0][without_interval].to_dict()
         for metric in (metric for metric in metrics if runs[metric].notna().all()):
             interval = over_seeds(runs[metric])
             row[metric] = interval.value
@@ -44,6 +47,7 @@ def rows_over_seeds(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def evaluation_markdown(
     rows: Sequence[Row],
     titles: Mapping[str, str],
+    costs: Mapping[str, str],
     queries: Sequence[str],
     records: Mapping[str, Sequence[Row]],
     shown: int,
@@ -51,16 +55,22 @@ def evaluation_markdown(
     """The tables of metrics, over seeds where there are several, of sample texts, and of what differs from the base.
 
     Args:
+        titles: of the metrics. costs: of what a query costs, in a table of its own; empty without chains.
         records: by model, for each query its `completions`, and `greedy` with `greedy_reward` where there is one.
         shown: queries whose first responses are in the table.
     """
     grouped = rows_over_seeds(rows)
     parts = [OVER_SEEDS, "", _table(grouped, titles)] if grouped else []
+    if grouped and costs:
+        parts += [_table(grouped, costs)]
     samples = [
         {"query": query, **{name: answers[i]["completions"][0] for name, answers in records.items()}}
         for i, query in enumerate(queries[:shown])
     ]
-    parts += [OVER_QUERIES, "", _table(rows, titles), markdown_table(samples)]
+    parts += [OVER_QUERIES, "", _table(rows, titles)]
+    if costs:
+        parts += ["Cost of a query:", "", _table(rows, costs)]
+    parts.append(markdown_table(samples))
     if records and all("greedy" in answers[0] for answers in records.values()):
         parts += ["## Where models differ from the base", "", markdown_table(differences(records, queries))]
     return "\n".join(parts)
@@ -68,7 +78,7 @@ def evaluation_markdown(
 
 def _table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
     def cells(row: Row) -> dict[str, str]:
-        return {title: f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}" for metric, title in titles.items()}
+        return {title: interval_cell(row, metric) for metric, title in titles.items()}
 
     return markdown_table([{"model": row["name"], **cells(row)} for row in rows])
 

@@ -24,7 +24,8 @@ from study.records import Record, flat, shown
 
 LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]
-STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]  # the combined reward follows from the first two
+STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]  # the combined reward follows from these
+TEAM = "team_reward"  # stored beside them where runs have one
 PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]
@@ -156,8 +157,10 @@ def of_run(record: Record, of: Group, over: str | None, is_baseline: bool, keys:
         "problems": "; ".join(record.problems),
         **{key: str(settings.get(key, "")) for key in FINGERPRINT},
     }
-    rows = [{"group": of.name, "seed": seed, **{key: values.get(key) for key in PER_ROLE}} for values in record.rows]
-    return assemble(pd.DataFrame([row]), pd.DataFrame(rows, columns=[*RUN, *PER_ROLE]))
+    has_team = any(TEAM in values for values in record.rows)
+    columns = [*PER_ROLE, TEAM] if has_team else PER_ROLE
+    rows = [{"group": of.name, "seed": seed, **{key: values.get(key) for key in columns}} for values in record.rows]
+    return assemble(pd.DataFrame([row]), pd.DataFrame(rows, columns=[*RUN, *columns]))
 
 
 def described(
@@ -201,7 +204,10 @@ def with_combined_reward(study: Study) -> Study:
         eta = study.eta
         if eta is None:
             eta = eta_of_run.reindex(pd.MultiIndex.from_frame(frame[RUN])).to_numpy()
-        frame["combined_reward"] = frame["task_reward"] - eta * frame["kl"]
+        earned = frame["task_reward"]
+        if TEAM in frame:
+            earned = earned + frame[TEAM].fillna(0)
+        frame["combined_reward"] = earned - eta * frame["kl"]
     return study
 
 
@@ -220,7 +226,8 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first().rename("first")
     ends = last(metrics).join(first, on=[*RUN, "role"])
     ends["share"] = ends["distinct_2"] / ends["first"].clip(lower=1e-9)
-    final = ends.groupby([*RUN, "agent"], sort=False)[[*STORED, "share", "kl_bound"]].mean().reset_index()
+    stored = [*STORED, TEAM] if TEAM in ends else STORED
+    final = ends.groupby([*RUN, "agent"], sort=False)[[*stored, "share", "kl_bound"]].mean().reset_index()
     ended = zip(final["share"], final["kl"], final["kl_bound"], strict=True)
     final["collapsed"] = [collapsed(*values) for values in ended]
     return final.drop(columns=["share", "kl_bound"])

@@ -87,8 +87,9 @@ def runs_payload(
         if not (folder / "evaluation.json").exists():
             notes.append(f"{folder.name}: the evaluation has not ended, and is left out")
             continue
-        table, texts, how = evaluation_parts(folder, texts)
-        tables += [*evaluation_over_seeds(folder), table | {"title": f"Held-out evaluation: {folder.name}"}]
+        of_evaluation, texts, how = evaluation_parts(folder, texts)
+        tables += evaluation_over_seeds(folder)
+        tables += [table | {"title": f"{table['title']}: {folder.name}"} for table in of_evaluation]
         facts.append(how)
     return payload(title, [question, *facts] if question else facts, notes, runs, tables, settings, texts)
 

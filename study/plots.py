@@ -1,5 +1,6 @@
 """Figures of comparisons and of evaluations, as PNG."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from study.records import natural
 
 LINES = ("-", "--", ":", "-.")
 PANELS = 4  # in a row of a figure
-HELD_OUT = {"task_reward": "task reward", "kl": "KL to base (nats)", "combined_reward": "combined reward",
-            "distinct_2": "distinct-2"}  # fmt: skip
+HELD_OUT = {"task_reward": "task reward", "team_reward": "team reward", "chain_kl": "KL to base (nats)",
+            "combined_reward": "combined reward", "distinct_2": "distinct-2"}  # fmt: skip
 
 
 def plot_curves(study: Study, path: Path) -> None:
@@ -85,8 +86,8 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
     for axis in axes.flat[len(metrics) :]:
         axis.set_visible(False)
     for axis, (metric, title) in zip(axes.flat, metrics.items(), strict=False):
-        values = [row[metric] for row in rows]
-        errors = [row[f"{metric}_ci"] for row in rows]
+        values = [row.get(metric, math.nan) for row in rows]
+        errors = [row.get(f"{metric}_ci", math.nan) for row in rows]
         axis.barh(names, values, xerr=errors, color=colours(len(rows)), height=0.6, error_kw={"lw": 1, "capsize": 3})
         axis.set_title(title, fontsize=10)
         axis.axvline(0, color="0.3", lw=0.8)

@@ -36,11 +36,12 @@ def write_report(folder: Path) -> None:
         responses = read_responses(folder)
         rows = evaluation["rows"]
         titles = evaluation["titles"]
+        costs = evaluation.get("costs", {})
         queries = evaluation["queries"]
         records = {row["name"]: [responses[row["name"], i] for i in range(len(queries))] for row in rows}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"expected the folder of an evaluation that has ended, got {str(folder)!r} ({error})") from None
-    text = evaluation_markdown(rows, titles, queries, records, evaluation["settings"]["shown"])
+    text = evaluation_markdown(rows, titles, costs, queries, records, evaluation["settings"]["shown"])
     replace_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
 
     from study.plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while

@@ -211,6 +211,8 @@ class Chain:
     def _rewards(self, row: Mapping[str, Any], texts: Sequence[str]) -> Sequence[float | None]:
         """The task rewards of the bases' responses, as pioneers, and of each role's."""
         nothing = [None] * len(texts)
+        if self.task.team is not None:
+            self.note("The rewards shown are those of the responses; the team reward of the chain is not shown.")
         if not self.task.reward:
             return nothing
         columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}

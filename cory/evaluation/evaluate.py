@@ -13,7 +13,7 @@ from cory.evaluation.evaluator import Evaluator
 from cory.evaluation.folder import output_folder
 from cory.evaluation.lineup import line_up
 from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
-from cory.evaluation.rows import table_rows, titles
+from cory.evaluation.rows import COSTS, table_rows, titles
 from cory.evaluation.settings import EvaluationConfig
 from cory.parallel.devices import choose_device
 from cory.prompts import query_text, text_of
@@ -65,7 +65,8 @@ def evaluate(
     queries = [text_of(prompt) for prompt in columns["prompt"]]
     shares = shares_in_training(lineup.runs, query_texts, trained_on)
 
-    reward = task.fingerprint_of_reward()["reward_sha256"]
+    fingerprint = task.fingerprint_of_reward()
+    reward = "+".join(fingerprint[key] for key in ("reward_sha256", "team_reward_sha256") if fingerprint.get(key))
     with ExitStack() as locks:
         folder = output_folder(
             settings, name or evaluation_name(settings.models), reward, lineup.identities, queries, locks
@@ -73,8 +74,9 @@ def evaluate(
         records = Evaluator(lineup, columns, settings, device).run(folder)
         rows = table_rows(records, columns, task, settings, lineup.kl_coef)
         shown = {
-            metric: title for metric, title in titles(task, settings).items() if all(metric in row for row in rows)
+            metric: title for metric, title in titles(task, settings).items() if any(metric in row for row in rows)
         }
+        costs = COSTS if lineup.chains else {}
 
         responses = "1 response" if settings.samples == 1 else f"{settings.samples} responses"
         description = (
@@ -83,12 +85,15 @@ def evaluate(
         )
         heading = f"{description}; mean ± half-width of the 95 % interval over queries"
         print(f"\n{textwrap.fill(heading, shutil.get_terminal_size().columns)}\n{interval_table(rows, shown)}")
+        if costs:
+            print(f"\nCost of a query\n{interval_table(rows, costs)}")
         content = {
             "settings": {key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE},
             "said": description,
             "distinct_queries": len(set(query_texts)),
             "in_training": shares,
             "titles": shown,
+            "costs": costs,
             "queries": queries,
             "rows": rows,
         }

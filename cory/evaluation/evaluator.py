@@ -16,7 +16,7 @@ from cory.evaluation.lineup import Candidate, Lineup
 from cory.evaluation.responses import LoadedModel, Responses, answer
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.load import ModelPool
-from cory.rewards import Scores
+from cory.rewards import Scores, score_chains
 
 Record = dict[str, Any]  # a line of responses.jsonl
 SECONDS_BETWEEN_LINES = 30
@@ -106,6 +106,7 @@ class Evaluator:
         samples = self.settings.samples
         responses, scores = self._respond(candidate, loaded, chunk, reads, role, samples, self.lineup.sampling)
         rewards = scores.total.tolist()
+        team_rewards = self._team_rewards(candidate, chunk, reads, role, responses.completions)
         records = []
         for position, query in enumerate(chunk):
             first = position * samples
@@ -122,6 +123,7 @@ class Evaluator:
                 "kl": responses.kl[rows],
                 "base_nll": responses.base_nll[rows],
                 "tokens": responses.tokens[rows],
+                "prompt_tokens": responses.prompt_tokens[rows],
                 "completions": responses.completions[rows],
                 "read": reads,
                 # Of the first sample alone, as they are long.
@@ -129,6 +131,8 @@ class Evaluator:
                 "token_texts": responses.token_texts[first],
                 "log_ratios": responses.log_ratios[first],
             }
+            if team_rewards is not None:
+                record["team_rewards"] = team_rewards[rows]
             records.append(record)
         if self.settings.greedy:
             likeliest, its_scores = self._respond(candidate, loaded, chunk, reads, role, 1, self.greedy)
@@ -148,9 +152,7 @@ class Evaluator:
         sampling: SamplingConfig,
     ) -> tuple[Responses, Scores]:
         """So many responses to each query of a chunk, query by query, and their rewards."""
-        columns = {
-            name: [values[query] for query in chunk for _ in range(samples)] for name, values in self.columns.items()
-        }
+        columns = self._columns(chunk, samples)
         with torch.autocast(self.pool.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
             return answer(
                 loaded,
@@ -165,6 +167,24 @@ class Evaluator:
                 seed=self.settings.seed * 1_000_003 + chunk[0] + role * 2**64,
                 chat_template=candidate.weights.model.chat_template,
             )
+
+    def _columns(self, chunk: Sequence[int], samples: int) -> dict[str, list[Any]]:
+        """The columns of a chunk, a row for each sample, query by query."""
+        return {
+            name: [values[query] for query in chunk for _ in range(samples)] for name, values in self.columns.items()
+        }
+
+    def _team_rewards(
+        self, candidate: Candidate, chunk: Sequence[int], reads: str | None, role: int, completions: Sequence[str]
+    ) -> list[float] | None:
+        """The team reward of each chain that ends with these completions; None if it is no whole chain."""
+        team = candidate.task.team
+        if team is None or role + 1 not in self.lineup.team_sizes:
+            return None
+        earlier = self._read_texts(chunk, reads, self.lineup.sampling) or []
+        columns = self._columns(chunk, self.settings.samples)
+        prompts = columns.pop("prompt")
+        return score_chains(team, prompts, list(zip(*earlier, completions, strict=True)), columns).tolist()
 
     def _read_texts(self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig) -> list[list[str]] | None:
         """What a later role reads: of each earlier role the responses that were sampled alike.

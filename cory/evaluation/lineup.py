@@ -3,7 +3,8 @@
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
-  observer, so that a chain of two agents is compared with two calls of one.
+  observer, so that a chain of two agents is compared with two calls of one; in longer chains as often as they have
+  roles.
 
 KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
 is loaded with its run's settings (chat template, quantization, remote code) and reads its run's prompts.
@@ -72,6 +73,16 @@ class Lineup:
     candidates: dict[str, Candidate] = field(default_factory=dict)
     chains: dict[str, Link] = field(default_factory=dict)
 
+    @property
+    def team_sizes(self) -> set[int]:
+        """How many responses a chain has that earns a team reward: as many as one of the runs has roles."""
+        return {config.cory.roles for config in self.runs.values()}
+
+    @property
+    def longest(self) -> int:
+        """The calls of the longest chain, at least two."""
+        return max([2, *self.team_sizes])
+
 
 def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
     """The rows that the settings name. Warns of a run that was trained on another reward.
@@ -105,7 +116,7 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
     )
     lineup.candidates["base"] = Candidate(Weights(base, None, base), base_task)
     if runs:
-        lineup.chains["base after itself"] = Link("base", "base", 1)
+        _add_after_itself(lineup, "base")
     for name in settings.models:
         run = Path(name)
         if run in runs:
@@ -136,7 +147,9 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
     for agent, weights in agents.items():
         # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
         kl_base = weights.base if config.agents and not settings.base else base
-        if replace(kl_base, chat_template=base.chat_template) != base:  # a template changes prompts, not weights
+        is_own_base = not config.is_trained(_index(agent))
+        # A template changes prompts, not weights.
+        if replace(kl_base, chat_template=base.chat_template) != base and not is_own_base:
             is_candidate = any(candidate.weights.model == kl_base for candidate in lineup.candidates.values())
             if not is_candidate:
                 lineup.candidates[f"base of {agent}"] = Candidate(Weights(kl_base, None, kl_base), run_task)
@@ -146,9 +159,18 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
     for pioneer, observer in itertools.permutations(names, 2):
         lineup.chains[f"{observer} after {_short(pioneer)}"] = Link(pioneer, observer, 1)
     if len(names) == 1:
-        lineup.chains[f"{names[0]} after itself"] = Link(names[0], names[0], 1)
+        _add_after_itself(lineup, names[0])
     if 2 < config.cory.roles <= len(names):
         _add_long_chains(lineup, names, config.cory.roles)
+
+
+def _add_after_itself(lineup: Lineup, name: str) -> None:
+    """Adds chains in which a model holds all roles, up to the calls of the longest chain."""
+    reads = name
+    for role in range(1, lineup.longest):
+        chain = name + " after itself" * role
+        lineup.chains[chain] = Link(reads, name, role)
+        reads = chain
 
 
 def _add_long_chains(lineup: Lineup, agents: list[str], roles: int) -> None:
@@ -164,16 +186,31 @@ def _add_long_chains(lineup: Lineup, agents: list[str], roles: int) -> None:
             chain = f"{_short(agent)} after {chain}"
 
 
+def _index(agent: str) -> int:
+    """1, of RUN/agent_2."""
+    return int(agent.rpartition("_")[2]) - 1
+
+
 def _short(agent: str) -> str:
     """agent_1, of RUN/agent_1."""
     return agent.split("/")[-1]
 
 
 def with_prompts_of(run: Path, task: Task) -> Task:
-    """The task with the prompts and roles that a run has recorded."""
+    """The task with the prompts and roles that a run has recorded.
+
+    Roles beyond those of the run stay the task's: what a single agent reads that answers after itself.
+    """
     settings = read_settings(run)
     prompts = prompts_of_run(settings)
-    return task if prompts is None else replace(task, prompts=prompts)
+    if prompts is None:
+        return task
+    count = run_config(run).cory.roles
+    further = task.prompts.roles[count:]
+    if further:
+        own = tuple(prompts.settings(role) for role in range(count))
+        prompts = replace(prompts, roles=(*own, *further))
+    return replace(task, prompts=prompts)
 
 
 def prompts_of_run(settings: Mapping[str, Any]) -> RolePrompts | None:
@@ -194,6 +231,11 @@ def reward_differs(run: Path, fingerprint: Mapping[str, Any], task: Task) -> str
         return f"Warning: {run} was trained on the reward {reward}, not {current['reward']}."
     if fingerprint.get("reward_sha256") != current["reward_sha256"]:
         return f"Warning: the source of the reward {reward} has changed since {run} was trained."
+    team_reward = fingerprint.get("team_reward")
+    if team_reward != current.get("team_reward"):
+        return f"Warning: {run} was trained with the team reward {team_reward}, not {current.get('team_reward')}."
+    if fingerprint.get("team_reward_sha256") != current.get("team_reward_sha256"):
+        return f"Warning: the source of the team reward {team_reward} has changed since {run} was trained."
     recorded = fingerprint.get("models") or {}
     for key, model in task.models().items():
         if recorded.get(key) and recorded[key]["identity"] != model["identity"]:

@@ -39,6 +39,7 @@ class Responses:
     Args:
         prompts: what is answered.
         completions: the answers' texts.
+        prompt_tokens: the lengths of the prompts.
         kl: to the base, in nats per response.
         base_nll: their negative log-likelihood under the base, in nats per response.
         tokens: their lengths, with the end token.
@@ -48,6 +49,7 @@ class Responses:
 
     prompts: list[Prompt]
     completions: list[str]
+    prompt_tokens: list[int]
     kl: list[float]
     base_nll: list[float]
     tokens: list[int]
@@ -89,6 +91,7 @@ def respond(
     result = Responses(
         prompts=list(prompts),
         completions=[""] * count,
+        prompt_tokens=lengths,
         kl=[0.0] * count,
         base_nll=[0.0] * count,
         tokens=[0] * count,

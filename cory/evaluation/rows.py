@@ -5,35 +5,37 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cory.evaluation.choices import answers, best_of_2, first_accepted, majority, reward_at_k, verdicts
 from cory.evaluation.settings import EvaluationConfig
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.prompts import query_text
 from cory.task import Task
 from cory.task_metrics import measure_responses
 
+Records = Sequence[Mapping[str, Any]]  # of one model or chain, one for each query
+
 TITLES = {
     "task_reward": "task reward",
-    "kl": "KL to base (nats)",
+    "team_reward": "team reward",
+    "chain_kl": "KL to base (nats)",
     "combined_reward": "combined reward",
     "distinct_1": "distinct-1",
     "distinct_2": "distinct-2",
     "tokens": "length (tokens)",
     "perplexity": "perplexity under base",
 }
-
-
-def best_of_2(rewards: Sequence[float]) -> float:
-    """Mean of the larger reward over all pairs: the expected reward of the better of two responses.
-
-    >>> best_of_2([1.0, 2.0, 0.0])
-    1.6666666666666667
-    """
-    ranked = sorted(rewards)
-    return sum(rank * reward for rank, reward in enumerate(ranked)) / math.comb(len(ranked), 2)
+# What a query costs, where there are chains.
+COSTS = {
+    "calls": "calls",
+    "tokens_read": "tokens read",
+    "tokens_written": "tokens written",
+    "chain_kl": "KL to base, all calls (nats)",
+    "kl": "KL to base, last call (nats)",
+}
 
 
 def table_rows(
-    records: Mapping[str, Sequence[Mapping[str, Any]]],
+    records: Mapping[str, Records],
     columns: Mapping[str, Sequence[Any]],
     task: Task,
     settings: EvaluationConfig,
@@ -50,8 +52,13 @@ def table_rows(
     query_texts = [query_text(prompt) for prompt in columns["prompt"]]
     rows = []
     for name, of_model in records.items():
-        row: dict[str, Any] = {"name": name}
-        values = _values_by_query(records, of_model, settings, kl_coef) | _values_of_task(of_model, columns, task)
+        chain = chain_of(records, of_model)
+        row: dict[str, Any] = {"name": name, "calls": len(chain)}
+        values = {
+            **_values_by_query(chain, settings, kl_coef),
+            **_values_of_choices(chain, task, settings),
+            **_values_of_task(of_model, columns, task),
+        }
         for metric, by_query in values.items():
             # One that applies to none of a query's responses has no value there.
             applies = [index for index, value in enumerate(by_query) if not math.isnan(value)]
@@ -75,22 +82,38 @@ def table_rows(
     return rows
 
 
-def _values_by_query(
-    records: Mapping[str, Sequence[Mapping[str, Any]]],
-    of_model: Sequence[Mapping[str, Any]],
-    settings: EvaluationConfig,
-    kl_coef: float,
-) -> dict[str, list[float]]:
-    """By metric, one value for each query: the mean over its samples."""
+def chain_of(records: Mapping[str, Records], of_model: Records) -> list[Records]:
+    """The records of all calls that a row's responses take, the last call first.
+
+    Args:
+        records: by model. of_model: those of the row.
+    """
+    chain = [of_model]
+    while chain[-1][0].get("read") in records:
+        chain.append(records[chain[-1][0]["read"]])
+    return chain
+
+
+def _values_by_query(chain: Sequence[Records], settings: EvaluationConfig, kl_coef: float) -> dict[str, list[float]]:
+    """By metric, one value for each query: the mean over its samples. `chain`: see `chain_of`."""
     mean = statistics.fmean
+    of_model = chain[0]
     task_rewards = [mean(record["rewards"]) for record in of_model]
-    kl = [mean(record["kl"]) for record in of_model]
+    chain_kl = _summed(chain, "kl")
+    earned = task_rewards
     values = {
         "task_reward": task_rewards,
-        "kl": kl,
-        "combined_reward": [reward - kl_coef * nats for reward, nats in zip(task_rewards, kl, strict=True)],
+        "kl": [mean(record["kl"]) for record in of_model],
+        "chain_kl": chain_kl,
         "tokens": [mean(record["tokens"]) for record in of_model],
+        "tokens_read": _summed(chain, "prompt_tokens"),
+        "tokens_written": _summed(chain, "tokens"),
     }
+    if "team_rewards" in of_model[0]:
+        team_rewards = [mean(record["team_rewards"]) for record in of_model]
+        values["team_reward"] = team_rewards
+        earned = [reward + of_team for reward, of_team in zip(task_rewards, team_rewards, strict=True)]
+    values["combined_reward"] = [reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)]
     if settings.samples > 1:
         values["best_of_2"] = [best_of_2(record["rewards"]) for record in of_model]
     for k in settings.ks:
@@ -99,18 +122,42 @@ def _values_by_query(
         ]
     if settings.greedy:
         values["greedy"] = [record["greedy_reward"] for record in of_model]
-    read_row = of_model[0].get("read") or ""
-    if read_row in records:
+    if len(chain) > 1:
         values["copied"] = [
             mean(float(text.strip() == read_text.strip()) for text, read_text in _pairs(record, read))
-            for record, read in zip(of_model, records[read_row], strict=True)
+            for record, read in zip(of_model, chain[1], strict=True)
         ]
     return values
 
 
-def _values_of_task(
-    of_model: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]], task: Task
-) -> dict[str, list[float]]:
+def _summed(chain: Sequence[Records], key: str) -> list[float]:
+    """For each query, the sum over all calls of the mean over samples."""
+    return [sum(statistics.fmean(record[key]) for record in calls) for calls in zip(*chain, strict=True)]
+
+
+def _values_of_choices(chain: Sequence[Records], task: Task, settings: EvaluationConfig) -> dict[str, list[float]]:
+    """For each k above 1, what each query earns by a vote of k responses, or by an observer's verdicts on k."""
+    values: dict[str, list[float]] = {}
+    of_model = chain[0]
+    ks = [k for k in settings.ks if k > 1]
+    if ks and task.extract is not None:
+        votes = [answers(task.extract, record["completions"]) for record in of_model]
+        for k in ks:
+            values[f"maj@{k}"] = [
+                reward_at_k(majority, of_query, record["rewards"], k)
+                for of_query, record in zip(votes, of_model, strict=True)
+            ]
+    if ks and task.accepts is not None and len(chain) > 1:
+        judged = [verdicts(task.accepts, record["completions"]) for record in of_model]
+        for k in ks:
+            values[f"verified@{k}"] = [
+                reward_at_k(first_accepted, of_query, read["rewards"], k)
+                for of_query, read in zip(judged, chain[1], strict=True)
+            ]
+    return values
+
+
+def _values_of_task(of_model: Records, columns: Mapping[str, Sequence[Any]], task: Task) -> dict[str, list[float]]:
     """By metric of the task, and by reward function where there are several, a value for each query.
 
     That is the mean over the samples to which it applies, nan where it applies to none.
@@ -145,13 +192,28 @@ def _pairs(record: Mapping[str, Any], read: Mapping[str, Any]) -> list[tuple[str
 
 
 def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
-    """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and diversity."""
+    """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and diversity.
+
+    `COSTS` are the titles of a second table.
+    """
     of_task = {name: name for name in [*task.reward_metrics, *task.metrics]}
     if settings.ks:
-        passes = {f"pass@{k}": f"pass@{k}" for k in settings.ks}
+        passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj", "verified") for k in settings.ks}
         if settings.greedy:
             passes["greedy"] = "greedy"
-        return {**passes, **of_task, "tokens": "tokens", "kl": "KL to base"}
+        return {**passes, "team_reward": TITLES["team_reward"], **of_task, "tokens": "tokens", "chain_kl": "KL to base"}
     if settings.samples > 1:
-        return {**TITLES, "best_of_2": "task reward, best of 2", **of_task}
+        oracle = ", oracle" if reward_is_oracle(task) else ""
+        return {**TITLES, "best_of_2": f"task reward, best of 2{oracle}", **of_task}
     return {**TITLES, **of_task}
+
+
+def reward_is_oracle(task: Task) -> bool:
+    """Whether the reward reads columns of the data that no prompt shows, such as a gold answer.
+
+    Who chooses by such a reward knows what is not known at inference.
+    """
+    given = ("prompts", "completions", "role")
+    hidden = set(task.dataset.column_names) - {"prompt"} - set(task.prompts.columns())
+    columns = dict.fromkeys([*given, *task.dataset.column_names], ())
+    return any(hidden & set(reward.arguments(columns)) for reward in task.rewards)

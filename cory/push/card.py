@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from cory.config import Config
 from cory.push.paths import without_paths
 from cory.push.use import Source, fenced, how_to_use, is_adapter
-from cory.report.tables import markdown_table, sample_table
+from cory.report.tables import interval_cell, markdown_table, sample_table
 
 HERE = Path(__file__).parent
 PAPER = "https://arxiv.org/abs/2410.06101"
@@ -163,8 +163,9 @@ def _dataset_on_hub(settings: Mapping[str, Any]) -> str | None:
 
 def _held_out(evaluation: Mapping[str, Any]) -> str:
     """An evaluation's table."""
-    rows = evaluation["rows"]
-    titles = {key: title for key, title in evaluation["titles"].items() if all(key in row for row in rows)}
-    cells = [[row["name"], *(f"{row[key]:.3f} ± {row[f'{key}_ci']:.3f}" for key in titles)] for row in rows]
-    table = markdown_table(["", *titles.values()], cells)
-    return f"{evaluation['said']}; mean ± half-width of the 95 % interval.\n\n{table}"
+    tables = []
+    for titles in (evaluation["titles"], evaluation.get("costs")):
+        if titles:
+            cells = [[row["name"], *(interval_cell(row, metric) for metric in titles)] for row in evaluation["rows"]]
+            tables.append(markdown_table(["", *titles.values()], cells))
+    return "\n\n".join([f"{evaluation['said']}; mean ± half-width of the 95 % interval.", *tables])

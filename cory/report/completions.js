@@ -128,6 +128,7 @@ function chainView(state, chain) {
 function stepView(state, step) {
   const who = [step.role, step.agent].filter(Boolean).join(" · ");
   const numbers = [element("span", {}, `reward ${number(step.reward, 2, true)}`)];
+  if (step.team !== null) numbers.push(element("span", {}, `team reward ${number(step.team, 2, true)}`));
   if (step.kl !== null) numbers.push(element("span", {}, `KL ${number(step.kl)}`));
   const made = element("div", { className: "step" },
     element("p", { className: "who" }, element("span", {}, readable(who)), element("span", { className: "numbers" }, numbers)));

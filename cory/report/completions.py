@@ -2,7 +2,7 @@
 
 A chain: `query` (an index into the report's queries), `method`, `seed`, `stage` (`before`, `after`, `evaluation`, or an
 iteration), and `steps`, one for each role: `agent`, `role`, `prompt` where it is not the query alone, `text`, `reward`,
-`kl`, and `tokens` with their `ratios`.
+`team` (the chain's team reward), `kl`, and `tokens` with their `ratios`.
 """
 
 import re
@@ -75,8 +75,9 @@ class Texts:
                 if before is None:
                     break
                 chain.insert(0, before)
-            roles = ["pioneer", *["observer"] * (len(chain) - 1)] if len(chain) > 1 else [None]
-            steps = [_evaluated(query, *pair) for pair in zip(chain, roles, strict=True)]
+            steps = [_evaluated(query, record) for record in chain]
+            if len(chain) == 1:
+                steps[0]["role"] = None  # solo
             seed = SEED.search(name)
             self.add(query, SEED.sub("", name), int(seed[1]) if seed else None, "evaluation", steps)
 
@@ -106,17 +107,20 @@ def _step(record: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": None if prompt in (None, record["query"]) else cut(prompt),
         "text": cut(record["completion"]),
         "reward": short(record["task_reward"]),
+        "team": short(record.get("team_reward")),
         "kl": short(record.get("kl")),
         "tokens": [cut(text, 200) for text in tokens[:TOKENS]] + [f"… ({more:,} more tokens)"] * (more > 0),
         "ratios": [short(ratio) for ratio in record.get("log_ratios", [])[:TOKENS]] + [None] * (more > 0),
     }
 
 
-def _evaluated(query: str, record: Mapping[str, Any], role: str | None) -> dict[str, Any]:
+def _evaluated(query: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """A step of a chain from a line of responses.jsonl."""
     first = {"completion": record["completions"][0], "task_reward": record["rewards"][0], "kl": record["kl"][0]}
+    if record.get("team_rewards"):
+        first["team_reward"] = record["team_rewards"][0]
     who = record["model"].partition(" after ")[0]
-    return _step({**record, **first, "query": query, "agent": who, "role": role})
+    return _step({**record, **first, "query": query, "agent": who})
 
 
 def cut(text: str, longest: int = LONGEST) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cory.report.completions import Texts, short
 from cory.report.summary import labelled, summarise, summarise_roles
+from cory.report.tables import interval_cell
 from cory.run.record import read_settings
 
 ENDS = ("start", "end", "change")
@@ -96,29 +97,31 @@ def accepted_changes(settings: Mapping[str, Any]) -> list[str]:
 
 def of_evaluation(folder: Path) -> dict[str, Any]:
     """The payload of an evaluation that has ended. Raises OSError, ValueError or LookupError if it has not."""
-    table, texts, description = evaluation_parts(folder)
-    return payload(folder.name, [description], [], [], [table], None, texts)
+    tables, texts, description = evaluation_parts(folder)
+    return payload(folder.name, [description], [], [], tables, None, texts)
 
 
-def evaluation_parts(folder: Path, texts: Texts | None = None) -> tuple[dict[str, Any], Texts, str]:
-    """An evaluation's table, `texts` (or new ones) with its completions, and how it was made."""
+def evaluation_parts(folder: Path, texts: Texts | None = None) -> tuple[list[dict[str, Any]], Texts, str]:
+    """An evaluation's tables, `texts` (or new ones) with its completions, and how it was made.
+
+    The first table has the metrics; where there are chains, the second has what a query costs.
+    """
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     texts = texts or Texts()
     records = {(record["model"], record["query"]): record for record in read_lines(folder / "responses.jsonl")}
     texts.add_evaluation(evaluation["queries"], records)
     note = "Mean ± half-width of the 95 % interval over queries."
-    return (
-        interval_table("Held-out evaluation", note, evaluation["rows"], evaluation["titles"]),
-        texts,
-        evaluation["said"],
-    )
+    tables = [interval_table("Held-out evaluation", note, evaluation["rows"], evaluation["titles"])]
+    if evaluation.get("costs"):
+        tables.append(interval_table("Cost of a query", note, evaluation["rows"], evaluation["costs"]))
+    return tables, texts, evaluation["said"]
 
 
 def interval_table(
     title: str, note: str, rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]
 ) -> dict[str, Any]:
     """A table of an evaluation's rows: `name`, and each metric with its interval."""
-    cells = [[row["name"], *(f"{row[m]:.3f} ± {row[f'{m}_ci']:.3f}" for m in titles)] for row in rows]
+    cells = [[row["name"], *(interval_cell(row, metric) for metric in titles)] for row in rows]
     return {"title": title, "note": note, "columns": ["model", *titles.values()], "rows": cells}
 
 

@@ -59,6 +59,18 @@ def _chain_answers(
     return answers
 
 
+def interval_cell(row: Mapping[str, Any], metric: str) -> str:
+    """A metric with the half-width of its interval, METRIC_ci; alone without one, such as a count of calls.
+
+    Nothing where a row has no such metric.
+    """
+    if metric not in row:
+        return ""
+    if f"{metric}_ci" not in row:
+        return f"{row[metric]:g}"
+    return f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}"
+
+
 def interval_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int | None = None) -> str:
     """A line per model, each metric METRIC with the half-width of its interval, METRIC_ci.
 
@@ -91,8 +103,8 @@ def _parts(
     parts: list[list[tuple[list[str], list[str]]]] = []
     free = 0
     for metric, title in titles.items():
-        cells = [f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}" for row in rows]
-        title_lines = textwrap.wrap(title, max(len(cell) for cell in cells))
+        cells = [interval_cell(row, metric) for row in rows]
+        title_lines = textwrap.wrap(title, max(len(cell) for cell in cells), break_long_words=False)
         column_width = 2 + max(len(text) for text in [*title_lines, *cells])
         if not parts or column_width > free:
             parts.append([])

@@ -17,6 +17,8 @@ FREE = frozenset(
         "eval_queries",
         "callbacks",
         "task.metrics",
+        "task.extract",
+        "task.accepts",
         "checkpoint",
         "hub",
         "parallel",

@@ -30,6 +30,9 @@ class OwnTaskConfig(Settings):
         reward_weights: A weight for each reward function. null: 1 each.
         team_reward: FILE.py:FUNCTION that rewards a whole chain, on top of `reward`. null: none.
         metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the functions.
+        extract: FILE.py:FUNCTION from a response to its answer, or None, for the votes of an evaluation. null: none.
+        accepts: FILE.py:FUNCTION from a response to whether it accepts the one that it has read, for an evaluation's
+            choice by an observer. null: none.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
             null: {prompt}{response} and {prompt} on the next line; in a chat, a request for a better answer.
@@ -47,6 +50,8 @@ class OwnTaskConfig(Settings):
     reward_weights: list[float] | None = None
     team_reward: str | None = None
     metrics: list[str] | str = Field(default_factory=list)
+    extract: str | None = None
+    accepts: str | None = None
     pioneer_prompt: str = "{prompt}"
     observer_prompt: str | None = None
 

@@ -31,7 +31,9 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     if not settings.rewards and settings.team_reward is None:
         raise UserError("task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got []")
     functions = files.load("task.reward", settings.rewards)
-    team = None if settings.team_reward is None else files.load("task.team_reward", [settings.team_reward])[0]
+    team = _loaded(files, "task.team_reward", settings.team_reward)
+    extract = _loaded(files, "task.extract", settings.extract)
+    accepts = _loaded(files, "task.accepts", settings.accepts)
     metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
     from cory.models.sampling import are_turns
     from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
@@ -51,7 +53,16 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         observer_prompt = CHAT_OBSERVER if are_turns(rows["prompt"], config.model.chat_template) else OBSERVER
     try:
         prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
-        return Task(rows, rewards, prompts, metrics, team_reward, kind=OWN.name)
+        return Task(
+            rows,
+            rewards,
+            prompts,
+            metrics,
+            team_reward,
+            extract=None if extract is None else extract.value,
+            accepts=None if accepts is None else accepts.value,
+            kind=OWN.name,
+        )
     except UserError as error:
         raise UserError(f"task: {error}") from None
 
@@ -108,6 +119,11 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
     for row, prompt in enumerate(dataset["prompt"]):
         check_prompt(prompt, f"task.prompt_column {column!r}, row {row + 1}")
     return dataset
+
+
+def _loaded(files: PythonFiles, key: str, name: str | None) -> Loaded | None:
+    """The function that a key names, if it names one."""
+    return None if name is None else files.load(key, [name])[0]
 
 
 def _by_name(metrics: Sequence[Loaded]) -> dict[str, Callable[..., Any]]:

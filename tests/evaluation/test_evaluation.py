@@ -327,7 +327,8 @@ def test_killed_while_it_writes_it_ends_with_the_same_responses(held_out, policy
 
 
 def test_copies_of_what_was_read_are_counted(held_out):
-    common = {"rewards": [0.0, 0.0], "kl": [0.0, 0.0], "tokens": [1, 1], "base_nll": [1.0, 1.0]}
+    common = {"rewards": [0.0, 0.0], "kl": [0.0, 0.0], "base_nll": [1.0, 1.0]}
+    common |= {"tokens": [1, 1], "prompt_tokens": [1, 1]}
     solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
     chain = [{**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])]
     records = {"one": solo, "two": chain}
@@ -338,8 +339,9 @@ def test_copies_of_what_was_read_are_counted(held_out):
 def test_intervals_are_over_the_queries_that_differ(held_out):
     """Of three queries two have the same text. By hand: mean 2, sums of deviations -1 - 1 and 2, in two clusters."""
     texts = [["a b", "c d"], ["a b", "e f"], ["g h", "g h"]]
+    common = {"kl": [0.0, 0.0], "tokens": [1, 1], "prompt_tokens": [1, 1], "base_nll": [1.0, 1.0]}
     records = [
-        {"rewards": rewards, "kl": [0.0, 0.0], "tokens": [1, 1], "base_nll": [1.0, 1.0], "completions": completions}
+        {**common, "rewards": rewards, "completions": completions}
         for rewards, completions in zip(([0.0, 2.0], [1.0, 1.0], [3.0, 5.0]), texts, strict=True)
     ]
     (row,) = table_rows({"one": records}, {"prompt": ["q", "q", "other"]}, held_out, EvaluationConfig(samples=2), 0.1)

@@ -163,7 +163,7 @@ def test_runs_and_evaluations_in_one_report(tmp_path):
     assert shown["groups"] == ["CORY", "PPO"] and [run["group"] for run in shown["runs"]] == [0, 0, 1, 1]
     titles = [table["title"] for table in shown["tables"]]
     assert titles[:2] == ["End of training", "End of training, by agent"]
-    assert titles[-1] == "Held-out evaluation: e"
+    assert titles[-2:] == ["Held-out evaluation: e", "Cost of a query: e"]
     assert shown["settings"]["rows"][0] == ["cory.num_agents", "2", "1"]
     query = shown["queries"].index("query 0")  # of training at iteration 0, and of the evaluation
     assert {c["method"] for c in shown["chains"] if c["query"] == query} >= {"CORY", "PPO", "base", "run/agent_1"}

@@ -69,13 +69,14 @@ def write_evaluation(folder: Path, models=("base", "run/agent_1", "run/agent_2")
             record = {"model": name, "query": i, "rewards": [i - 0.5, 9], "kl": [0.5, 9], "tokens": [2, 2]}
             record |= {"completions": [f"{text} by {name}", "second"]}
             if not old:
+                record["role"] = "observer" if read else "pioneer"
                 record |= {"read": read, "prompt": f"after: {text}" if read else queries[i], "token_texts": [text]}
                 record |= {"log_ratios": [-0.25]}
             records.append(record)
     write_lines(folder / "responses.jsonl", records)
     numbers = {"task_reward": 0.5, "task_reward_ci": 0.1, "kl": 0.2, "kl_ci": 0.0}
-    rows = [{"name": name, **numbers} for name, _ in names]
+    rows = [{"name": name, "calls": 2 if read else 1, **numbers} for name, read in names]
     titles = {"task_reward": "task reward", "kl": "KL"}
-    settings = {"settings": {"shown": 1, "ks": []}, "said": "2 queries", "titles": titles}
+    settings = {"settings": {"shown": 1, "ks": []}, "said": "2 queries", "titles": titles, "costs": {"calls": "calls"}}
     (folder / "evaluation.json").write_text(json.dumps({**settings, "queries": queries, "rows": rows}))
     return folder

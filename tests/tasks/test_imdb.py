@@ -159,7 +159,7 @@ def test_models_that_differ_in_their_seed_are_one_row():
     metrics = {f"{metric}{end}": 1.0 for metric in TITLES for end in ("", "_ci")}
     records = {"a-seed0": [{"completions": ["x"]}]}
     two = [{"name": f"a-seed{seed}", **metrics} for seed in range(2)]
-    text = evaluation_markdown(two, TITLES, ["q"], records, shown=1)
+    text = evaluation_markdown(two, TITLES, {}, ["q"], records, shown=1)
     assert (
         text.index("over seeds") < text.index("| a, 2 seeds |") < text.index("over queries") < text.index("| a-seed1")
     )

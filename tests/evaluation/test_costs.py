@@ -1,0 +1,221 @@
+"""What rows of chains count: KL, tokens and calls of all responses, team rewards; choices among responses."""
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import datasets
+import pytest
+from conftest import sentences
+from test_evaluation import PROMPTS, count_good, settings
+
+from cory import evaluate
+from cory.agent import make_agents
+from cory.config import CoryConfig, RoleConfig
+from cory.errors import UserError
+from cory.evaluation.choices import answers, first_accepted, majority, reward_at_k, verdicts
+from cory.evaluation.rows import reward_is_oracle, table_rows
+from cory.evaluation.settings import EvaluationConfig
+from cory.prompts import RolePrompts
+from cory.task import Task
+from cory.trainer import CoryTrainer
+from gsm8k_train.answers import extract
+from study.report import write_report
+
+QUERIES = {"prompt": ["first", "second"]}
+ETA = 0.1
+
+
+def record(rewards, kl, read=None, completions=("a", "b"), prompt_tokens=(5, 5), tokens=(2, 4), **more):
+    return {
+        "rewards": list(rewards),
+        "kl": list(kl),
+        "base_nll": [1.0] * len(rewards),
+        "prompt_tokens": list(prompt_tokens),
+        "tokens": list(tokens),
+        "completions": list(completions),
+        "role": "observer" if read else "pioneer",
+        "read": read,
+        **more,
+    }
+
+
+def task(**changes):
+    return Task(datasets.Dataset.from_dict(QUERIES), count_good, PROMPTS, **changes)
+
+
+@pytest.fixture
+def three_calls():
+    """A chain of three: one, then two, then three. Two queries with two samples each."""
+    return {
+        "one": [record([0, 0], [1.0, 3.0]), record([0, 0], [2.0, 2.0])],
+        "two": [record([0, 1], [0.5, 0.5], "one", prompt_tokens=(7, 9))] * 2,
+        "three": [record([1, 2], [4.0, 6.0], "two", prompt_tokens=(10, 11), tokens=(1, 1))] * 2,
+    }
+
+
+def test_a_chain_counts_all_of_its_calls(three_calls):
+    """By hand: KL 2 + 0.5 + 5, tokens read 5 + 8 + 10.5, written 3 + 3 + 1."""
+    one, two, three = table_rows(three_calls, QUERIES, task(), EvaluationConfig(samples=2), ETA)
+    assert [row["calls"] for row in (one, two, three)] == [1, 2, 3]
+    assert [row["kl"] for row in (one, two, three)] == [2, 0.5, 5]
+    assert [row["chain_kl"] for row in (one, two, three)] == [2, 2.5, 7.5]
+    assert [row["tokens_read"] for row in (one, two, three)] == [5, 13, 23.5]
+    assert [row["tokens_written"] for row in (one, two, three)] == [3, 6, 7]
+    assert [row["tokens"] for row in (one, two, three)] == [3, 3, 1]
+    assert three["combined_reward"] == pytest.approx(1.5 - ETA * 7.5)
+    assert one["combined_reward"] == pytest.approx(0 - ETA * 2)
+
+
+def test_intervals_are_of_the_sums_over_calls():
+    """Two queries of KL 1 + 2 and 3 + 0: no spread of the sums, though both calls have one."""
+    records = {
+        "one": [record([0], [1.0], completions="a"), record([0], [3.0], completions="a")],
+        "two": [record([0], [2.0], "one", "a"), record([0], [0.0], "one", "a")],
+    }
+    one, two = table_rows(records, QUERIES, task(), EvaluationConfig(), ETA)
+    assert two["chain_kl"] == 3 and two["chain_kl_ci"] == 0
+    assert two["kl_ci"] > 0 and one["chain_kl_ci"] == one["kl_ci"] > 0
+
+
+def test_a_team_reward_is_counted_beside_the_last_response(three_calls):
+    three_calls["three"] = [record([1, 2], [4.0, 6.0], "two", team_rewards=[10.0, 20.0])] * 2
+    two, three = table_rows(three_calls, QUERIES, task(), EvaluationConfig(samples=2), ETA)[1:]
+    assert "team_reward" not in two and three["team_reward"] == 15
+    assert three["combined_reward"] == pytest.approx(1.5 + 15 - ETA * 7.5)
+
+
+@pytest.mark.parametrize(
+    ("votes", "chosen"),
+    [
+        (["5", "7", "7"], 1),
+        (["5", "7"], 0),  # a tie goes to the first
+        (["7", "5", "5", "7"], 0),
+        ([None, "5", None], 1),  # no answer is no vote
+        ([None, None], 0),
+        ([Fraction(1, 2), Fraction(3), Fraction(2, 4)], 0),
+    ],
+)
+def test_a_vote(votes, chosen):
+    assert majority(votes) == chosen
+
+
+def test_choices_are_made_in_groups_of_k():
+    """By hand, groups of 2 of 5: (x, y) and (y, y), the fifth is left out."""
+    rewards = [3.0, 0.0, 1.0, 9.0, 100.0]
+    assert reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 2) == (3 + 1) / 2
+    assert reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 5) == 0  # the first of the three y
+    assert reward_at_k(first_accepted, [False, True, False, False, True], rewards, 2) == (0 + 1) / 2
+
+
+def test_votes_and_verdicts_are_columns_of_each_k():
+    """Votes count a row's own responses; verdicts choose among the responses that were read."""
+    texts = ["It is 3.", "It is 4.", "It is 4.", "none"]
+    yes_no = ["no", "yes", "no", "no"]
+    lengths = {"prompt_tokens": [5] * 4, "tokens": [2] * 4}
+    solo = record([1, 0, 0, 1], [0.0] * 4, completions=texts, **lengths)
+    chain = record([0, 0, 0, 0], [0.0] * 4, "one", completions=yes_no, **lengths)
+    judged = task(extract=extract, accepts=lambda text: text == "yes")
+    ks = EvaluationConfig(samples=4, ks=[1, 2, 4])
+    one, two = table_rows({"one": [solo] * 2, "two": [chain] * 2}, QUERIES, judged, ks, ETA)
+    assert one["maj@2"] == (1 + 0) / 2  # 3 is first of a tie; 4 has the only vote
+    assert one["maj@4"] == 0
+    assert two["verified@2"] == (0 + 0) / 2  # the second is accepted; of the last two, none is, so the first counts
+    assert two["verified@4"] == 0
+    assert not {"maj@1", "verified@1", "verified@2"} & set(one)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda text: 1 / 0, r"extract: expected an answer that can be hashed, or None, got ZeroDivisionError .*'a'"),
+        (lambda text: [text], r"extract: expected an answer that can be hashed, or None, got TypeError .* for 'a'"),
+    ],
+)
+def test_answers_that_cannot_be_counted_are_named(function, message):
+    with pytest.raises(UserError, match=message):
+        answers(function, ["a"])
+
+
+def test_a_verdict_is_true_or_false():
+    with pytest.raises(UserError, match="accepts: expected True or False, got 'yes' for 'a'"):
+        verdicts(lambda text: "yes", ["a"])
+    with pytest.raises(UserError, match=r"accepts: expected True or False, got ZeroDivisionError .* for 'a'"):
+        verdicts(lambda text: 1 / 0, ["a"])
+
+
+def test_a_reward_that_reads_what_no_prompt_shows_is_an_oracle():
+    rows = datasets.Dataset.from_dict({"prompt": ["a"], "gold": ["b"], "hint": ["c"]})
+    prompts = RolePrompts(pioneer="{prompt} {hint}")
+    assert reward_is_oracle(Task(rows, lambda completions, gold: [0.0], prompts))
+    assert not reward_is_oracle(Task(rows, lambda completions, hint, role: [0.0], prompts))
+    assert not reward_is_oracle(Task(rows, count_good, prompts))
+
+
+def variety(chains, **columns):
+    return [float(len(" ".join(chain).split())) + 100 * len(chain) for chain in chains]
+
+
+ROLES = [RoleConfig(name="writer"), RoleConfig(name="critic", prompt="{writer} {prompt}"), RoleConfig(stop=["a"])]
+
+
+def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(config, policy_folder, tmp_path, capsys):
+    """Its rivals answer as often; a frozen agent's part of the KL is 0; a single agent reads the chain's prompts."""
+    rows = datasets.Dataset.from_dict({"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]})
+    teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
+    frozen = [{}, {"model": {"name": str(policy_folder)}, "trained": False}, {}]
+    config = replace(config, iterations=2, cory=CoryConfig(num_agents=3, exchange="none"))
+    three = replace(config, roles=ROLES, agents=frozen, output=str(tmp_path / "three"))
+    one = replace(config, cory=CoryConfig(num_agents=1), roles=ROLES[:1], output=str(tmp_path / "one"))
+    runs = [CoryTrainer(each, make_agents(each), teamwork).train().folder for each in (three, one)]
+    held_out = teamwork.with_roles(ROLES)
+    done = evaluate(runs, held_out, settings(tmp_path, samples=2, queries=6))
+    by_name = {row["name"]: row for row in done.rows}
+    assert "base after itself after itself" in by_name and "one/agent_1 after itself after itself" in by_name
+    assert "base of three/agent_2" not in by_name  # its base is itself
+    assert {row["calls"] for row in done.rows if "team_reward" in row} == {1, 3}
+
+    records = [json.loads(line) for line in (done.folder / "responses.jsonl").read_text().splitlines() if line]
+    by_row = {(line["model"], line["query"]): line for line in records}
+    chain = ["three/agent_1", "three/agent_2 after agent_1", "three/agent_3 after agent_2 after agent_1"]
+    writer, critic, last = (by_row[name, 0] for name in chain)
+    assert [line["role"] for line in (writer, critic, last)] == ["writer", "critic", "observer_2"]
+    assert critic["kl"] == pytest.approx([0, 0], abs=1e-5) and last["kl"][0] > 0
+    chains = list(zip(writer["completions"], critic["completions"], last["completions"], strict=True))
+    assert last["team_rewards"] == variety(chains) and "team_rewards" not in critic
+    row = by_name[chain[2]]
+    total = [sum(sum(by_row[name, query]["kl"]) / 2 for name in chain) for query in range(6)]
+    assert row["chain_kl"] == pytest.approx(sum(total) / 6)
+    expected = row["task_reward"] + row["team_reward"] - config.ppo.init_kl_coef * row["chain_kl"]
+    assert row["combined_reward"] == pytest.approx(expected)
+
+    twice = by_row["one/agent_1 after itself", 0]  # its run has the first role alone
+    first = by_row["one/agent_1", 0]
+    assert twice["role"] == "critic" and twice["prompt"] == f"{first['completions'][0]} {rows['prompt'][0]}"
+    shown = capsys.readouterr().out
+    assert "Cost of a query" in shown and "tokens read" in shown
+    write_report(done.folder)
+    for name in ("evaluation.md", "report.html"):
+        text = (done.folder / name).read_text()
+        assert "tokens written" in text and "team reward" in text
+
+
+def test_an_evaluation_does_not_go_on_with_another_team_reward(config, tmp_path):
+    rows = datasets.Dataset.from_dict({"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]})
+    teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
+    config = replace(config, iterations=1)
+    run = CoryTrainer(config, make_agents(config), teamwork).train().folder
+    chosen = settings(tmp_path, queries=2)
+    evaluate([run], teamwork, chosen)
+    other = replace(teamwork, team_reward=lambda chains, **columns: [0.0] * len(chains))
+    with pytest.raises(UserError, match=r"got others: \['reward_sha256'\]"):
+        evaluate([run], other, chosen)
+
+
+def test_a_run_with_another_team_reward_is_named(config, tmp_path, capsys):
+    rows = datasets.Dataset.from_dict({"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]})
+    config = replace(config, iterations=1)
+    teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
+    run = CoryTrainer(config, make_agents(config), teamwork).train().folder
+    evaluate([run], replace(teamwork, team_reward=None), settings(tmp_path, queries=2))
+    assert "was trained with the team reward test_costs.variety, not None" in capsys.readouterr().err
