@@ -1,0 +1,141 @@
+"""Makes the listings of the notes (train.jsonl, test.jsonl) and a small language model that can read them, for the toy.
+
+    python examples/notes/make.py            # a minute on one core, into examples/notes/out
+    python examples/notes/make.py FOLDER     # into another folder
+
+The model, a GPT-2 of 0.1 M parameters, learns from notes and answers in both prompt forms of toy.yaml. Its texts are
+those of an unreliable pair. A note holds some of the facts, in any order and not all of them right, or it is an aside.
+An answer often follows the note, and is a guess otherwise.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import yaml
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
+
+from cory.cli.main import main
+from cory.prompts import fill
+from cory.run.output import check_results_folder, staged
+from study.small_models import save_half, train_gpt2, train_tokenizer
+
+FOLDER = Path(__file__).resolve().parent
+TREES = "Ash Birch Cedar Elm Hazel Holly Juniper Larch Linden Maple Oak Pine Poplar Rowan Spruce Willow"
+FACTS = {
+    "street": [f"{tree} Street" for tree in TREES.split()],
+    "rooms": [str(number) for number in range(2, 7)],
+    "rent": [str(euros) for euros in range(500, 1500, 50)],
+    "pets": ["cats", "dogs", "birds", "none"],
+}
+SENTENCES = {
+    "street": ["It lies in {street}.", "You will find it in {street}.", "The address is {street}."],
+    "rooms": ["It has {rooms} rooms.", "There are {rooms} rooms.", "You get {rooms} rooms."],
+    "rent": ["The rent is {rent} euros.", "It costs {rent} euros a month.", "We ask {rent} euros a month."],
+    "pets": ["Pets: {pets}.", "Allowed pets: {pets}.", "As to pets, {pets} may move in."],
+}
+ASIDES = [
+    "The kitchen is new.",
+    "The view is lovely.",
+    "The balcony is sunny.",
+    "The tram stops nearby.",
+    "The house is quiet.",
+    "The cellar is dry.",
+]
+QUESTIONS = {
+    "street": "Which street?",
+    "rooms": "How many rooms?",
+    "rent": "What is the rent?",
+    "pets": "Which pets are allowed?",
+}
+IN_A_NOTE = {"street": "{street}", "rooms": "{rooms} rooms", "rent": "{rent}", "pets": "{pets}"}
+ROWS = {"train": 2000, "test": 200}
+
+# The toy's unreliable pair.
+ABOUT_FACTS = 0.7  # share of the notes that hold facts; the rest are asides
+TRUE = 0.7  # share of a note's facts that are right
+FOLLOWED = 0.7  # share of the answers that follow a note which holds the fact
+TEXTS, STEPS = 12000, 900
+SIZE = {"width": 64, "layers": 2, "positions": 80}
+TRAINING = {"learning_rate": 2e-3, "beta2": 0.98, "sinusoids": True, "initializer_range": 0.15}
+
+
+def any_flat(rng: random.Random) -> dict[str, str]:
+    """A value of each fact."""
+    return {fact: rng.choice(values) for fact, values in FACTS.items()}
+
+
+def listing(rng: random.Random, flat: dict[str, str]) -> str:
+    """All facts of a flat and an aside, in any order."""
+    sentences = [rng.choice(SENTENCES[fact]).format(**flat) for fact in FACTS] + [rng.choice(ASIDES)]
+    rng.shuffle(sentences)
+    return " ".join(sentences)
+
+
+def flats(rng: random.Random) -> list[dict[str, str]]:
+    """Flats that differ in at least one fact, each with its listing and a question about one fact."""
+    made: dict[tuple[str, ...], dict[str, str]] = {}
+    while len(made) < sum(ROWS.values()):
+        flat = any_flat(rng)
+        if tuple(flat.values()) in made:
+            continue
+        asked = rng.choice(list(FACTS))
+        text = listing(rng, flat)
+        made[tuple(flat.values())] = flat | {"listing": text, "question": QUESTIONS[asked], "asked": asked}
+    return list(made.values())
+
+
+def rows(split: str) -> list[dict[str, str]]:
+    """The dataset's rows: `listing`, `question` and `answer`. No flat is in both splits."""
+    made = flats(random.Random(0))
+    chosen = made[: ROWS["train"]] if split == "train" else made[ROWS["train"] :]
+    return [
+        {"listing": flat["listing"], "question": flat["question"], "answer": flat[flat["asked"]]} for flat in chosen
+    ]
+
+
+def text(rng: random.Random, templates: dict[str, str]) -> str:
+    """A prompt of either role with what one of the unreliable pair writes."""
+    flat = any_flat(rng)
+    noted: dict[str, str] = {}
+    if rng.random() < ABOUT_FACTS:
+        for fact in rng.sample(list(FACTS), rng.randint(1, len(FACTS))):
+            noted[fact] = flat[fact] if rng.random() < TRUE else rng.choice(FACTS[fact])
+    note = ", ".join(IN_A_NOTE[fact].format(**noted) for fact in noted) if noted else rng.choice(ASIDES)
+    if rng.random() < 0.5:
+        return f"{fill(templates['note_taker'], {'prompt': listing(rng, flat)})} {note}"
+    asked = rng.choice(list(FACTS))
+    follows = asked in noted and rng.random() < FOLLOWED
+    answer = noted[asked] if follows else rng.choice(FACTS[asked])
+    return f"{fill(templates['answerer'], {'note_taker': ' ' + note, 'question': QUESTIONS[asked]})} {answer}"
+
+
+def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
+    """Fills `folder` with train.jsonl, test.jsonl and model/."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ROWS:
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(split)))
+    roles = yaml.safe_load((FOLDER / "toy.yaml").read_text())["roles"]
+    templates = {role["name"]: role["prompt"] for role in roles}
+    rng = random.Random(0)
+    corpus = [text(rng, templates) for _ in range(texts)]
+    tokenizer = train_tokenizer(corpus, vocab_size=512)
+    # Both roles' prompts end with a colon, and no note or answer has one.
+    model = train_gpt2(corpus, tokenizer, **SIZE, **TRAINING, steps=steps, after=":")
+    save_half(model, tokenizer, folder / "model")
+
+
+def command_line() -> None:
+    """See the module."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out"
+    check_results_folder(folder, ("model", "train.jsonl", "test.jsonl"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with staged(folder) as complete:
+        make(complete)
+
+
+if __name__ == "__main__":
+    main(command_line)

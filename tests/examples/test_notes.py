@@ -1,0 +1,98 @@
+"""The notes' example: its rule, its data, its settings, and runs of two iterations on a random model."""
+
+import doctest
+import importlib
+import json
+import sys
+
+import pytest
+from conftest import ROOT
+
+from cory.agent import make_agents
+from cory.cli.load import load
+from cory.tasks.config import OwnConfig
+from cory.tasks.own import make_task
+from cory.trainer import CoryTrainer
+
+EXAMPLE = ROOT / "examples/notes"
+SETTINGS = ["notes.yaml", "toy.yaml"]
+
+
+def imported(name):
+    """A module of the example."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLE)
+        sys.modules.pop(name, None)
+        module = importlib.import_module(name)
+    sys.modules.pop(name)
+    return module
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The example's data, and a model that has hardly been trained."""
+    folder = tmp_path_factory.mktemp("notes")
+    make = imported("make")
+    make.SIZE["positions"] = 256  # for the worked examples of notes.yaml
+    make.make(folder, texts=200, steps=2)
+    return folder
+
+
+def read(folder, split):
+    return [json.loads(line) for line in open(folder / f"{split}.jsonl")]
+
+
+def settings(world, name, **flags):
+    flags = {"task.dataset": world, "model.name": world / "model", "device": "cpu"} | flags
+    config, _ = load(OwnConfig, EXAMPLE / name, [f"--{key}={value}" for key, value in flags.items()])
+    return config
+
+
+def test_the_rule():
+    rewards = imported("rewards")
+    assert doctest.testmod(rewards).failed == 0
+    pets = {"role": ["answerer"] * 3, "answer": ["cats"] * 3}
+    assert rewards.reward([""] * 3, [" cats", " cats, dogs", ""], **pets) == [1.0, 0.0, 0.0]
+
+
+def test_no_held_out_listing_is_trained_on(world):
+    make = imported("make")
+    train = read(world, "train")
+    test = read(world, "test")
+    assert len(train) == make.ROWS["train"] and len(test) == make.ROWS["test"]
+    assert not {row["listing"] for row in train} & {row["listing"] for row in test}
+    # The flats differ, not only the order of their sentences.
+    values = [tuple(flat[fact] for fact in make.FACTS) for flat in make.flats(make.random.Random(0))]
+    assert len(set(values)) == len(train) + len(test)
+
+
+def test_each_listing_holds_the_answer_and_each_fact_is_asked_for(world):
+    make = imported("make")
+    for split in make.ROWS:
+        rows = read(world, split)
+        assert all(row["answer"] in row["listing"] for row in rows)
+        assert {row["question"] for row in rows} == set(make.QUESTIONS.values())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_answerer_reads_the_note_and_the_question_alone(world, name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = settings(world, name)
+    task = make_task(config).with_roles(config.roles)
+    row = {"listing": ["LISTING"], "prompt": ["LISTING"], "question": ["QUESTION"], "answer": ["ANSWER"]}
+    (note_taker,) = task.render(0, row, [])
+    (answerer,) = task.render(1, row, [[" NOTE"]])
+    assert "LISTING" in note_taker and "QUESTION" not in note_taker and "ANSWER" not in note_taker
+    assert "NOTE" in answerer and "QUESTION" in answerer
+    assert "LISTING" not in answerer and "ANSWER" not in answerer
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run(world, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(ROOT)
+    flags = {"iterations": 2, "output": tmp_path / "run", "ppo.batch_size": 12, "ppo.mini_batch_size": 6}
+    config = settings(world, name, **flags)
+    run = CoryTrainer(config, make_agents(config), make_task(config)).train()
+    roles = {(row["agent"], row["role"]) for row in run.history}
+    assert roles == {("agent_1", "note_taker"), ("agent_2", "answerer")}
+    assert all(row["task_reward"] == 0 for row in run.history if row["role"] == "note_taker")
