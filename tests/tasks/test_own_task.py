@@ -343,12 +343,12 @@ def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
     config = settings()
     task = make_task(config)
     query = task.dataset["prompt"][0]
-    assert task.render(1, task.dataset[:1], [" yes"]) == [f"{query} yes\n{query}"]
+    assert task.render(1, task.dataset[:1], [[" yes"]]) == [f"{query} yes\n{query}"]
     config.model.chat_template = True
-    (read,) = make_task(config).render(1, task.dataset[:1], ["Yes."])
+    (read,) = make_task(config).render(1, task.dataset[:1], [["Yes."]])
     assert read == f"{query}\n\nHere is an answer to this:\n\nYes.\n\nGive a better answer."
     config.task.observer_prompt = "{prompt} Not: {response}"
-    assert make_task(config).render(1, task.dataset[:1], ["Yes."]) == [f"{query} Not: Yes."]
+    assert make_task(config).render(1, task.dataset[:1], [["Yes."]]) == [f"{query} Not: Yes."]
 
 
 def test_training_on_chat_messages(here, config, policy_folder):
