@@ -43,12 +43,9 @@ from cory.models.sampling import pad_token, sample
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 
-# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them:
-# PASS_CHUNK for a pass of the reference, which many rows make efficient; READ_CHUNK for
-# element-wise arithmetic, which is as fast with a few.
-PASS_CHUNK = {"cpu": 2**24, "cuda": 2**28}
-READ_CHUNK = {"cpu": 2**20, "cuda": 2**28}
-PASS_COST = {"cpu": 64, "cuda": 8192}  # what one more pass costs, in padded tokens
+# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: passes of
+# the reference, KL and entropy. It bounds the memory where the vocabulary is large.
+CHUNK = {"cpu": 2**24, "cuda": 2**28}
 T = TypeVar("T")
 
 
@@ -166,7 +163,6 @@ class Learner(ABC):
         self.micro_batch = self.mini_batch_size
         if config.ppo.micro_batch != "auto":
             self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
-        self.pass_cost = PASS_COST.get(device.type, PASS_COST["cpu"])
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
         self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
@@ -361,10 +357,10 @@ class Learner(ABC):
         logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
         return ForwardPass(logprobs, all_logprobs, values)
 
-    def _rows_at_a_time(self, batch: Window, elements: dict[str, int]) -> int:
-        """The most rows whose log-probabilities (rows, R, vocabulary) have at most `elements` (by device) elements."""
+    def _rows_at_a_time(self, batch: Window) -> int:
+        """The most rows whose log-probabilities (rows, R, vocabulary) have at most `CHUNK` elements."""
         row = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
-        limit = elements.get(batch.input_ids.device.type, elements["cpu"])
+        limit = CHUNK.get(batch.input_ids.device.type, CHUNK["cpu"])
         return max(1, min(self.micro_batch, limit // row))
 
     def _micro_batches(self, batch: Window, rows: Sequence[int]) -> list[tuple[list[int], Window]]:
@@ -372,14 +368,9 @@ class Learner(ABC):
         each, and its rows.
 
         Rows are sorted by length, then by index, so that a split does not depend on the order of
-        `rows`. Where less padding makes up for another pass, there are more micro-batches than
-        memory needs (`Window.micro_batches`).
+        `rows`.
         """
-        # Several processes wait for the slowest of them, so a mini-batch that fits into one pass
-        # stays one there. Sharded policies need equally many passes in each process, so as few as
-        # possible.
-        alone = distributed.world_size() == 1 or (len(rows) > self.micro_batch and not sharding.is_sharded(self.policy))
-        return batch.micro_batches(rows, self.micro_batch, self.pass_cost if alone else math.inf)
+        return [(chunk, batch.rows(chunk)) for chunk in batch.by_length(self.micro_batch, rows)]
 
     def _evaluate(self, batch: Window, train: bool) -> OldPolicy:
         """The batch under the policy as it is, and its KL to the reference.
@@ -389,7 +380,7 @@ class Learner(ABC):
         """
         old = OldPolicy.zeros(batch)
         batch_rows = range(len(batch.input_ids))
-        at_a_time = self._rows_at_a_time(batch, PASS_CHUNK)
+        at_a_time = self._rows_at_a_time(batch)
         if sharding.is_sharded(self.policy):  # so that all processes run equally many passes
             at_a_time = sharding.least(at_a_time)
         keep = train and self.micro_batch >= len(batch_rows)
@@ -424,13 +415,7 @@ class Learner(ABC):
         width = reference.logprobs.shape[1]
         if kind != "full":
             return losses.kl_penalty(kind, policy.logprobs[rows, :width], reference.logprobs)
-        size = self._rows_at_a_time(batch, READ_CHUNK)
-        kls = []
-        for start in range(0, len(rows), size):
-            logprobs = policy.all_logprobs[rows[start : start + size], :width]
-            ref_logprobs = reference.all_logprobs[start : start + size]
-            kls.append(losses.kl_penalty(kind, logprobs, ref_logprobs))
-        return torch.cat(kls)
+        return losses.kl_penalty(kind, policy.all_logprobs[rows, :width], reference.all_logprobs)
 
     def _optimizer_step(self, update: Update, rows: list[int]) -> None:
         """One optimizer step on the rows `rows`: a mini-batch, or with gradient accumulation several."""
@@ -507,12 +492,12 @@ class Learner(ABC):
         self, update: Update, new: ForwardPass, rows: list[int], micro_batch: Window, mean_length: Tensor
     ) -> LossTerms:
         """The loss terms of a micro-batch, whose rows in the batch are `rows`."""
-        entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch, READ_CHUNK))
+        entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch))
         width = micro_batch.response_ids.shape[1]
         old, targets = update.old, update.targets
-        if micro_batch is not update.batch:
-            old, targets = old.rows(rows, width), targets.rows(rows, width)
-        return self.loss_terms(new, entropies, old, targets, micro_batch.response_mask, mean_length)
+        return self.loss_terms(
+            new, entropies, old.rows(rows, width), targets.rows(rows, width), micro_batch.response_mask, mean_length
+        )
 
     @torch.no_grad()
     def _rows_not_finite(self, update: Update, rows: list[int]) -> set[int]:

@@ -154,17 +154,6 @@ def test_padding_side_changes_no_number(tokenizer, kl_penalty):
     assert torch.equal(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
-def test_passes_over_rows_of_similar_length_change_no_number(tokenizer, kl_penalty):
-    one, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    several, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    one.pass_cost, several.pass_cost = 10**9, 0
-    batch = window.pack(*ragged()[:2], 0)
-    counts = [len(trainer._micro_batches(batch, range(8))) for trainer in (one, several)]
-    assert counts == [1, 8]
-    assert_same_update(one, several, tokenizer)
-
-
 MINIS = [{}, {"mini_batch_size": 4}, {"mini_batch_size": 4, "gradient_accumulation_steps": 2}]
 
 
