@@ -32,7 +32,7 @@ def test_observers_answer_after_the_same_response(config, changes):
     iteration = trainer.iteration(0)
     first, second = iteration.rollouts
     assert (len(first.prompts), len(second.prompts)) == (4, 8) and (first.branches, second.branches) == (1, 2)
-    queries = trainer.task.batch(0, 4 // trainer.config.group_size, trainer.config.seed)["prompt"]
+    queries = trainer.task.batch(0, 4 // trainer.config.chains_per_query, trainer.config.seed)["prompt"]
     assert first.prompts == [query for query in queries for _ in range(trainer.config.group_size)]
     for row, prompt in enumerate(second.prompts):
         query, response = first.prompts[row // 2], first.completions[row // 2]
@@ -54,7 +54,7 @@ def test_mini_batches_split_the_pioneers_rows_evenly(config):
     trainer = make_trainer(replace(config, branches=4, ppo=ppo, cory=SHARED))
     (shared,) = trainer.agents
     step = shared.learner._optimizer_step
-    shared.learner._optimizer_step = lambda update, rows: sizes.append(len(rows)) or step(update, rows)
+    shared.learner._optimizer_step = lambda update, rows, passes: sizes.append(len(rows)) or step(update, rows, passes)
     trainer.iteration(0)
     assert sizes == [3, 3, 4] * 3  # 10 rows in as few steps of at most 4 as that takes
 

@@ -37,22 +37,22 @@ class Window(NamedTuple):
     prompt_lengths: list[int]
     response_lengths: list[int]
 
-    def rows(self, index: Sequence[int]) -> "Window":
-        """The rows `index`, without padding that all of them share."""
-        prompt_lengths = [self.prompt_lengths[i] for i in index]
-        response_lengths = [self.response_lengths[i] for i in index]
+    def select(self, indices: Sequence[int]) -> "Window":
+        """The rows of these indices, in that order, without padding that all of them share."""
+        prompt_lengths = [self.prompt_lengths[i] for i in indices]
+        response_lengths = [self.response_lengths[i] for i in indices]
         left = max(self.prompt_lengths) - max(prompt_lengths)
         right = max(self.response_lengths) - max(response_lengths)
-        chosen = torch.tensor(index, device=self.input_ids.device)
+        chosen = torch.tensor(indices, device=self.input_ids.device)
         contexts = [x[chosen, left : x.shape[1] - right] for x in self[:3]]
         answers = [x[chosen, : max(response_lengths)] for x in self[3:5]]
         return Window._make([*contexts, *answers, prompt_lengths, response_lengths])
 
-    def by_length(self, rows: int, index: Sequence[int] | None = None) -> Iterator[list[int]]:
-        """The rows `index` (all by default) as lists of at most `rows`, of similar length each."""
-        index = range(len(self.prompt_lengths)) if index is None else index
-        order = sorted(index, key=lambda i: (self.prompt_lengths[i] + self.response_lengths[i], i))
-        return (order[start : start + rows] for start in range(0, len(order), rows))
+    def by_length(self, size: int, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
+        """The indices (of all rows by default) in lists of at most `size`, of rows of similar length."""
+        indices = range(len(self.prompt_lengths)) if indices is None else indices
+        order = sorted(indices, key=lambda i: (self.prompt_lengths[i] + self.response_lengths[i], i))
+        return (order[start : start + size] for start in range(0, len(order), size))
 
 
 def pad(rows: Sequence[Tensor], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
