@@ -233,16 +233,17 @@ class CoryConfig(Settings):
 
     def check(self) -> None:
         exchanges = self.exchange != "none" and self.exchange_period > 0
-        if self.roles < self.num_agents and not exchanges:
+        if self.num_roles < self.num_agents and not exchanges:
             raise UserError(
                 f"cory.exchange: expected rotate or shuffle, and an exchange_period above 0, to train "
-                f"{self.num_agents} agents in a chain of {self.roles}, got {self.exchange} and {self.exchange_period}"
+                f"{self.num_agents} agents in a chain of {self.num_roles}, "
+                f"got {self.exchange} and {self.exchange_period}"
             )
         if self.credit == "counterfactual" and not self.knowledge_transfer:
             raise UserError("cory.credit: expected knowledge_transfer: true with counterfactual, got false")
 
     @property
-    def roles(self) -> int:
+    def num_roles(self) -> int:
         """How many roles the chain has."""
         return self.num_agents if self.chain_length is None else self.chain_length
 
@@ -614,9 +615,9 @@ class Config(Settings):
     def _check_branches(self) -> None:
         if self.branches == 1:
             return
-        if self.cory.roles != 2:
+        if self.cory.num_roles != 2:
             raise UserError(
-                f"branches: expected 1 in a chain of {self.cory.roles} roles, as only the second of two branches, "
+                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only the second of two branches, "
                 f"got {self.branches}"
             )
         if not self.cory.knowledge_transfer:
@@ -639,9 +640,10 @@ class Config(Settings):
         """An entry for each role, names that differ, and templates that say what is read."""
         if not self.roles:
             return
-        if len(self.roles) != self.cory.roles:
+        if len(self.roles) != self.cory.num_roles:
             raise UserError(
-                f"roles: expected an empty list, or an entry for each of {self.cory.roles} roles, got {len(self.roles)}"
+                f"roles: expected an empty list, or an entry for each of {self.cory.num_roles} roles, "
+                f"got {len(self.roles)}"
             )
         names = [role.name or role_name(index) for index, role in enumerate(self.roles)]
         for index, name in enumerate(names):
@@ -709,7 +711,7 @@ class Config(Settings):
 
     def method(self) -> str:
         """The method in words: `PPO`, `CORY with 2 agents`, `CORY with GRPO and 3 agents`, ..."""
-        agents, roles, learner = self.cory.num_agents, self.cory.roles, self.algorithm.upper()
+        agents, roles, learner = self.cory.num_agents, self.cory.num_roles, self.algorithm.upper()
         if agents == roles == 1:
             return learner
         count = f"{agents} agent{'s' * (agents > 1)}" + (f" in {roles} roles" if roles != agents else "")

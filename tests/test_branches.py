@@ -33,7 +33,7 @@ def test_observers_answer_after_the_same_response(config, changes):
     first, second = iteration.rollouts
     assert (len(first.prompts), len(second.prompts)) == (4, 8) and (first.branches, second.branches) == (1, 2)
     queries = trainer.task.batch(0, 4 // trainer.config.chains_per_query, trainer.config.seed)["prompt"]
-    assert first.prompts == [query for query in queries for _ in range(trainer.config.group_size)]
+    assert first.prompts == [query for query in queries for _ in range(trainer.config.chains_per_query)]
     for row, prompt in enumerate(second.prompts):
         query, response = first.prompts[row // 2], first.completions[row // 2]
         assert prompt == f'Improve "{query}{response}": {query}'

@@ -95,11 +95,11 @@ def test_it_may_wait(config):
         (lambda chains, **_: 3, "expected a list of numbers, got int"),
         (
             lambda chains, **_: [math.nan] * len(chains),
-            "expected a finite number, got nan in row 0, prompt '.*', chain",
+            "expected a finite number, got nan in row 1, prompt '.*', chain",
         ),
-        (lambda chains, **_: [None] * len(chains), "expected a finite number, got None in row 0, prompt '.*', chain"),
-        (lambda chains, **_: ["good"] * len(chains), "expected a finite number, got 'good' in row 0"),
-        (lambda chains, **_: [1 / 0], r"expected rewards, got ZeroDivisionError .* at test_team_reward.py, line \d+"),
+        (lambda chains, **_: [None] * len(chains), "expected a finite number, got None in row 1, prompt '.*', chain"),
+        (lambda chains, **_: ["good"] * len(chains), "expected a finite number, got 'good' in row 1"),
+        (lambda chains, **_: [1 / 0], r"ZeroDivisionError: division by zero, raised at test_team_reward.py, line \d+"),
         (lambda chains, text: [1.0], r"expected parameters among .*'chains'.*, got \['text'\]"),
         (lambda chains, role, **_: [1.0], r"expected parameters among .*, got \['role'\]"),
     ],
@@ -115,7 +115,7 @@ def test_the_row_that_fails_is_found(config):
 
     trainer = make_trainer(config, fails)
     bad = trainer._batch(0).columns["label"][5]
-    with pytest.raises(RewardError, match=r"team reward function fails: .*ZeroDivisionError.*in row 5, prompt .*chain"):
+    with pytest.raises(RewardError, match=r"team reward function fails: .*ZeroDivisionError.*in row 6, prompt .*chain"):
         trainer.iteration(0)
 
 

@@ -147,8 +147,8 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
         lineup.chains[f"{observer} after {_short(pioneer)}"] = Link(pioneer, observer, 1)
     if len(names) == 1:
         lineup.chains[f"{names[0]} after itself"] = Link(names[0], names[0], 1)
-    if 2 < config.cory.roles <= len(names):
-        _add_long_chains(lineup, names, config.cory.roles)
+    if 2 < config.cory.num_roles <= len(names):
+        _add_long_chains(lineup, names, config.cory.num_roles)
 
 
 def _add_long_chains(lineup: Lineup, agents: list[str], roles: int) -> None:
