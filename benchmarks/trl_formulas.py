@@ -190,11 +190,12 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     learner: Any = make_learner(*wrapped, tokenizer, config, torch.device("cpu"))
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
     batch = window.pack(queries, responses, pad_token(tokenizer))
-    old = learner._evaluate(batch, train=False)
+    old, _ = learner._evaluate(batch, keep=False)
     rollout = Rollout([""] * size, [""] * size, queries, responses)
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")
-    terms = learner._backward(Update([], batch, old, targets), list(range(size)), last=True)
+    update = Update([], batch, old, targets, learner.reward_moments)
+    terms = learner._backward(update, list(range(size)), [], last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
     return {"advantages": targets.advantages[:, 0], "loss": terms.loss, **gradients}
 

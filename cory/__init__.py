@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cory.iteration import Iteration  # noqa: F401
     from cory.models.rollout import Rollout  # noqa: F401
     from cory.prompts import RolePrompts  # noqa: F401
-    from cory.roles import RoleSchedule  # noqa: F401
+    from cory.schedule import RoleSchedule  # noqa: F401
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
 
@@ -24,7 +24,7 @@ HOME = {
     "CoryTrainer": "trainer",
     "Iteration": "iteration",
     "RolePrompts": "prompts",
-    "RoleSchedule": "roles",
+    "RoleSchedule": "schedule",
     "Rollout": "models.rollout",
     "Task": "task",
     "UserError": "errors",

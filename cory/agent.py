@@ -1,7 +1,7 @@
 """An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, whatever its role."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,21 +136,21 @@ class Agent:
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
         shuffle: np.random.Generator,
-        rate: float = 1.0,
+        lr_factor: float = 1.0,
     ) -> list[UpdateStats]:
         """One update on the agent's rollouts, one per role; returns the statistics of each.
 
         Args:
             rewards: of each rollout, the (batch,) training rewards.
             shuffle: draws the order of the rows in each epoch.
-            rate: factor of the learning rate.
+            lr_factor: factor of the learning rate.
 
         Raises NotFinite, which names agent, role and rows, if a loss or gradient is not finite
         (`guards.on_nonfinite`).
         """
         self.activate()
-        self._changes()
-        self.learner.scale_learning_rate(rate)
+        self._mark_engine_outdated()
+        self.learner.scale_learning_rate(lr_factor)
         return self.learner.update(rollouts, rewards, shuffle)
 
     def explain(self, rollout: Rollout) -> list[dict[str, Any]]:
@@ -163,15 +163,15 @@ class Agent:
         ]
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The trained state for a checkpoint: weights and Adam's moments as tensors, other numbers as JSON."""
+        """The trained state for a checkpoint: weights and the optimizer's state as tensors, other numbers as JSON."""
         return self.learner.save_state()
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Restores what `state` returned. Raises a ValueError if a tensor does not fit."""
-        self._changes()
+        self._mark_engine_outdated()
         self.learner.load_state(tensors, numbers)
 
-    def _changes(self) -> None:
+    def _mark_engine_outdated(self) -> None:
         if self.engine is not None:
             self.engine.outdated(self.name)
 
@@ -190,14 +190,21 @@ class Agent:
             self.tokenizer.save_pretrained(folder)
 
 
+# By algorithm: the wrapper in which it trains a language model, and its learner.
+LEARNERS: dict[str, tuple[type[PolicyWithValueHead] | type[WindowPolicy], Callable[..., Learner]]] = {
+    "ppo": (PolicyWithValueHead, PPOLearner),
+    **{algorithm: (WindowPolicy, GroupLearner) for algorithm in losses.ALGORITHMS},
+}
+
+
 def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
     """The wrapper in which `algorithm` trains a language model: with a value head for PPO, without
     for the others.
 
     Raises a UserError if there is no such algorithm.
     """
-    one_of("algorithm", ("ppo", *losses.ALGORITHMS), algorithm)
-    return PolicyWithValueHead if algorithm == "ppo" else WindowPolicy
+    one_of("algorithm", tuple(LEARNERS), algorithm)
+    return LEARNERS[algorithm][0]
 
 
 def make_learner(
@@ -207,10 +214,9 @@ def make_learner(
     config: Config,
     device: torch.device,
 ) -> Learner:
-    """The learner of `config.algorithm`, for whose policies `wrapper` is."""
-    if isinstance(policy, PolicyWithValueHead):
-        return PPOLearner(policy, reference, tokenizer, config, device)
-    return GroupLearner(policy, reference, tokenizer, config, device)
+    """Builds the learner for `config.algorithm`. `policy`: in its `wrapper`."""
+    learner = LEARNERS[config.algorithm][1]
+    return learner(policy, reference, tokenizer, config, device)
 
 
 @dataclass
@@ -236,14 +242,21 @@ class AgentPlan:
         """`agent_1`, ..."""
         return f"agent_{self.index + 1}"
 
+    @property
+    def uses_lora(self) -> bool:
+        """Whether the agent is an adapter on a base."""
+        return self.config.lora.rank > 0
+
     def shares_base(self, other: "AgentPlan") -> bool:
         """Whether both start from one loaded model: they copy it and share it as reference, or adapt it."""
-        if self.alone or self.config.model != other.config.model:
+        if self.alone:
             return False
-        shared = [plan.config.lora.shared_base for plan in (self, other) if plan.config.lora.rank]
-        if len(shared) == 1 and self.trained and other.trained:
+        if self.config.model != other.config.model:
+            return False
+        if self.trained and other.trained and self.uses_lora != other.uses_lora:
             return False  # a base with adapters cannot be the reference of an agent without
-        return all(shared)
+        # Adapters share a base unless their settings give each one of its own.
+        return all(plan.config.lora.shared_base for plan in (self, other) if plan.uses_lora)
 
 
 def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
@@ -274,7 +287,7 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     agents: dict[int, Agent] = {}
     for group in groups_by_base(plans):
         agents_of_base = make_agents_of_base(group, config, engine)
-        distributed.agreed(agents_of_base[0].check_model)
+        distributed.fail_together(agents_of_base[0].check_model)
         agents |= zip([plan.index for plan in group], agents_of_base, strict=True)
     return [agents[plan.index] for plan in plans]
 
@@ -310,35 +323,52 @@ def groups_by_base(plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
 
 def make_agents_of_base(plans: Sequence[AgentPlan], config: Config, engine: Engine | None) -> list[Agent]:
     """The agents of a group, and what they share: the reference or the base."""
-    wrap = wrapper(config.algorithm)
     model = plans[0].config.model
     base, tokenizer = load_policy(model, plans[0].device)
     if model.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
 
-    lora = any(plan.config.lora.rank > 0 for plan in plans)
-    policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
-    for plan in plans:
-        if plan.trained:
-            policies[plan.name] = make_policy(plan, base)
-            if lora:
-                base = policies[plan.name].pretrained_model  # which has the adapters so far
-    if not policies:
-        base = base.requires_grad_(False).eval()
+    trained = [plan for plan in plans if plan.trained]
+    policies = _make_policies(plans, base)
     reference = None  # with LoRA, the policy with its adapters off
-    if policies and not lora:
-        reference = wrap(base).requires_grad_(False).eval()
-        reference = split(reference, config.parallel, config.precision)
+    if trained and not trained[0].uses_lora:
+        reference = _make_reference(base, config)
+    elif not trained:
+        base.requires_grad_(False).eval()
 
     agents = []
     for plan in plans:
-        # A frozen agent is the base itself: that which others have as their reference, or with their adapters off.
-        policy = policies[plan.name] if plan.trained else WindowPolicy(base)
-        policy = split(policy, config.parallel, config.precision)  # now with the adapters of all that share it
+        policy = policies[plan.name]
         if plan.trained:
             activate(policy.pretrained_model, plan.name)
         agents.append(Agent(plan.name, policy, reference, tokenizer, plan.config, plan.device, engine, plan.trained))
     return agents
+
+
+def _make_policies(plans: Sequence[AgentPlan], base: LanguageModel) -> dict[str, PolicyWithValueHead | WindowPolicy]:
+    """The policies of agents that start from `base`, in their wrappers, by the agents' names."""
+    policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
+    adapted = base  # with the adapters so far
+    for plan in plans:
+        if plan.trained:
+            policy = make_policy(plan, adapted)
+            if plan.uses_lora:
+                adapted = policy.pretrained_model
+            else:  # sharded at once, so that one whole copy is in memory at a time
+                policy = split(policy, plan.config.parallel, plan.config.precision)
+            policies[plan.name] = policy
+    for plan in plans:
+        if not plan.trained:
+            # A frozen agent is the unmodified base, which the others use as reference.
+            policies[plan.name] = WindowPolicy(adapted)
+    # A base with adapters is sharded when it has those of all agents.
+    return {plan.name: split(policies[plan.name], plan.config.parallel, plan.config.precision) for plan in plans}
+
+
+def _make_reference(base: LanguageModel, config: Config) -> PolicyWithValueHead | WindowPolicy:
+    """The frozen reference that the agents of a base share, in the wrapper of their policies."""
+    reference = wrapper(config.algorithm)(base).requires_grad_(False).eval()
+    return split(reference, config.parallel, config.precision)
 
 
 def make_policy(plan: AgentPlan, base: LanguageModel) -> PolicyWithValueHead | WindowPolicy:
@@ -356,6 +386,4 @@ def make_policy(plan: AgentPlan, base: LanguageModel) -> PolicyWithValueHead | W
     if isinstance(policy, PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
         for parameter in policy.v_head.parameters():
             torch.nn.init.zeros_(parameter)
-    if not config.lora.rank:  # at once, so that one whole copy is in memory at a time
-        policy = split(policy, config.parallel, config.precision)
     return policy

@@ -111,7 +111,7 @@ def _explain(settings: type[Settings], errors: list[ErrorDetails]) -> str:
     if isinstance(key, int):  # given by position
         key = fields(settings)[key].name
     if first["type"] in ("no_such_attribute", "unexpected_keyword_argument"):
-        names = [each.name for each in fields(settings)]
+        names = [field.name for field in fields(settings)]
         near = difflib.get_close_matches(key, names, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(names)}"
         return f"{settings.__name__}: unknown key {key!r}{hint}"
@@ -143,18 +143,18 @@ def changed(block: S, changes: Mapping[str, Any]) -> S:
 def blocks(settings: type[Settings]) -> dict[str, type[Settings]]:
     """The keys of a class that hold blocks of settings, and their classes."""
     hints = get_type_hints(settings)
-    types = {each.name: hints[each.name] for each in fields(settings)}
+    types = {field.name: hints[field.name] for field in fields(settings)}
     return {name: kind for name, kind in types.items() if isinstance(kind, type) and issubclass(kind, Settings)}
 
 
 def keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
     """Every key of a configuration, dotted: `seed`, `ppo.batch_size`, ..."""
     nested = blocks(settings)
-    for each in fields(settings):
-        if each.name in nested:
-            yield from keys(nested[each.name], f"{prefix}{each.name}.")
+    for field in fields(settings):
+        if field.name in nested:
+            yield from keys(nested[field.name], f"{prefix}{field.name}.")
         else:
-            yield prefix + each.name
+            yield prefix + field.name
 
 
 @dataclass
@@ -216,7 +216,8 @@ class CoryConfig(Settings):
         credit: What a role is rewarded for: `collective` (Eq. 4), `causal`, `own` or `counterfactual`: docs/credit.md.
         weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
             independent, negative competitive. Ignored with `credit: own`.
-        knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query.
+        knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
+            by the pioneer's template.
         reset_on_exchange: Restart every agent's optimizer, KL coefficient and reward moments at each exchange, as the
             authors' published code does.
     """
@@ -233,16 +234,17 @@ class CoryConfig(Settings):
 
     def check(self) -> None:
         exchanges = self.exchange != "none" and self.exchange_period > 0
-        if self.roles < self.num_agents and not exchanges:
+        if self.num_roles < self.num_agents and not exchanges:
             raise UserError(
                 f"cory.exchange: expected rotate or shuffle, and an exchange_period above 0, to train "
-                f"{self.num_agents} agents in a chain of {self.roles}, got {self.exchange} and {self.exchange_period}"
+                f"{self.num_agents} agents in a chain of {self.num_roles}, "
+                f"got {self.exchange} and {self.exchange_period}"
             )
         if self.credit == "counterfactual" and not self.knowledge_transfer:
             raise UserError("cory.credit: expected knowledge_transfer: true with counterfactual, got false")
 
     @property
-    def roles(self) -> int:
+    def num_roles(self) -> int:
         """How many roles the chain has."""
         return self.num_agents if self.chain_length is None else self.chain_length
 
@@ -297,10 +299,10 @@ class PPOConfig(Settings):
         optimizer: Name of an optimizer in torch.optim.
         optimizer_options: Further arguments of the optimizer, such as {weight_decay: 0.01}.
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
-        mini_batch_size: Samples in one forward and backward pass, over all processes.
+        mini_batch_size: Samples per gradient, over all processes.
         gradient_accumulation_steps: Mini-batches per optimizer step.
-        micro_batch: Samples of a mini-batch processed at a time; changes results by rounding only. `auto`: all, halved
-            whenever memory runs out (one process only).
+        micro_batch: Samples per forward and backward pass, in each process; changes results by rounding only. `auto`:
+            the whole mini-batch, halved whenever memory runs out (one process only).
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2); also the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.
@@ -318,7 +320,8 @@ class PPOConfig(Settings):
         value_head_init: `random`: TRL's, whose initial values are noise on the scale of the rewards; `zeros`: no noise
             (PPO).
         max_grad_norm: Gradient norm to clip at; null for none.
-        ratio_threshold: A mini-batch whose mean probability ratio exceeds this is skipped.
+        ratio_threshold: Where the mean probability ratio of a mini-batch exceeds this, the step's gradient is set to
+            zero and counted in `dropped_steps`.
         reward_scaling: Divide training rewards by their running standard deviation.
         reward_normalization: With reward_scaling, also subtract their running mean.
         reward_clip: Clip training rewards to plus or minus this; null for none.
@@ -368,11 +371,12 @@ class PPOConfig(Settings):
 
 @dataclass
 class SamplingConfig(Settings):
-    """How responses are sampled. One length is drawn per batch, and every agent's responses stop there at the latest.
+    """How responses are sampled. The limit of each batch is drawn from [min_new_tokens, max_new_tokens]; responses may
+    be shorter.
 
     Args:
-        min_new_tokens: Shortest length that is drawn.
-        max_new_tokens: Longest length that is drawn.
+        min_new_tokens: Smallest limit that is drawn.
+        max_new_tokens: Largest limit that is drawn.
         temperature: Softmax temperature. Other than 1, samples are off-policy for PPO's log-probabilities.
         top_k: Sample among the k likeliest tokens; 0 for all.
         top_p: Sample among the likeliest tokens of this total probability; 1 for all.
@@ -606,6 +610,7 @@ class Config(Settings):
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
                 f"got {self.agents!r}"
             )
+        # Merging an agent's settings validates its entry.
         agents = [self.of_agent(index) for index in range(len(self.agents))]
         if self.device_per_agent:
             self._check_devices(agents)
@@ -614,9 +619,9 @@ class Config(Settings):
     def _check_branches(self) -> None:
         if self.branches == 1:
             return
-        if self.cory.roles != 2:
+        if self.cory.num_roles != 2:
             raise UserError(
-                f"branches: expected 1 in a chain of {self.cory.roles} roles, as only the second of two branches, "
+                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only the second of two branches, "
                 f"got {self.branches}"
             )
         if not self.cory.knowledge_transfer:
@@ -639,9 +644,10 @@ class Config(Settings):
         """An entry for each role, names that differ, and templates that say what is read."""
         if not self.roles:
             return
-        if len(self.roles) != self.cory.roles:
+        if len(self.roles) != self.cory.num_roles:
             raise UserError(
-                f"roles: expected an empty list, or an entry for each of {self.cory.roles} roles, got {len(self.roles)}"
+                f"roles: expected an empty list, or an entry for each of {self.cory.num_roles} roles, "
+                f"got {len(self.roles)}"
             )
         names = [role.name or role_name(index) for index, role in enumerate(self.roles)]
         for index, name in enumerate(names):
@@ -709,7 +715,7 @@ class Config(Settings):
 
     def method(self) -> str:
         """The method in words: `PPO`, `CORY with 2 agents`, `CORY with GRPO and 3 agents`, ..."""
-        agents, roles, learner = self.cory.num_agents, self.cory.roles, self.algorithm.upper()
+        agents, roles, learner = self.cory.num_agents, self.cory.num_roles, self.algorithm.upper()
         if agents == roles == 1:
             return learner
         count = f"{agents} agent{'s' * (agents > 1)}" + (f" in {roles} roles" if roles != agents else "")

@@ -25,11 +25,18 @@ class Batch(NamedTuple):
     max_new_tokens: int
     branches: int = 1
 
+    def branches_of(self, role: int) -> int:
+        """How many rows of a role answer the same response of the role before."""
+        # Only two-role chains branch: `Config.check` refuses others.
+        return self.branches if role == 1 else 1
+
     def columns_of(self, role: int) -> dict[str, list[Any]]:
         """The columns with a row for each response of a role."""
-        if role == 0 or self.branches == 1:
-            return self.columns
-        return {name: repeated(values, self.branches) for name, values in self.columns.items()}
+        return {name: repeated(values, self.branches_of(role)) for name, values in self.columns.items()}
+
+    def earlier_responses(self, role: int, rollouts: Sequence[Rollout]) -> list[list[str]]:
+        """The responses of each role before `role`, with a row for each response of `role`."""
+        return [repeated(rollout.completions, self.branches_of(role)) for rollout in rollouts[:role]]
 
 
 def repeated(values: Sequence[T], times: int) -> list[T]:

@@ -178,7 +178,7 @@ class RolePrompts:
         if responses:
             values["response"] = responses[-1]
             values["responses"] = "\n\n".join(responses)
-        text = fill(self.template(role), values)
+        text = fill(self.template(role), values)  # Eq. 3
         return text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
 
 

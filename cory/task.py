@@ -126,7 +126,14 @@ class Task:
     kind: str = ""
 
     def __post_init__(self) -> None:
-        names = self.dataset.column_names
+        for name in self.metrics:
+            if name in RECORDED:
+                raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
+        self.check_rows(self.dataset)
+
+    def check_rows(self, dataset: datasets.Dataset) -> None:
+        """Raises a UserError if these rows do not fit the functions and templates of the task."""
+        names = dataset.column_names
         if "prompt" not in names:
             raise UserError(f"dataset: expected a column 'prompt', got {names}")
         for reward in self.rewards:
@@ -134,10 +141,8 @@ class Task:
         if self.team is not None:
             _check_arguments(self.team, ("prompts", "chains"), names)
         for name, function in self.metrics.items():
-            if name in RECORDED:
-                raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
             _check_arguments(Metric(function, name), ("prompts", "completions", "role", "rewards"), names)
-        for row, prompt in enumerate(self.dataset["prompt"]):
+        for row, prompt in enumerate(dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
         self.prompts.check_columns(names)
 

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from datasets import Dataset
 from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
-from cory.callbacks.metrics import MEASURED
+from cory.callbacks.metrics import recorded_metrics
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, RewardError, UserError
@@ -35,10 +34,10 @@ from cory.resume.advice import how_to_continue, resume_command
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
 from cory.rewards import Scores, score_by_function, score_chains
-from cory.roles import RoleSchedule
 from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.signals import Interrupted, Signals
+from cory.schedule import RoleSchedule
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
@@ -90,7 +89,7 @@ class CoryTrainer:
         self.schedule = RoleSchedule(
             num_agents=len(agents),
             period=config.cory.exchange_period,
-            length=config.cory.roles,
+            length=config.cory.num_roles,
             exchange=config.cory.exchange,
             seed=config.seed,
         )
@@ -111,12 +110,12 @@ class CoryTrainer:
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         with ExitStack() as locks:  # of the run's folder, held until all is written
-            record = run_record(self.config, self.fingerprint())
-            resumed = self._find_resumed(record, locks)
+            config_record = run_record(self.config, self.fingerprint())
+            resumed = self._find_resumed(config_record, locks)
             if resumed is not None and resumed.finished:
-                return self._finished_run(record, resumed)
+                return self._finished_run(config_record, resumed)
 
-            with self._open_run(record, resumed, locks) as self.run, Signals() as self.signals:
+            with self._open_run(config_record, resumed, locks) as self.run, Signals() as self.signals:
                 with self._explaining_errors("the beginning of the run"):
                     self._notify("on_train_begin", self.run)
 
@@ -124,8 +123,8 @@ class CoryTrainer:
                     with self._explaining_errors(f"iteration {k + 1}"):
                         with self.checkpoints.saved_on_error(self):
                             self._notify("on_iteration_begin", k)
-                            iteration = self.iteration(k)
-                        self._notify("on_iteration_end", iteration)
+                            result = self.iteration(k)
+                        self._notify("on_iteration_end", result)
                     if self.should_stop:  # the same in all processes, see the callback `Stopping`
                         break
 
@@ -174,17 +173,19 @@ class CoryTrainer:
 
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
-            rate = learning_rate_factor(self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k)
-            iteration.stats = self.update(k, chain, rollouts, rewards, rate)
+            lr_factor = learning_rate_factor(
+                self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k
+            )
+            iteration.stats = self.update(k, chain, rollouts, rewards, lr_factor)
         return iteration
 
     def generators(
-        self, purpose: Purpose, chain: Sequence[Agent], k: int = 0, process: int | None = None
+        self, purpose: Purpose, chain: Sequence[Agent], k: int = 0, rank: int | None = None
     ) -> list[torch.Generator]:
-        """A generator for each role's responses; those of `process` (by default this one) in iteration `k`."""
-        if process is None:
-            process = distributed.rank()
-        streams = [Stream(self.config.seed, purpose, k, role=role, process=process) for role in range(len(chain))]
+        """A generator for each role's responses, in iteration `k`, of the process `rank` (by default this one)."""
+        if rank is None:
+            rank = distributed.rank()
+        streams = [Stream(self.config.seed, purpose, k, role=role, process=rank) for role in range(len(chain))]
         return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
 
     def roll_out(self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
@@ -197,12 +198,11 @@ class CoryTrainer:
         for role, agent in enumerate(chain):
             responses = None
             if role > 0 and self.config.cory.knowledge_transfer:
-                responses = [rollout.completions for rollout in rollouts]
-                if role == 1:
-                    responses = [repeated(responses[0], batch.branches)]
+                responses = batch.earlier_responses(role, rollouts)
+            # Eq. 3: a_1 ~ pi_1(. | s_0), a_2 ~ pi_2(. | s_0, a_1)
             rollout = self._respond(agent, role, batch, responses, generators[role])
             rollout.role = self.task.prompts.name(role)
-            rollout.branches = batch.branches if role == 1 else 1
+            rollout.branches = batch.branches_of(role)
             rollouts.append(rollout)
         return rollouts
 
@@ -221,7 +221,7 @@ class CoryTrainer:
             for name, values in batch.columns_of(role).items():
                 columns[name] += values
         prompts = columns.pop("prompt")
-        scores = distributed.agreed(lambda: score_by_function(self.task.reward, prompts, completions, columns))
+        scores = distributed.fail_together(lambda: score_by_function(self.task.reward, prompts, completions, columns))
         return scores.split([len(rollout.completions) for rollout in rollouts])
 
     def score_chains(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor | None:
@@ -230,15 +230,14 @@ class CoryTrainer:
         None if the task has none, or if the rollouts are not those of all roles.
         """
         team = self.task.team
-        if team is None or len(rollouts) < self.config.cory.roles:
+        if team is None or len(rollouts) < self.config.cory.num_roles:
             return None
-        columns = dict(batch.columns_of(len(rollouts) - 1))
+        last = len(rollouts) - 1
+        columns = batch.columns_of(last)
         prompts = columns.pop("prompt")
-        responses = [rollout.completions for rollout in rollouts]
-        if len(rollouts) == 2:
-            responses[0] = repeated(responses[0], batch.branches)
+        responses = [*batch.earlier_responses(last, rollouts), rollouts[last].completions]
         chains = list(zip(*responses, strict=True))
-        return distributed.agreed(lambda: score_chains(team, prompts, chains, columns))
+        return distributed.fail_together(lambda: score_chains(team, prompts, chains, columns))
 
     def training_rewards(
         self,
@@ -256,10 +255,10 @@ class CoryTrainer:
 
     def _unread_rewards(self, k: int, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
         """Each role's (batch,) task rewards when it reads empty responses; the pioneer's are 0."""
-        empty = [""] * (len(batch.columns["prompt"]) * batch.branches)
         generators = self.generators(Purpose.UNREAD, chain, k)
         rollouts = []
         for role in range(1, len(chain)):
+            empty = [""] * len(batch.columns_of(role)["prompt"])
             rollouts.append(self._respond(chain[role], role, batch, [empty] * role, generators[role]))
         rewards = [score.total for score in self.score_rollouts(batch, rollouts, first=1)]
         return [torch.zeros_like(rewards[0]), *rewards]
@@ -270,7 +269,7 @@ class CoryTrainer:
         chain: Sequence[Agent],
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
-        rate: float = 1.0,
+        lr_factor: float = 1.0,
     ) -> list[UpdateStats]:
         """Each agent learns from its own rollouts; returns the statistics by role.
 
@@ -289,7 +288,7 @@ class CoryTrainer:
                 agent=self.agents.index(agent),
                 process=distributed.rank(),
             )
-            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy(), rate)
+            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy(), lr_factor)
             return dict(zip(roles, stats, strict=True))
 
         updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]
@@ -357,38 +356,38 @@ class CoryTrainer:
 
     # The run and its callbacks
 
-    def _find_resumed(self, record: dict[str, Any], locks: ExitStack) -> Resumed | None:
+    def _find_resumed(self, config_record: dict[str, Any], locks: ExitStack) -> Resumed | None:
         """The run that `config.resume` names, in all processes; None starts a new one."""
         resumed = None
         if distributed.is_main():
             names = [agent.name for agent in self.trained_agents]
-            resumed = find_resumed(self.config, record, self.name, names, locks)
+            resumed = find_resumed(self.config, config_record, self.name, names, locks)
         return distributed.broadcast_object(resumed)
 
-    def _finished_run(self, record: dict[str, Any], resumed: Resumed) -> Run:
+    def _finished_run(self, config_record: dict[str, Any], resumed: Resumed) -> Run:
         """A run of which nothing is left to do."""
-        run = Run(self.config, self.name, record, resumed.run, finished=True)
+        run = Run(self.config, self.name, config_record, resumed.run, finished=True)
         if distributed.is_main() and not (run.folder / REPORT).exists():  # killed after everything else was saved
             write_run_report(run.folder, self.config.method())
         return run
 
-    def _open_run(self, record: dict[str, Any], resumed: Resumed | None, locks: ExitStack) -> Run:
+    def _open_run(self, config_record: dict[str, Any], resumed: Resumed | None, locks: ExitStack) -> Run:
         """The folder of a new run, or of one that is continued, whose state and agents are loaded."""
         self.should_stop = False
         self.signal = None
         if resumed is None:
-            self.state = RunState(config=record)
-            return Run(self.config, self.name, record, locks=locks)
+            self.state = RunState(config=config_record)
+            return Run(self.config, self.name, config_record, locks=locks)
 
-        record["changes"] = resumed.changes
+        config_record["changes"] = resumed.changes
         self.state = resumed.state
         if resumed.checkpoint is not None:
             checkpoint.load(resumed.checkpoint, self.state, self.trained_agents)
-        self.state.config = record
+        self.state.config = config_record
         return Run(
             self.config,
             self.name,
-            record,
+            config_record,
             folder=resumed.run,
             lengths=self.state.lengths,
             outdated=resumed.outdated,
@@ -396,22 +395,22 @@ class CoryTrainer:
         )
 
     def _notify(self, event: str, argument: Run | Iteration | int) -> None:
-        """Calls the method `event` of each callback that has one, in their order.
+        """Calls the method `event` of all callbacks that override it, in their order.
 
-        After neighbours that are not `collective` the processes tell each other of errors, so that
-        all of them raise.
+        Runs consecutive non-collective callbacks, then checks that none failed in any process. Collective callbacks
+        synchronise themselves.
         """
 
         def call(callbacks: list[Callback]) -> None:
             for callback in callbacks:
                 getattr(callback, event)(self, argument)
 
-        overriding = [c for c in self.callbacks if getattr(type(c), event) is not getattr(Callback, event)]
-        for collective, neighbours in itertools.groupby(overriding, lambda callback: callback.collective):
+        overriding = [callback for callback in self.callbacks if _overrides(callback, event)]
+        for collective, consecutive in itertools.groupby(overriding, lambda callback: callback.collective):
             if collective:
-                call(list(neighbours))
+                call(list(consecutive))
             else:
-                distributed.agreed(partial(call, list(neighbours)))
+                distributed.fail_together(partial(call, list(consecutive)))
 
     @contextmanager
     def _explaining_errors(self, part: str) -> Iterator[None]:
@@ -434,7 +433,9 @@ class CoryTrainer:
         folder = self.run.folder
         if self.run.finished:
             return f"The run is complete and saved in {folder}."
-        of_reward = isinstance(error, RewardError) or getattr(error, "of_reward", False)
+        of_reward = isinstance(error, RewardError)
+        if isinstance(error, distributed.FailedElsewhere):
+            of_reward = error.of_reward
         newest = next(iter(checkpoint.folders(folder / "checkpoints")), None)
         return how_to_continue(folder, newest, self.config, self.run.iterations_done, of_reward)
 
@@ -461,17 +462,17 @@ class CoryTrainer:
                 f"dataset: expected at least {size} = {queries_per_iteration} rows, got {len(self.task.dataset)}"
             )
 
-        metrics = self._metrics()
+        metrics = recorded_metrics(config, self.task)
         best = config.checkpoint.best
         if best is not None and best not in metrics:
             raise UserError(f"checkpoint.best: expected null or one of the metrics {metrics}, got {best!r}")
 
-        # The agents of one model read alike.
-        readers = {(id(agent.tokenizer), agent.context_length): agent for agent in self.agents}
+        # One check per tokenizer and context length.
+        agents = {(id(agent.tokenizer), agent.context_length): agent for agent in self.agents}
         for dataset in (self.task.dataset, self.eval_dataset):
             if dataset is not None:
-                for role in self._different_roles():
-                    for agent in readers.values():
+                for role in self._roles_with_distinct_prompts():
+                    for agent in agents.values():
                         self._check_prompt_lengths(dataset, role, agent)
 
     def _select_held_out(self, dataset: Dataset | None) -> Dataset:
@@ -488,37 +489,17 @@ class CoryTrainer:
         if rows == 0:
             raise UserError(f"eval_every: expected held-out rows, at least one for each process, got {rows}")
         dataset = dataset.select(range(rows))
-        replace(self.task, dataset=dataset)  # a task checks its prompts
+        self.task.check_rows(dataset)
         return dataset
 
-    def _metrics(self) -> list[str]:
-        """The names of all numbers that the run will record."""
-        absent = set()
-        if self.config.algorithm != "ppo":
-            absent.add("value_loss")
-        if self.config.sampling.engine == "native":
-            absent.add("engine_difference")
-        names = ({field.name for field in fields(UpdateStats)} - absent) | {
-            *MEASURED,
-            *self.task.metrics,
-            *self.task.reward_metrics,
-        }
-        if self.task.team is not None:
-            names.add("team_reward")
-        if self.config.eval_every:
-            names.add("eval_task_reward")
-        if self.config.eval_every and self.task.team is not None:
-            names.add("eval_team_reward")
-        return sorted(names)
-
-    def _different_roles(self) -> list[int]:
+    def _roles_with_distinct_prompts(self) -> list[int]:
         """The roles whose prompts, or the tokens that they and the responses add, are not those of a role before."""
         roles: dict[tuple[str, int], int] = {}
-        for role in range(self.config.cory.roles):
-            roles.setdefault((self.task.prompts.template(role), sum(self._tokens_to_come(role))), role)
+        for role in range(self.config.cory.num_roles):
+            roles.setdefault((self.task.prompts.template(role), sum(self._token_budget(role))), role)
         return list(roles.values())
 
-    def _tokens_to_come(self, role: int) -> tuple[int, int]:
+    def _token_budget(self, role: int) -> tuple[int, int]:
         """The most tokens of the responses that a role reads, and of its own."""
         longest = self.config.sampling.max_new_tokens
         limits = [self.task.prompts.settings(index).max_new_tokens or longest for index in range(role + 1)]
@@ -531,10 +512,15 @@ class CoryTrainer:
         reads_responses = role > 0 and self.config.cory.knowledge_transfer
         empty = [[""] * len(dataset)] * role
         prompts = self.task.render(role, columns, empty if reads_responses else None)
-        read, written = self._tokens_to_come(role)
+        read, written = self._token_budget(role)
         lengths = [len(ids) for ids in agent.encode(prompts)]
         try:
             check_lengths(lengths, read + written, agent.context_length, prompts)
         except UserError as error:
             reads = f", which also reads responses of up to {read} tokens" if read else ""
             raise UserError(f"{agent.name} as {self.task.prompts.name(role)}{reads}: {error}") from None
+
+
+def _overrides(callback: Callback, event: str) -> bool:
+    """Whether a callback has the method `event` itself."""
+    return getattr(type(callback), event) is not getattr(Callback, event)

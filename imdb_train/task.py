@@ -112,6 +112,7 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
         raise UserError(
             f"dataset: expected reviews of at least {config.min_chars} characters, got none in {config.dataset!r}"
         )
+    # Drawn from the seed alone, not from a `Stream`: the queries of all recorded results were drawn so.
     lengths = np.random.default_rng(seed).integers(config.min_query_tokens, config.max_query_tokens + 1, len(texts))
     # Sixty characters a token are plenty: the rest of a long review need not be tokenized.
     heads = tokenizer([text[: 60 * config.max_query_tokens] for text in texts], add_special_tokens=False)["input_ids"]

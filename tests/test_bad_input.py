@@ -24,8 +24,8 @@ from cory.learners.optimizer import learning_rate_factor
 from cory.models.load import load_policy
 from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts
-from cory.roles import RoleSchedule
 from cory.run.output import new_folder
+from cory.schedule import RoleSchedule
 from cory.task import Task, load_dataset
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig

@@ -54,7 +54,7 @@ def test_mini_batches_split_the_pioneers_rows_evenly(config):
     trainer = make_trainer(replace(config, branches=4, ppo=ppo, cory=SHARED))
     (shared,) = trainer.agents
     step = shared.learner._optimizer_step
-    shared.learner._optimizer_step = lambda update, rows: sizes.append(len(rows)) or step(update, rows)
+    shared.learner._optimizer_step = lambda update, rows, passes: sizes.append(len(rows)) or step(update, rows, passes)
     trainer.iteration(0)
     assert sizes == [3, 3, 4] * 3  # 10 rows in as few steps of at most 4 as that takes
 

@@ -192,10 +192,10 @@ def test_ppo_trains_the_first_agent_alone_whatever_the_file_says(tmp_path):
     path = tmp_path / "three.yaml"
     path.write_text("cory: {num_agents: 2, chain_length: 3}\nagents: [{learning_rate: 0.5}, {learning_rate: 0.25}]\n")
     config, name = load(ImdbConfig, None, ["--config", str(path)], prefix="imdb_ppo", single_agent=True)
-    assert (config.cory.num_agents, config.cory.roles, name) == (1, 1, "imdb_ppo_three")
+    assert (config.cory.num_agents, config.cory.num_roles, name) == (1, 1, "imdb_ppo_three")
     assert config.agents == [{"learning_rate": 0.5}]
     cory, name = load(ImdbConfig, None, ["--config", str(path)], prefix="imdb_cory")
-    assert (cory.cory.num_agents, cory.cory.roles, name) == (2, 3, "imdb_cory_three")
+    assert (cory.cory.num_agents, cory.cory.num_roles, name) == (2, 3, "imdb_cory_three")
 
 
 @pytest.mark.parametrize(("key", "value"), [("num_agents", "2"), ("chain_length", "2")])

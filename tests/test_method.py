@@ -10,7 +10,7 @@ from cory.credit import assign_credit
 from cory.metrics import combined_reward, distinct, distinct_interval, full_kl, in_training, mean_interval
 from cory.models.window import pad
 from cory.prompts import RolePrompts, query_text
-from cory.roles import RoleSchedule
+from cory.schedule import RoleSchedule
 
 
 def test_roles_are_exchanged_every_period():

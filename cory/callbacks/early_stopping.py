@@ -86,10 +86,10 @@ def save_best(trainer: CoryTrainer, iteration: Iteration, reward: float) -> None
     """Saves the agents as those of a run that has ended, all of them or none. All processes must call this."""
     run = trainer.run
     with ExitStack() as stage:
-        folder = distributed.broadcast_object(distributed.agreed(partial(_begin, run, stage)))
+        folder = distributed.broadcast_object(distributed.fail_together(partial(_begin, run, stage)))
         for agent in trainer.agents:
-            distributed.agreed(partial(agent.save, folder / agent.name))
-        distributed.agreed(partial(_complete, run, iteration, reward, folder, stage))
+            distributed.fail_together(partial(agent.save, folder / agent.name))
+        distributed.fail_together(partial(_complete, run, iteration, reward, folder, stage))
 
 
 def _begin(run: Run, stage: ExitStack) -> Path | None:

@@ -5,23 +5,45 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cory.callbacks.callback import Callback
+from cory.config import Config
 from cory.credit import per_response
 from cory.iteration import Iteration, repeated
+from cory.learners.stats import UpdateStats
 from cory.metrics import combined_reward, distinct
 from cory.parallel import distributed
 from cory.run.clock import timed
 from cory.run.flags import flags
+from cory.task import Task
 from cory.task_metrics import measure_responses
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
 
 MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides those of updates and the task's own
+
+
+def recorded_metrics(config: Config, task: Task) -> list[str]:
+    """The names of all numbers that `measure` will record in a run of a task."""
+    names = {*MEASURED, *task.metrics, *task.reward_metrics}
+    for field in fields(UpdateStats):
+        if field.name == "value_loss" and config.algorithm != "ppo":
+            continue
+        if field.name == "engine_difference" and config.sampling.engine == "native":
+            continue
+        names.add(field.name)
+    if task.team is not None:
+        names.add("team_reward")
+    if config.eval_every:
+        names.add("eval_task_reward")
+    if config.eval_every and task.team is not None:
+        names.add("eval_team_reward")
+    return sorted(names)
 
 
 class Metrics(Callback):
@@ -93,7 +115,7 @@ def of_task(trainer: CoryTrainer, iteration: Iteration, role: int) -> dict[str, 
     columns["role"] = [rollout.role] * len(completions)
     task_rewards = iteration.task_rewards[role].tolist()
     values = {f"reward_{name}": rewards.tolist() for name, rewards in iteration.rewards_by_function[role].items()}
-    values |= distributed.agreed(
+    values |= distributed.fail_together(
         lambda: measure_responses(trainer.task.metrics, prompts, completions, task_rewards, columns)
     )
     means = {}

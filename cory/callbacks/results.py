@@ -64,21 +64,21 @@ class Results(Callback):
 
     def _save_frozen(self, trainer: CoryTrainer, run: Run, names: Sequence[str]) -> None:
         with ExitStack() as stage:
-            folder = distributed.broadcast_object(distributed.agreed(partial(_begin, run, stage)))
+            folder = distributed.broadcast_object(distributed.fail_together(partial(_begin, run, stage)))
             for agent in trainer.agents:
                 if agent.name in names:
-                    distributed.agreed(partial(agent.save, folder / agent.name))
-                    distributed.agreed(partial(_write_card, trainer, run, agent.name, {}, folder))
-            distributed.agreed(stage.close)
+                    distributed.fail_together(partial(agent.save, folder / agent.name))
+                    distributed.fail_together(partial(_write_card, trainer, run, agent.name, {}, folder))
+            distributed.fail_together(stage.close)
 
     def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
         # Each step is taken by all processes, so that none waits for one that could not write.
         with ExitStack() as stage:
-            folder = distributed.broadcast_object(distributed.agreed(partial(_begin, run, stage)))
+            folder = distributed.broadcast_object(distributed.fail_together(partial(_begin, run, stage)))
             for agent in trainer.trained_agents:
-                distributed.agreed(partial(agent.save, folder / agent.name))
-            distributed.agreed(partial(_write_results, trainer, run, summary, folder))
-            distributed.agreed(partial(_complete, run, stage))
+                distributed.fail_together(partial(agent.save, folder / agent.name))
+            distributed.fail_together(partial(_write_results, trainer, run, summary, folder))
+            distributed.fail_together(partial(_complete, run, stage))
 
 
 @contextmanager

@@ -65,13 +65,13 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
     batch = Batch(trainer.task.dataset[:rows], config.sampling.max_new_tokens)
 
     chains = {agent.name: [agent] for agent in trainer.agents}
-    if config.cory.roles > 1:
+    if config.cory.num_roles > 1:
         chains["chain"] = [trainer.agents[index] for index in trainer.schedule.order(0)]
 
     samples = {}
     for name, chain in chains.items():
         # All processes answer all of these queries, so they draw the same random numbers.
-        generators = trainer.generators(Purpose.SAMPLES, chain, process=0)
+        generators = trainer.generators(Purpose.SAMPLES, chain, rank=0)
         rollouts = trainer.roll_out(chain, batch, generators)
         task_rewards = [scores.total for scores in trainer.score_rollouts(batch, rollouts)]
         team_rewards = trainer.score_chains(batch, rollouts) if name == "chain" else None

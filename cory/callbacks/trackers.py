@@ -45,7 +45,7 @@ class Trackers(Callback):
         if iteration.samples:
             log_samples(self.tracker, iteration.index, iteration.samples)
         # An agent that holds several roles has a curve for each of them.
-        several_roles = trainer.config.cory.roles > trainer.config.cory.num_agents
+        several_roles = trainer.config.cory.num_roles > trainer.config.cory.num_agents
         self.tracker.log(curves(iteration.records, several_roles), step=iteration.index)
         timings = {f"time/{key}": value for key, value in iteration.timings.items() if key != "iteration"}
         self.tracker.log(timings, step=iteration.index)

@@ -62,7 +62,7 @@ class Chain:
         self.knowledge_transfer = config.cory.knowledge_transfer
         self.sampling = config.sampling.after_training(settings.sampling)
         self.agents = list(agent_weights(agent_folders(folder), config, settings.model).values())
-        self.order = self._order(settings.order, config.cory.roles)
+        self.order = self._order(settings.order, config.cory.num_roles)
         self.bases = self._bases()
         self.pools: dict[str, ModelPool] = {}  # one for each model, so that none is loaded twice
 

@@ -76,7 +76,7 @@ class Lineup:
     @property
     def team_sizes(self) -> set[int]:
         """How many responses a chain has that earns a team reward: as many as one of the runs has roles."""
-        return {config.cory.roles for config in self.runs.values()}
+        return {config.cory.num_roles for config in self.runs.values()}
 
     @property
     def longest(self) -> int:
@@ -160,8 +160,8 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
         lineup.chains[f"{observer} after {_short(pioneer)}"] = Link(pioneer, observer, 1)
     if len(names) == 1:
         _add_after_itself(lineup, names[0])
-    if 2 < config.cory.roles <= len(names):
-        _add_long_chains(lineup, names, config.cory.roles)
+    if 2 < config.cory.num_roles <= len(names):
+        _add_long_chains(lineup, names, config.cory.num_roles)
 
 
 def _add_after_itself(lineup: Lineup, name: str) -> None:
@@ -205,7 +205,7 @@ def with_prompts_of(run: Path, task: Task) -> Task:
     prompts = prompts_of_run(settings)
     if prompts is None:
         return task
-    count = run_config(run).cory.roles
+    count = run_config(run).cory.num_roles
     further = task.prompts.roles[count:]
     if further:
         own = tuple(prompts.settings(role) for role in range(count))

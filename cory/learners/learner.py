@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -43,12 +43,9 @@ from cory.models.sampling import pad_token, sample
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 
-# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them:
-# PASS_CHUNK for a pass of the reference, which many rows make efficient; READ_CHUNK for
-# element-wise arithmetic, which is as fast with a few.
-PASS_CHUNK = {"cpu": 2**24, "cuda": 2**28}
-READ_CHUNK = {"cpu": 2**20, "cuda": 2**28}
-PASS_COST = {"cpu": 64, "cuda": 8192}  # what one more pass costs, in padded tokens
+# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: passes of
+# the reference, KL and entropy. It bounds the memory where the vocabulary is large.
+CHUNK = {"cpu": 2**24, "cuda": 2**28}
 T = TypeVar("T")
 
 
@@ -68,15 +65,13 @@ class ForwardPass(NamedTuple):
 class OldPolicy:
     """The batch under the policy that sampled it, all tensors (batch, R).
 
-    `kl` is that of each response token to the reference. `first_passes` are the forward passes,
-    with their graphs, that the first epoch takes over; empty where it computes its own.
+    `kl` is that of each response token to the reference.
     """
 
     logprobs: Tensor
     ref_logprobs: Tensor
     values: Tensor
     kl: Tensor
-    first_passes: list[ForwardPass] = field(default_factory=list)
 
     @classmethod
     def zeros(cls, batch: Window) -> "OldPolicy":
@@ -84,13 +79,13 @@ class OldPolicy:
         logprobs, ref_logprobs, values, kl = torch.zeros(4, *batch.response_mask.shape, device=batch.input_ids.device)
         return cls(logprobs, ref_logprobs, values, kl)
 
-    def rows(self, rows: Sequence[int], width: int) -> "OldPolicy":
-        """The rows `rows`, in that order, cut to `width` tokens; without the passes."""
+    def select(self, indices: Sequence[int], width: int) -> "OldPolicy":
+        """The rows of these indices, in that order, cut to `width` tokens."""
         return OldPolicy(
-            self.logprobs[rows, :width],
-            self.ref_logprobs[rows, :width],
-            self.values[rows, :width],
-            self.kl[rows, :width],
+            self.logprobs[indices, :width],
+            self.ref_logprobs[indices, :width],
+            self.values[indices, :width],
+            self.kl[indices, :width],
         )
 
 
@@ -101,10 +96,10 @@ class Targets:
     advantages: Tensor
     returns: Tensor | None = None
 
-    def rows(self, rows: Sequence[int], width: int) -> "Targets":
-        """The rows `rows`, in that order, cut to `width` tokens."""
-        returns = None if self.returns is None else self.returns[rows, :width]
-        return Targets(self.advantages[rows, :width], returns)
+    def select(self, indices: Sequence[int], width: int) -> "Targets":
+        """The rows of these indices, in that order, cut to `width` tokens."""
+        returns = None if self.returns is None else self.returns[indices, :width]
+        return Targets(self.advantages[indices, :width], returns)
 
 
 @dataclass
@@ -115,10 +110,21 @@ class Update:
     batch: Window  # the rows of all rollouts, one rollout after the other
     old: OldPolicy
     targets: Targets
+    reward_moments: RunningMoments  # with this batch's rewards
+    engine_difference: float | None = None  # where an engine has sampled
     terms: list[LossTerms] = field(default_factory=list)  # of each mini-batch
     gradient_norms: list[float] = field(default_factory=list)  # of each optimizer step
     skipped_steps: int = 0
     dropped_steps: int = 0
+
+
+class StepGradients(NamedTuple):
+    """What the backward passes of one optimizer step have given, over all processes."""
+
+    terms: list[LossTerms]  # of each mini-batch
+    norm: float  # of the gradient
+    sum_of_terms: float  # finite if all terms are
+    largest_ratio: float  # mean probability ratio, of the mini-batch in which it is largest
 
 
 class Learner(ABC):
@@ -166,7 +172,6 @@ class Learner(ABC):
         self.micro_batch = self.mini_batch_size
         if config.ppo.micro_batch != "auto":
             self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
-        self.pass_cost = PASS_COST.get(device.type, PASS_COST["cpu"])
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
         self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
@@ -230,52 +235,69 @@ class Learner(ABC):
         another, and NotFinite if a loss or gradient is not finite (`guards.on_nonfinite`); the
         weights are then as before that optimizer step.
         """
-        for rollout, reward in zip(rollouts, rewards, strict=True):
-            rows = self.batch_size * rollout.branches // self.config.branches
-            if not len(rollout.prompt_ids) == len(rollout.response_ids) == len(reward) == rows:
-                size = "batch_size" if rows == self.batch_size else "batch_size / branches"
-                raise ValueError(
-                    f"expected {size} = {rows} prompts, responses and rewards of each rollout, "
-                    f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
-                )
+        self._check_rows(rollouts, rewards)
         self._switch_dropout_off()
+        update, first_passes = self._prepare(rollouts, rewards)
 
-        prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
-        response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
-        batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer))
-        mask = batch.response_mask
-        training_rewards = torch.cat(list(rewards)).to(mask.device, torch.float32)
-        training_rewards, reward_moments = self._scale(training_rewards)
-
-        old = self._retrying(lambda: self._evaluate(batch, train=True))
-        engine_logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
-        engine_difference = difference(old.logprobs, engine_logprobs, mask) if engine_logprobs else None
-        with torch.no_grad():
-            targets = self.targets(old, training_rewards, mask, rollouts)
-            if len({len(rollout.completions) for rollout in rollouts}) > 1:
-                targets.advantages = targets.advantages * _role_weights(rollouts).to(mask.device)[:, None]
-
-        update = Update(rollouts, batch, old, targets)
+        num_rows = len(update.batch.input_ids)
         rows_per_step = self.mini_batch_size * self.ppo.gradient_accumulation_steps
         for _ in range(self.ppo.ppo_epochs):
-            order = shuffle.permutation(len(mask)).tolist()
-            for rows_of_step in _even_parts(order, math.ceil(len(order) / rows_per_step)):
-                self._optimizer_step(update, rows_of_step)
+            order = shuffle.permutation(num_rows).tolist()
+            for indices in _even_parts(order, math.ceil(num_rows / rows_per_step)):
+                self._optimizer_step(update, indices, first_passes)
 
-        stats = self._statistics(update, engine_difference)
-        self.reward_moments = reward_moments
+        stats = self._statistics(update)
+        self.reward_moments = update.reward_moments
         # The coefficient follows the reported KL, on average over the rollouts.
         kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
         if math.isfinite(kl):
-            self.kl_controller.update(kl, len(mask) * distributed.world_size())
+            self.kl_controller.update(kl, num_rows * distributed.world_size())
         return stats
 
     @torch.no_grad()
     def log_ratios(self, rollout: Rollout) -> tuple[list[float], Tensor]:
         """Each response's KL to the reference, and (rows, R) log(pi / pi_0) of its tokens, under the current policy."""
         batch = window.pack(rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer))
-        current = self._retrying(lambda: self._evaluate(batch, train=False))
+        current, _ = self._retrying(lambda: self._evaluate(batch, keep=False))
         return (current.kl * batch.response_mask).sum(1).tolist(), current.logprobs - current.ref_logprobs
+
+    def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            expected = self.batch_size * rollout.branches // self.config.branches
+            if not len(rollout.prompt_ids) == len(rollout.response_ids) == len(reward) == expected:
+                size = "batch_size" if expected == self.batch_size else "batch_size / branches"
+                raise ValueError(
+                    f"expected {size} = {expected} prompts, responses and rewards of each rollout, "
+                    f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
+                )
+
+    def _prepare(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> tuple[Update, list[ForwardPass]]:
+        """The update before its first step, and the forward pass that this step takes over, if any."""
+        prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
+        response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
+        batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer))
+        mask = batch.response_mask
+        old, first_passes = self._retrying(lambda: self._evaluate(batch, keep=self._is_first_mini_batch(batch)))
+
+        training_rewards = torch.cat(list(rewards)).to(mask.device, torch.float32)
+        training_rewards, reward_moments = self._scale(training_rewards)
+        with torch.no_grad():
+            targets = self.targets(old, training_rewards, mask, rollouts)
+            if len({len(rollout.completions) for rollout in rollouts}) > 1:
+                weights = _role_weights(rollouts).to(mask.device)
+                targets.advantages = targets.advantages * weights[:, None]
+
+        engine_logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
+        engine_difference = None
+        if engine_logprobs:
+            engine_difference = difference(old.logprobs, engine_logprobs, mask)
+        update = Update(rollouts, batch, old, targets, reward_moments, engine_difference)
+        return update, first_passes
+
+    def _is_first_mini_batch(self, batch: Window) -> bool:
+        """Whether the first mini-batch is the whole batch, in one pass."""
+        # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
+        return self.ppo.gradient_accumulation_steps == 1 and self.micro_batch >= len(batch.input_ids)
 
     def _switch_dropout_off(self) -> None:
         """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
@@ -301,17 +323,15 @@ class Learner(ABC):
             rewards = rewards.clip(-self.ppo.reward_clip, self.ppo.reward_clip)
         return rewards, moments
 
-    def _statistics(self, update: Update, engine_difference: float | None) -> list[UpdateStats]:
+    def _statistics(self, update: Update) -> list[UpdateStats]:
         """The statistics of each rollout, over all processes."""
-        rollouts = len(update.rollouts)
         sizes = [len(rollout.completions) for rollout in update.rollouts]
         mask = update.batch.response_mask
         # The reported KL, and a response's length, are of the policy that sampled: before the first
-        # optimizer step. Each rollout has its own, the mean over its rows. They are summed here,
-        # and divided by the rows below.
-        kl_sums = [kl.sum() for kl in (update.old.kl * mask).split(sizes)]
-        token_sums = [tokens.sum() for tokens in mask.split(sizes)]
-        sums = distributed.all_reduce_sum(torch.stack([*kl_sums, *token_sums]))
+        # optimizer step. Each rollout has its own, the mean over its rows.
+        rollout_kls = [kl.sum() for kl in (update.old.kl * mask).split(sizes)]
+        rollout_tokens = [tokens.sum() for tokens in mask.split(sizes)]
+        sums = distributed.all_reduce_sum(torch.stack([*rollout_kls, *rollout_tokens]))
 
         # The others are means over the mini-batches of all epochs; NaN where every optimizer step
         # was skipped.
@@ -322,11 +342,11 @@ class Learner(ABC):
         if update.terms:
             means = torch.stack([terms.vector() for terms in update.terms]).mean(0)
 
-        numbers = torch.cat([sums, means]).tolist()  # all leave the device at once
+        kl_sums, token_sums, mean_terms = _to_lists(*sums.chunk(2), means)
         rows = [size * distributed.world_size() for size in sizes]
-        kls = [number / count for number, count in zip(numbers[:rollouts], rows, strict=True)]
-        lengths = [number / count for number, count in zip(numbers[rollouts : 2 * rollouts], rows, strict=True)]
-        mean = dict(zip(names, numbers[2 * rollouts :], strict=True))
+        kls = [kl / count for kl, count in zip(kl_sums, rows, strict=True)]
+        lengths = [tokens / count for tokens, count in zip(token_sums, rows, strict=True)]
+        mean = dict(zip(names, mean_terms, strict=True))
         return [
             UpdateStats(
                 kl=kl,
@@ -339,7 +359,7 @@ class Learner(ABC):
                 skipped_steps=update.skipped_steps,
                 dropped_steps=update.dropped_steps,
                 response_tokens=length,
-                engine_difference=engine_difference,
+                engine_difference=update.engine_difference,
             )
             for kl, length in zip(kls, lengths, strict=True)
         ]
@@ -361,142 +381,126 @@ class Learner(ABC):
         logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
         return ForwardPass(logprobs, all_logprobs, values)
 
-    def _rows_at_a_time(self, batch: Window, elements: dict[str, int]) -> int:
-        """The most rows whose log-probabilities (rows, R, vocabulary) have at most `elements` (by device) elements."""
+    def _rows_at_a_time(self, batch: Window) -> int:
+        """The most rows whose log-probabilities (rows, R, vocabulary) have at most `CHUNK` elements."""
         row = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
-        limit = elements.get(batch.input_ids.device.type, elements["cpu"])
+        limit = CHUNK.get(batch.input_ids.device.type, CHUNK["cpu"])
         return max(1, min(self.micro_batch, limit // row))
 
-    def _micro_batches(self, batch: Window, rows: Sequence[int]) -> list[tuple[list[int], Window]]:
-        """Splits the rows `rows` into micro-batches of at most `micro_batch` rows: the indices of
-        each, and its rows.
+    def _micro_batches(self, batch: Window, indices: Sequence[int]) -> list[tuple[list[int], Window]]:
+        """Splits rows of the batch into micro-batches of at most `micro_batch` rows: the indices of
+        each, and its window.
 
-        Rows are sorted by length, then by index, so that a split does not depend on the order of
-        `rows`. Where less padding makes up for another pass, there are more micro-batches than
-        memory needs (`Window.micro_batches`).
+        Rows are sorted by length, then by index, so that a split does not depend on their order.
         """
-        # Several processes wait for the slowest of them, so a mini-batch that fits into one pass
-        # stays one there. Sharded policies need equally many passes in each process, so as few as
-        # possible.
-        alone = distributed.world_size() == 1 or (len(rows) > self.micro_batch and not sharding.is_sharded(self.policy))
-        return batch.micro_batches(rows, self.micro_batch, self.pass_cost if alone else math.inf)
+        return [(chunk, batch.select(chunk)) for chunk in batch.by_length(self.micro_batch, indices)]
 
-    def _evaluate(self, batch: Window, train: bool) -> OldPolicy:
-        """The batch under the policy as it is, and its KL to the reference.
+    def _evaluate(self, batch: Window, keep: bool) -> tuple[OldPolicy, list[ForwardPass]]:
+        """The batch under the current policy, and its KL to the reference.
 
-        Where `train` is set and the whole batch is one micro-batch, its passes are kept for the
-        first epoch, in which the weights are still the same. Otherwise no graph is built.
+        `keep`: evaluate the whole batch in one pass, and return that pass with its graph, for the
+        first mini-batch: see `_backward`. Otherwise no graph is built, and the list is empty.
         """
         old = OldPolicy.zeros(batch)
-        batch_rows = range(len(batch.input_ids))
-        at_a_time = self._rows_at_a_time(batch, PASS_CHUNK)
+        rows_at_a_time = self._rows_at_a_time(batch)
         if sharding.is_sharded(self.policy):  # so that all processes run equally many passes
-            at_a_time = sharding.least(at_a_time)
-        keep = train and self.micro_batch >= len(batch_rows)
-        if keep:
-            micro_batches = self._micro_batches(batch, batch_rows)
-        else:
-            micro_batches = [(rows, batch.rows(rows)) for rows in batch.by_length(at_a_time)]
+            rows_at_a_time = sharding.least(rows_at_a_time)
 
-        for rows, micro_batch in micro_batches:
+        kept: list[ForwardPass] = []
+        for indices in batch.by_length(len(batch.input_ids) if keep else rows_at_a_time):
+            policy_batch = batch.select(indices)
             with torch.set_grad_enabled(keep):
-                policy = self._forward(micro_batch)
+                policy = self._forward(policy_batch)
             if keep:
-                old.first_passes.append(policy)
+                kept.append(policy)
             # The reference needs no graph, and is read in batches of its own, whatever the policy's
             # are.
             with torch.no_grad():
-                for chunk in micro_batch.by_length(at_a_time):
-                    chunk_batch = micro_batch.rows(chunk)
+                for chunk in policy_batch.by_length(rows_at_a_time):
+                    chunk_batch = policy_batch.select(chunk)
                     reference = self._reference_forward(chunk_batch)
-                    at = [rows[i] for i in chunk]
                     width = chunk_batch.response_ids.shape[1]
-                    old.kl[at, :width] = self._kl(policy, reference, chunk, chunk_batch)
-                    old.ref_logprobs[at, :width] = reference.logprobs
-                    old.logprobs[at, :width] = policy.logprobs[chunk, :width]
+                    in_batch = [indices[i] for i in chunk]
+                    old.kl[in_batch, :width] = self._kl(policy, reference, chunk)
+                    old.ref_logprobs[in_batch, :width] = reference.logprobs
+                    old.logprobs[in_batch, :width] = policy.logprobs[chunk, :width]
                     if policy.values is not None:
-                        old.values[at, :width] = policy.values[chunk, :width]
-        return old
+                        old.values[in_batch, :width] = policy.values[chunk, :width]
+        return old, kept
 
-    def _kl(self, policy: ForwardPass, reference: ForwardPass, rows: list[int], batch: Window) -> Tensor:
-        """KL (rows, R) of the rows `rows` of the policy's pass to the reference's pass over them, `batch`."""
+    def _kl(self, policy: ForwardPass, reference: ForwardPass, indices: list[int]) -> Tensor:
+        """KL (rows, R) to the reference's pass, over the rows of these indices of the policy's."""
         kind = self.ppo.kl_penalty
         width = reference.logprobs.shape[1]
         if kind != "full":
-            return losses.kl_penalty(kind, policy.logprobs[rows, :width], reference.logprobs)
-        size = self._rows_at_a_time(batch, READ_CHUNK)
-        kls = []
-        for start in range(0, len(rows), size):
-            logprobs = policy.all_logprobs[rows[start : start + size], :width]
-            ref_logprobs = reference.all_logprobs[start : start + size]
-            kls.append(losses.kl_penalty(kind, logprobs, ref_logprobs))
-        return torch.cat(kls)
+            return losses.kl_penalty(kind, policy.logprobs[indices, :width], reference.logprobs)
+        return losses.kl_penalty(kind, policy.all_logprobs[indices, :width], reference.all_logprobs)
 
-    def _optimizer_step(self, update: Update, rows: list[int]) -> None:
-        """One optimizer step on the rows `rows`: a mini-batch, or with gradient accumulation several."""
-        mini_batches = _even_parts(rows, self.ppo.gradient_accumulation_steps)
+    def _optimizer_step(self, update: Update, indices: list[int], first_passes: list[ForwardPass]) -> None:
+        """One optimizer step on these rows: a mini-batch, or with gradient accumulation several."""
+        mini_batches = _even_parts(indices, self.ppo.gradient_accumulation_steps)
+        step = self._retrying(lambda: self._gradients(update, mini_batches, first_passes))
 
-        def backward() -> list[LossTerms]:
+        if not math.isfinite(step.norm + step.sum_of_terms):
             self.optimizer.zero_grad()
-            last = len(mini_batches) - 1
-            return [self._backward(update, rows, last=i == last) for i, rows in enumerate(mini_batches)]
+            if self.config.guards.on_nonfinite == "stop":
+                self._raise_not_finite(update, mini_batches, of_loss=not math.isfinite(step.sum_of_terms))
+            update.skipped_steps += 1
+            return
 
-        terms = self._retrying(backward)
-        gradients = [p.grad for p in self.model_params if p.grad is not None]
-        norm = sharding.whole(get_total_norm(gradients))
-        # Losses and gradients are those of all processes, so that all of them decide the same.
-        largest_ratio = torch.stack([term.ratio for term in terms]).max()
-        total = torch.stack([term.vector() for term in terms]).sum()  # finite if all terms are
-        # The step's only wait for the device.
-        gradient_norm, ratio, total_of_terms = torch.stack([norm, largest_ratio, total]).tolist()
-
-        if not math.isfinite(gradient_norm + total_of_terms):
-            self.optimizer.zero_grad()
-            if self.config.guards.on_nonfinite == "skip":
-                update.skipped_steps += 1
-                return
-            bad_rows = self._rows_not_finite(update, rows)
-            if not math.isfinite(total_of_terms):
-                raise _not_finite("the loss", update.rollouts, bad_rows)
-            for mini_batch in mini_batches:
-                bad_rows |= self._rows_of_gradient(update, mini_batch)
-            raise _not_finite("the gradient", update.rollouts, bad_rows)
-
-        update.terms += terms
-        update.gradient_norms.append(gradient_norm)
-        if ratio > self.ppo.ratio_threshold:  # TRL drops the mini-batch alone where several make a step
+        update.terms += step.terms
+        update.gradient_norms.append(step.norm)
+        if step.largest_ratio > self.ppo.ratio_threshold:
+            # Zero gradient; Adam's momentum still moves the weights. TRL does the same, but for the
+            # gradient of that mini-batch alone where several make a step.
             update.dropped_steps += 1
-            torch._foreach_zero_(gradients)
+            torch._foreach_zero_([p.grad for p in self.model_params if p.grad is not None])
         if self.ppo.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model_params, self.ppo.max_grad_norm)
         self.optimizer.step()
         self.optimizer_steps += 1
         self.optimizer.zero_grad()
 
-    def _backward(self, update: Update, rows: list[int], last: bool) -> LossTerms:
+    def _gradients(
+        self, update: Update, mini_batches: list[list[int]], first_passes: list[ForwardPass]
+    ) -> StepGradients:
+        """Computes the gradient of an optimizer step, on the parameters, by its mini-batches' indices."""
+        self.optimizer.zero_grad()
+        last = len(mini_batches) - 1
+        terms = [
+            self._backward(update, indices, first_passes, last=number == last)
+            for number, indices in enumerate(mini_batches)
+        ]
+        # Losses and gradients are those of all processes, so that all of them decide the same.
+        norm = sharding.whole(get_total_norm([p.grad for p in self.model_params if p.grad is not None]))
+        sum_of_terms = torch.stack([term.vector() for term in terms]).sum()
+        largest_ratio = torch.stack([term.ratio for term in terms]).max()
+        # The step's only wait for the device.
+        return StepGradients(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
+
+    def _backward(self, update: Update, indices: list[int], first_passes: list[ForwardPass], last: bool) -> LossTerms:
         """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns the
         means of its terms.
 
-        `last`: whether it is the last mini-batch of the optimizer step.
+        Args:
+            first_passes: the pass that gave the old log-probabilities, if it is that of this
+                mini-batch. It is taken out: its graph serves once, and a second try after memory
+                ran out needs its memory.
+            last: whether it is the last mini-batch of the optimizer step.
         """
         batch = update.batch
         # Gradients are averaged over the processes, so each one's sum is divided by the mean of
         # their tokens.
-        tokens = distributed.all_reduce_sum(batch.response_mask[rows].sum()) / distributed.world_size()
-        # The first epoch's forward passes are those that gave the old log-probabilities: the
-        # weights have not changed since, and both split the batch alike, by length and then by
-        # index. Their graphs serve once.
-        first_passes = update.old.first_passes
-        update.old.first_passes = []
-
+        tokens = distributed.all_reduce_sum(batch.response_mask[indices].sum()) / distributed.world_size()
         sums = torch.zeros((), device=batch.input_ids.device)
-        micro_batches = self._micro_batches(batch, rows)
-        for number, (micro_rows, micro_batch) in enumerate(micro_batches):
+        micro_batches = self._micro_batches(batch, indices)
+        for number, (micro_indices, micro_batch) in enumerate(micro_batches):
             # Several processes exchange gradients once per step.
             exchange = last and number + 1 == len(micro_batches)
             with nullcontext() if exchange else self.accelerator.no_sync(self.model):
-                new = first_passes.pop(0) if first_passes else self._forward(micro_batch)
-                terms = self._terms(update, new, micro_rows, micro_batch, tokens / len(rows))
+                # The weights have not changed since that pass, and it has the rows in the same order.
+                new = first_passes.pop() if first_passes else self._forward(micro_batch)
+                terms = self._terms(update, new, micro_indices, micro_batch, tokens / len(indices))
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward(terms.loss / tokens)
             del new  # before the next micro-batch needs its memory
@@ -504,32 +508,40 @@ class Learner(ABC):
         return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size() / tokens))
 
     def _terms(
-        self, update: Update, new: ForwardPass, rows: list[int], micro_batch: Window, mean_length: Tensor
+        self, update: Update, new: ForwardPass, indices: list[int], micro_batch: Window, mean_length: Tensor
     ) -> LossTerms:
-        """The loss terms of a micro-batch, whose rows in the batch are `rows`."""
-        entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch, READ_CHUNK))
+        """The loss terms of a micro-batch, whose rows have these indices in the batch."""
+        entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch))
         width = micro_batch.response_ids.shape[1]
-        old, targets = update.old, update.targets
-        if micro_batch is not update.batch:
-            old, targets = old.rows(rows, width), targets.rows(rows, width)
+        old = update.old.select(indices, width)
+        targets = update.targets.select(indices, width)
         return self.loss_terms(new, entropies, old, targets, micro_batch.response_mask, mean_length)
 
+    def _raise_not_finite(self, update: Update, mini_batches: list[list[int]], of_loss: bool) -> NoReturn:
+        """Raises NotFinite with the rows that cause it: of the loss, or else of the gradient."""
+        bad_rows = self._rows_not_finite(update, [i for indices in mini_batches for i in indices])
+        if of_loss:
+            raise _not_finite("the loss", update.rollouts, bad_rows)
+        for indices in mini_batches:
+            bad_rows |= self._rows_of_gradient(update, indices)
+        raise _not_finite("the gradient", update.rollouts, bad_rows)
+
     @torch.no_grad()
-    def _rows_not_finite(self, update: Update, rows: list[int]) -> set[int]:
+    def _rows_not_finite(self, update: Update, indices: list[int]) -> set[int]:
         """The rows with a number that is not finite: of the batch under the policy that sampled,
-        and of `rows` under the policy being trained.
+        and of those of these indices under the policy being trained.
         """
         old = update.old
         finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(-1)
         bad_rows = set((~finite).nonzero().flatten().tolist())
-        for chunk in update.batch.by_length(self.micro_batch, rows):
-            new = self._forward(update.batch.rows(chunk))
+        for chunk in update.batch.by_length(self.micro_batch, indices):
+            new = self._forward(update.batch.select(chunk))
             numbers = new.logprobs if new.values is None else new.logprobs + new.values
             finite = numbers.isfinite().all(-1)
             bad_rows |= {chunk[i] for i in (~finite).nonzero().flatten().tolist()}
         return bad_rows
 
-    def _rows_of_gradient(self, update: Update, rows: list[int]) -> set[int]:
+    def _rows_of_gradient(self, update: Update, indices: list[int]) -> set[int]:
         """The rows of a mini-batch whose gradient is not finite.
 
         The gradients of weights are sums over rows. That of the embedded tokens, which the backward
@@ -543,14 +555,14 @@ class Learner(ABC):
         def keep(module: torch.nn.Module, inputs: Any, output: Tensor) -> None:
             embedded.append(output.requires_grad_())  # below adapters nothing is trained
 
-        tokens = update.batch.response_mask[rows].sum()
+        tokens = update.batch.response_mask[indices].sum()
         hook = self.policy.get_input_embeddings().register_forward_hook(keep)
         try:
-            for chunk in update.batch.by_length(self.micro_batch, rows):
-                micro_batch = update.batch.rows(chunk)
+            for chunk in update.batch.by_length(self.micro_batch, indices):
+                micro_batch = update.batch.select(chunk)
                 with self.accelerator.no_sync(self.model):
                     new = self._forward(micro_batch)
-                    terms = self._terms(update, new, chunk, micro_batch, tokens / len(rows))
+                    terms = self._terms(update, new, chunk, micro_batch, tokens / len(indices))
                     (gradient,) = torch.autograd.grad(terms.loss / tokens, embedded.pop())
                 finite = gradient.isfinite().flatten(1).all(1)
                 bad_rows |= {chunk[i] for i in (~finite).nonzero().flatten().tolist()}
@@ -578,7 +590,7 @@ class Learner(ABC):
             group["lr"] = self.ppo.learning_rate * factor
 
     def restart(self) -> None:
-        """Resets Adam's moments, the KL coefficient and the reward moments, as a new trainer would."""
+        """Resets the optimizer's state, the KL coefficient and the reward moments, as a new trainer would."""
         self.optimizer.state.clear()
         self.kl_controller.value = self.ppo.init_kl_coef
         self.reward_moments = RunningMoments(self.accelerator)
@@ -606,13 +618,19 @@ class Learner(ABC):
         return {names[parameter]: parameter for parameter in self.model_params}
 
 
-def _even_parts(rows: list[int], parts: int) -> list[list[int]]:
-    """The rows in that order, in parts of equal length; of a number that the parts do not divide, within one row.
+def _even_parts(indices: list[int], parts: int) -> list[list[int]]:
+    """Splits the indices, in their order, into parts whose lengths differ by at most 1.
 
-    The parts are those of the settings where the rows are `batch_size`. Other numbers come from branches.
+    They are equally long where there are `batch_size` rows. Other numbers come from branches.
     """
-    bounds = [len(rows) * part // parts for part in range(parts + 1)]
-    return [rows[start:end] for start, end in itertools.pairwise(bounds)]
+    bounds = [len(indices) * part // parts for part in range(parts + 1)]
+    return [indices[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def _to_lists(*vectors: Tensor) -> list[list[float]]:
+    """1-d tensors of one device as lists of numbers, in a single transfer."""
+    numbers = torch.cat(vectors).cpu()
+    return [part.tolist() for part in numbers.split([len(vector) for vector in vectors])]
 
 
 def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:

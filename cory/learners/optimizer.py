@@ -68,7 +68,7 @@ def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Te
         tensors[f"weights/{name}"] = parameter.detach().contiguous()
         for key, value in optimizer.state.get(parameter, {}).items():
             if value is not None:  # SGD without momentum
-                tensors[f"adam/{name}/{key}"] = torch.as_tensor(value).contiguous()
+                tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value).contiguous()
     return tensors
 
 
@@ -85,6 +85,6 @@ def load_tensors(tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter]
     optimizer.state.clear()
     for name, parameter in trained.items():
         parameter.detach().copy_(part_like(tensors[f"weights/{name}"], parameter))
-        state = {key.rsplit("/", 1)[1]: x for key, x in tensors.items() if key.startswith(f"adam/{name}/")}
+        state = {key.rsplit("/", 1)[1]: x for key, x in tensors.items() if key.startswith(f"optimizer/{name}/")}
         if state:
             optimizer.state[parameter] = {key: part_like(x, parameter) for key, x in state.items()}

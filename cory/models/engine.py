@@ -89,7 +89,9 @@ class Engine:
         """
         if agent not in self.current:
             distributed.barrier()  # the server answers none of them any more
-            self.names[agent] = distributed.broadcast_object(distributed.agreed(lambda: self._push(agent, policy)))
+            self.names[agent] = distributed.broadcast_object(
+                distributed.fail_together(lambda: self._push(agent, policy))
+            )
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         body = _request(self.settings, end_tokens(policy)) | {"model": self.names[agent], "max_tokens": longest}
         if stop is not None:
@@ -102,7 +104,7 @@ class Engine:
                 found += sorted(self._ask("POST", "/v1/completions", body)["choices"], key=lambda one: one["index"])
             return found
 
-        rows, device = distributed.agreed(answers), queries[0].device
+        rows, device = distributed.fail_together(answers), queries[0].device
         responses = [torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows]
         return responses, [torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows]
 

@@ -37,43 +37,22 @@ class Window(NamedTuple):
     prompt_lengths: list[int]
     response_lengths: list[int]
 
-    def rows(self, index: Sequence[int]) -> "Window":
-        """The rows `index`, without padding that all of them share."""
-        prompt_lengths = [self.prompt_lengths[i] for i in index]
-        response_lengths = [self.response_lengths[i] for i in index]
+    def select(self, indices: Sequence[int]) -> "Window":
+        """The rows of these indices, in that order, without padding that all of them share."""
+        prompt_lengths = [self.prompt_lengths[i] for i in indices]
+        response_lengths = [self.response_lengths[i] for i in indices]
         left = max(self.prompt_lengths) - max(prompt_lengths)
         right = max(self.response_lengths) - max(response_lengths)
-        chosen = torch.tensor(index, device=self.input_ids.device)
+        chosen = torch.tensor(indices, device=self.input_ids.device)
         contexts = [x[chosen, left : x.shape[1] - right] for x in self[:3]]
         answers = [x[chosen, : max(response_lengths)] for x in self[3:5]]
         return Window._make([*contexts, *answers, prompt_lengths, response_lengths])
 
-    def padded_tokens(self, index: Sequence[int]) -> int:
-        """Positions that a pass over these rows computes."""
-        longest = max(self.prompt_lengths[i] for i in index) + max(self.response_lengths[i] for i in index) - 1
-        return len(index) * longest
-
-    def micro_batches(self, index: Sequence[int], most: int, pass_cost: float) -> list[tuple[list[int], "Window"]]:
-        """The rows `index` in micro-batches of similar length, each of at most `most` rows: their
-        indices, and they.
-
-        More micro-batches save padding, but each costs as much as `pass_cost` padded tokens; the
-        cheapest split is taken. If that is the whole window in one, it is returned itself.
-        """
-        # Into as many as memory needs, or into one, two, four or eight.
-        fewest = -(-len(index) // most)
-        sizes = {-(-len(index) // count) for count in (fewest, 1, 2, 4, 8)}
-        splits = [list(self.by_length(size, index)) for size in sorted(sizes, reverse=True) if size <= most]
-        cheapest = min(splits, key=lambda split: sum(self.padded_tokens(rows) + pass_cost for rows in split))
-        if len(cheapest) == 1 and len(index) == len(self.input_ids):
-            return [(list(range(len(index))), self)]
-        return [(rows, self.rows(rows)) for rows in cheapest]
-
-    def by_length(self, rows: int, index: Sequence[int] | None = None) -> Iterator[list[int]]:
-        """The rows `index` (all by default) as lists of at most `rows`, of similar length each."""
-        index = range(len(self.prompt_lengths)) if index is None else index
-        order = sorted(index, key=lambda i: (self.prompt_lengths[i] + self.response_lengths[i], i))
-        return (order[start : start + rows] for start in range(0, len(order), rows))
+    def by_length(self, size: int, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
+        """The indices (of all rows by default) in lists of at most `size`, of rows of similar length."""
+        indices = range(len(self.prompt_lengths)) if indices is None else indices
+        order = sorted(indices, key=lambda i: (self.prompt_lengths[i] + self.response_lengths[i], i))
+        return (order[start : start + size] for start in range(0, len(order), size))
 
 
 def pad(rows: Sequence[Tensor], pad_id: int, side: str) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ Each process holds all agents, whole or sharded, and answers its share of the qu
 
 What happens to an error of one process:
 
-1. Work in which processes do not wait for each other (rewards, callbacks, files) runs in `agreed`.
+1. Work in which processes do not wait for each other (rewards, callbacks, files) runs in `fail_together`.
    All processes tell each other how it went. The one that failed raises its own error, the others a
    `FailedElsewhere` that quotes it.
 2. An update exchanges losses and gradients, from which all processes see alike whether it is
@@ -199,7 +199,7 @@ def even(rows: int) -> int:
     return rows - rows % world_size()
 
 
-def agreed(compute: Callable[[], T]) -> T:
+def fail_together(compute: Callable[[], T]) -> T:
     """`compute()`, in which processes do not wait for each other. An error of one is raised in all
     of them.
 

@@ -55,7 +55,7 @@ def agent_card(
         method=config.method(),
         iterations=config.iterations,
         use=how_to_use(config, {agent: Source(f'"path/to/{agent}"')}, fingerprint, samples),
-        answers_itself=config.cory.roles > 1 and config.cory.num_agents > 1,
+        answers_itself=config.cory.num_roles > 1 and config.cory.num_agents > 1,
         means=markdown_table(["metric", "start", "end"], rows),
         settings=fenced(yaml.safe_dump(asdict(of_agent), sort_keys=False), "yaml"),
         paper=PAPER,

@@ -109,7 +109,7 @@ def how_to_use(
     templates = {}
     if prompts:
         role_prompts = RolePrompts(**prompts, roles=tuple(config.roles))
-        steps = [_step(config, role_prompts, role, agents[role % len(agents)]) for role in range(config.cory.roles)]
+        steps = [_step(config, role_prompts, role, agents[role % len(agents)]) for role in range(config.cory.num_roles)]
         templates = {step.variable: step.template for step in steps}
         query = {"prompt": sample["query"]} | dict.fromkeys(role_prompts.columns(), "...")
     code = environment.get_template("use.py.jinja").render(

@@ -61,10 +61,12 @@ def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     is_main = distributed.is_main()
 
     # All processes write into the main one's temporary folder.
-    partial = distributed.broadcast_object(distributed.agreed(lambda: _temporary(folder) if is_main else folder))
+    partial = distributed.broadcast_object(distributed.fail_together(lambda: _temporary(folder) if is_main else folder))
     try:
-        numbers = distributed.agreed(lambda: {agent.name: _write_agent(agent, partial) for agent in agents})
-        distributed.agreed(lambda: _complete(partial, target, replace(state, agents=numbers)) if is_main else None)
+        numbers = distributed.fail_together(lambda: {agent.name: _write_agent(agent, partial) for agent in agents})
+        distributed.fail_together(
+            lambda: _complete(partial, target, replace(state, agents=numbers)) if is_main else None
+        )
         return target
     finally:
         if is_main:

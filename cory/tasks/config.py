@@ -35,7 +35,7 @@ class OwnTaskConfig(Settings):
             choice by an observer. null: none.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
-            null: {prompt}{response} and {prompt} on the next line; in a chat, a request for a better answer.
+            null: query and response, then the query again on a new line; in a chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"

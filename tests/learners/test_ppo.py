@@ -154,17 +154,6 @@ def test_padding_side_changes_no_number(tokenizer, kl_penalty):
     assert torch.equal(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
-def test_passes_over_rows_of_similar_length_change_no_number(tokenizer, kl_penalty):
-    one, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    several, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    one.pass_cost, several.pass_cost = 10**9, 0
-    batch = window.pack(*ragged()[:2], 0)
-    counts = [len(trainer._micro_batches(batch, range(8))) for trainer in (one, several)]
-    assert counts == [1, 8]
-    assert_same_update(one, several, tokenizer)
-
-
 MINIS = [{}, {"mini_batch_size": 4}, {"mini_batch_size": 4, "gradient_accumulation_steps": 2}]
 
 
@@ -184,6 +173,42 @@ def test_micro_batches_change_no_number(tokenizer, kl_penalty, split):
     whole, _ = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
     pieces, _ = make_learner(tokenizer, kl_penalty=kl_penalty, micro_batch=3, **split)
     assert_same_update(whole, pieces, tokenizer)
+
+
+def updated(learner, branches):
+    """The statistics of one update on `batch_size / branches` rows, and how many rows each forward pass had."""
+    queries, responses, scores = ragged(rows=8 // branches)
+    passes = []
+    forward = learner._forward
+    learner._forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
+    learner.config.branches = branches
+    (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.RandomState(0))
+    return stats, passes
+
+
+@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
+def test_the_first_epoch_reuses_the_pass_of_the_old_policy(tokenizer, kl_penalty):
+    reusing, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
+    plain, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
+    plain._is_first_mini_batch = lambda batch: False
+    stats, passes = updated(reusing, branches=1)
+    plain_stats, plain_passes = updated(plain, branches=1)
+    assert len(passes) == len(plain_passes) - 1 == reusing.ppo.ppo_epochs
+    assert stats == plain_stats
+    assert torch.equal(weights(reusing), weights(plain))
+
+
+def test_a_batch_of_several_mini_batches_reuses_no_pass(tokenizer):
+    """A pioneer with branches after it has fewer rows than a mini-batch, and still as many mini-batches a step."""
+    settings = {"mini_batch_size": 4, "gradient_accumulation_steps": 2}
+    learner, _ = make_learner(tokenizer, **settings)
+    small_passes, _ = make_learner(tokenizer, micro_batch=1, **settings)
+    before = weights(learner)
+    stats, _ = updated(learner, branches=2)
+    expected, _ = updated(small_passes, branches=2)
+    assert stats.metrics() == pytest.approx(expected.metrics(), rel=1e-6, abs=1e-7)
+    assert (weights(learner) - before).norm() > 1e-2
+    assert torch.allclose(weights(learner), weights(small_passes), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("split", MINIS)
@@ -297,10 +322,10 @@ def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
         rewards.append(scores)
     evaluate = learner._evaluate
 
-    def spoiled(batch, train):
-        old = evaluate(batch, train)
+    def spoiled(batch, keep):
+        old, passes = evaluate(batch, keep)
         old.kl[[8 + 5, 8 + 3], 0] = math.nan  # of the second rollout
-        return old
+        return old, passes
 
     learner._evaluate = spoiled
     text = r"rows \[4, 6\], the first of them 'observer 3' -> 'answer 3'"

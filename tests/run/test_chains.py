@@ -58,7 +58,7 @@ def test_it_trains_and_is_resumed_to_the_bit(chain, tmp_path):
     assert all((agent.learner.model_params[0] != old).any() for agent, old in zip(trained, before, strict=True))
     names = [agent.name for agent in trainer.agents]
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").open()]
-    assert len(rows) == 6 * chain.cory.roles and {row["agent"] for row in rows} == {*names}
+    assert len(rows) == 6 * chain.cory.num_roles and {row["agent"] for row in rows} == {*names}
     broken = replace(chain, output=str(tmp_path / "broken"))
     with pytest.raises(Interrupted):  # in the middle of the fourth iteration or so
         make_trainer(broken, after(count_good, 4 + len(names), interrupt)).train()

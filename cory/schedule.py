@@ -40,7 +40,7 @@ class RoleSchedule:
         n, length = self.num_agents, self.length or self.num_agents
         turn = k // self.period if self.period and self.exchange != "none" else 0
         if self.exchange != "shuffle":
-            return tuple((role + turn) % n for role in range(length))
+            return tuple((role + turn) % n for role in range(length))  # Eq. 5
         round_, deal = divmod(turn, n // gcd(n, length))
         cards = Stream(self.seed, Purpose.ROLES, iteration=round_).numpy().permutation(n).tolist()
         return tuple(cards[(deal * length + role) % n] for role in range(length))
