@@ -32,7 +32,9 @@ def make_base(folder: str) -> None:
     from study.small_models import train_tokenizer
 
     tokenizer = train_tokenizer(["the film was a good story, it was some film"] * 10, 300)
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=512, n_layer=8, n_head=8)).save_pretrained(folder)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_embd=512, n_layer=8, n_head=8)
+    ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -67,7 +69,9 @@ def measure(way: str, folder: str, iterations: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=4)
     parser.add_argument("--measure", nargs=2, metavar=("WAY", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -78,7 +82,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_base(folder)
         for way in WAYS:
-            command = [sys.executable, __file__, "--iterations", str(options.iterations), "--measure", way, folder]
+            command = [
+                sys.executable,
+                __file__,
+                "--iterations",
+                str(options.iterations),
+                "--measure",
+                way,
+                folder,
+            ]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             numbers = json.loads(done.stdout.splitlines()[-1])
             print(f"| {way} | {numbers['peak']:.0f} | {numbers['seconds']:.1f} |", flush=True)

@@ -122,7 +122,9 @@ def run_comlrl(job: Job, parallel: bool) -> dict[str, Any]:
         agent_learning_rate=job.learning_rate,
         num_agents=2,
         parallel_training="mp" if parallel else "none",
-        agent_devices=["cpu", "cpu:0"] if parallel else ["cpu"],  # two names of one device make two workers
+        agent_devices=["cpu", "cpu:0"]
+        if parallel
+        else ["cpu"],  # two names of one device make two workers
         num_generations=job.group,
         max_new_tokens=job.tokens,
         temperature=1.0,
@@ -147,7 +149,9 @@ def run_comlrl(job: Job, parallel: bool) -> dict[str, Any]:
     count = size * job.group
     return {
         "seconds": [end - start for start, end in zip(started, ends, strict=True)],
-        "rewards": [statistics.fmean(rewards[k * count : (k + 1) * count]) for k in range(len(started))],
+        "rewards": [
+            statistics.fmean(rewards[k * count : (k + 1) * count]) for k in range(len(started))
+        ],
         "memory": peak_memory(),
         "versions": versions("comlrl", "torch", "transformers"),
     }
@@ -174,7 +178,11 @@ def run_cory(job: Job) -> dict[str, Any]:
     config.algorithm, config.group_size = "grpo", job.group
     config.model.name = job.model
     config.ppo.batch_size = config.ppo.mini_batch_size = len(job.queries[0]) * job.group
-    config.ppo.learning_rate, config.ppo.optimizer, config.ppo.ppo_epochs = job.learning_rate, "AdamW", 1
+    config.ppo.learning_rate, config.ppo.optimizer, config.ppo.ppo_epochs = (
+        job.learning_rate,
+        "AdamW",
+        1,
+    )
     config.ppo.init_kl_coef, config.ppo.adaptive_kl, config.ppo.kl_penalty = 0.0, False, "kl"
     config.sampling.min_new_tokens = config.sampling.max_new_tokens = job.tokens
     config.checkpoint.save_every = 0
@@ -222,7 +230,9 @@ def make_queries(shape: str, model: str, count: int) -> tuple[list[str], str]:
         from imdb_train.task import queries
 
         settings = ImdbTaskConfig(dataset="tiny", min_chars=0)
-        return queries(settings, "train", load_tokenizer(model, {}), 0)["prompt"][:count], settings.observer_prompt
+        return queries(settings, "train", load_tokenizer(model, {}), 0)["prompt"][
+            :count
+        ], settings.observer_prompt
     import numpy as np
 
     from benchmarks.shapes import SHAPES
@@ -239,7 +249,9 @@ def measure(python: str, way: str, job: Job) -> dict[str, Any]:
     threads = 1 if way.endswith(("_1", "_mp")) else os.cpu_count()
     command = [python, __file__, "--worker", way]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, input=json.dumps(asdict(job)), capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        command, input=json.dumps(asdict(job)), capture_output=True, text=True, env=environment
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -249,9 +261,13 @@ def table(runs: dict[str, list[dict[str, Any]]], size: Size) -> str:
     """Markdown: medians over each way's runs."""
     tokens = 2 * size.queries * size.group * size.tokens
     middle, last_few = statistics.median, -(-size.iterations // 5)
-    seconds = {way: middle(middle(run["seconds"][1:]) for run in made) for way, made in runs.items()}
+    seconds = {
+        way: middle(middle(run["seconds"][1:]) for run in made) for way, made in runs.items()
+    }
     base = seconds.get("cory", next(iter(seconds.values())))
-    lines = ["| way | s per iteration | response tokens/s | time / cory | peak MiB | reward, first | reward, last |"]
+    lines = [
+        "| way | s per iteration | response tokens/s | time / cory | peak MiB | reward, first | reward, last |"
+    ]
     lines.append("| --- " * 7 + "|")
     for way, made in runs.items():
         numbers = f"{seconds[way]:.2f} | {tokens / seconds[way]:.0f} | {seconds[way] / base:.1f}"
@@ -267,12 +283,18 @@ def table(runs: dict[str, list[dict[str, Any]]], size: Size) -> str:
 def processor() -> str:
     """The processor's name."""
     cpu = Path("/proc/cpuinfo")
-    names = [x.split(":")[1].strip() for x in cpu.read_text().splitlines() if "model name" in x] if cpu.exists() else []
+    names = (
+        [x.split(":")[1].strip() for x in cpu.read_text().splitlines() if "model name" in x]
+        if cpu.exists()
+        else []
+    )
     return names[0] if names else platform.machine()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SIZES, default="imdb_tiny")
     parser.add_argument("--comlrl-python", help="interpreter of the environment that has CoMLRL")
     parser.add_argument("--ways", default=",".join(WAYS), help="which, separated by commas")
@@ -284,18 +306,27 @@ def main() -> None:
     options = parser.parse_args()
     if options.worker:
         job = Job(**json.load(sys.stdin))
-        run = run_comlrl(job, options.worker == "comlrl_mp") if "comlrl" in options.worker else run_cory(job)
+        run = (
+            run_comlrl(job, options.worker == "comlrl_mp")
+            if "comlrl" in options.worker
+            else run_cory(job)
+        )
         print(json.dumps(run))
         return
     names, size = options.ways.split(","), SIZES[options.shape]
-    size.queries, size.iterations = options.queries or size.queries, options.iterations or size.iterations
+    size.queries, size.iterations = (
+        options.queries or size.queries,
+        options.iterations or size.iterations,
+    )
     if options.comlrl_python is None and any("comlrl" in name for name in names):
         parser.error("--comlrl-python: expected an interpreter that has CoMLRL, got none")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(options.shape, Path(folder))
         queries, observer = make_queries(options.shape, model, size.queries * size.iterations)
-        batches = [queries[start : start + size.queries] for start in range(0, len(queries), size.queries)]
+        batches = [
+            queries[start : start + size.queries] for start in range(0, len(queries), size.queries)
+        ]
         for seed in range(options.repeats):
             job = Job(model, batches, observer, size.group, size.tokens, size.learning_rate, seed)
             for name in names[seed % len(names) :] + names[: seed % len(names)]:
@@ -309,7 +340,9 @@ def main() -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / f"comlrl_{options.shape}.md").write_text(text + "\n")
-        (options.out / f"comlrl_{options.shape}.json").write_text(json.dumps({**asdict(size), "runs": runs}) + "\n")
+        (options.out / f"comlrl_{options.shape}.json").write_text(
+            json.dumps({**asdict(size), "runs": runs}) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -55,11 +55,15 @@ class World(NamedTuple):
         second = torch.zeros(queries, rows, answers, sum(sizes), dtype=torch.float64)
         for query in range(queries):
             start = answers * query
-            first[query, :, start : start + answers] = torch.eye(answers) - self.pioneer[query].softmax(0)
+            first[query, :, start : start + answers] = torch.eye(answers) - self.pioneer[
+                query
+            ].softmax(0)
             for row in range(rows):
                 start = sizes[0] + answers * (rows * query + row)
                 chosen = torch.eye(answers)
-                second[query, row, :, start : start + answers] = chosen - self.observer[query, row].softmax(0)
+                second[query, row, :, start : start + answers] = chosen - self.observer[
+                    query, row
+                ].softmax(0)
         return first, second
 
     def objective_gradient(self) -> Tensor:
@@ -114,7 +118,12 @@ def of_mode(mode: str, dependence: float, seed: int = 0) -> Estimate:
 
 
 def of_batch(
-    algorithm: str, pioneers: int, branches: int, dependence: float, seed: int = 0, mode: str = "causal"
+    algorithm: str,
+    pioneers: int,
+    branches: int,
+    dependence: float,
+    seed: int = 0,
+    mode: str = "causal",
 ) -> Estimate:
     """The policy gradient of a batch of so many pioneers, with `branches` observers after each; variances by role.
 
@@ -129,8 +138,12 @@ def of_batch(
     first, second = toy.log_gradients()
 
     # Every outcome: the query of each pioneer, its answer, and those of its observers.
-    choices = [torch.arange(queries)] * pioneers + [torch.arange(BATCH_ANSWERS)] * (pioneers * (1 + branches))
-    q1, a1, a2 = torch.cartesian_prod(*choices).split([pioneers, pioneers, pioneers * branches], dim=1)
+    choices = [torch.arange(queries)] * pioneers + [torch.arange(BATCH_ANSWERS)] * (
+        pioneers * (1 + branches)
+    )
+    q1, a1, a2 = torch.cartesian_prod(*choices).split(
+        [pioneers, pioneers, pioneers * branches], dim=1
+    )
     q2 = q1.repeat_interleave(branches, dim=1)
     stems = a1.repeat_interleave(branches, dim=1)
     chances = p1[q1, a1].prod(1) * p2[q2, stems, a2].prod(1) / queries**pioneers
@@ -153,33 +166,47 @@ def of_batch(
     return Estimate(pioneer_mean + observer_mean, [pioneer_variance, observer_variance])
 
 
-def compared(estimate: Callable[[int], Estimate], toy: Callable[[int], World]) -> tuple[float, list[float]]:
+def compared(
+    estimate: Callable[[int], Estimate], toy: Callable[[int], World]
+) -> tuple[float, list[float]]:
     """The largest difference to the objective's gradient over random worlds, and the mean of each variance."""
     estimates = [estimate(seed) for seed in range(WORLDS)]
     gradients = [toy(seed).objective_gradient() for seed in range(WORLDS)]
-    differences = [(one.mean - gradient).abs().max().item() for one, gradient in zip(estimates, gradients, strict=True)]
+    differences = [
+        (one.mean - gradient).abs().max().item()
+        for one, gradient in zip(estimates, gradients, strict=True)
+    ]
     variances = zip(*(one.variances for one in estimates), strict=True)
     return max(differences), [sum(values) / WORLDS for values in variances]
 
 
 def modes_table() -> None:
     """Prints the modes of credit over dependences, means over random worlds."""
-    print("| dependence | mode | largest difference to the gradient of E[r1 + r2] | variance |\n|---|---|---|---|")
+    print(
+        "| dependence | mode | largest difference to the gradient of E[r1 + r2] | variance |\n|---|---|---|---|"
+    )
     for dependence, mode in itertools.product((0.0, 0.5, 1.0, 2.0), MODES):
         difference, (variance,) = compared(
-            lambda seed, d=dependence, m=mode: of_mode(m, d, seed), lambda seed, d=dependence: world(d, seed)
+            lambda seed, d=dependence, m=mode: of_mode(m, d, seed),
+            lambda seed, d=dependence: world(d, seed),
         )
         print(f"| {dependence:g} | {mode} | {difference:.1e} | {variance:.3f} |")
 
 
 def branches_table() -> None:
     """Prints batches with and without branches, means over random worlds."""
-    print("| algorithm | dependence | pioneers | observers | largest difference | pioneer's variance | observer's |")
+    print(
+        "| algorithm | dependence | pioneers | observers | largest difference | pioneer's variance | observer's |"
+    )
     print("|---|---|---|---|---|---|---|")
-    for algorithm, dependence, (pioneers, branches) in itertools.product(("reinforce", "rloo"), (0.0, 2.0), BATCHES):
+    for algorithm, dependence, (pioneers, branches) in itertools.product(
+        ("reinforce", "rloo"), (0.0, 2.0), BATCHES
+    ):
         queries = 2 if algorithm == "reinforce" else 1
         difference, (first, second) = compared(
-            lambda seed, a=algorithm, p=pioneers, b=branches, d=dependence: of_batch(a, p, b, d, seed),
+            lambda seed, a=algorithm, p=pioneers, b=branches, d=dependence: of_batch(
+                a, p, b, d, seed
+            ),
             lambda seed, d=dependence, q=queries: world(d, seed, BATCH_ANSWERS, q),
         )
         cells = [algorithm, f"{dependence:g}", pioneers, pioneers * branches, f"{difference:.1e}"]

@@ -36,7 +36,9 @@ NF4 = 0.5 + 4 / 64  # bytes a weight: 4 bits, and a float32 scale for 64 of them
 SAVED = 1.25  # activations kept for the backward pass, over the inputs and outputs of linear layers
 WIDE = 3  # activations (rows, prompt, widest layer) at a time without a backward pass: a gate, what it gates, both
 VOCABULARIES = 6  # float32 arrays (rows, R, vocabulary) at a time: logits, log-probabilities, the reference's, the KL's
-GATHERED = 3  # layers put together at a time: the one at work, the next one, and what it is received in
+GATHERED = (
+    3  # layers put together at a time: the one at work, the next one, and what it is received in
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,12 @@ class Model:
         from cory.models.lora import add_adapter
 
         config = model.config.get_text_config()
-        layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
-        linear = [module.weight for module in layers[0].modules() if isinstance(module, (Linear, Conv1D))]
+        layers = [
+            module for module in model.modules() if type(module).__name__ in model._no_split_modules
+        ]
+        linear = [
+            module.weight for module in layers[0].modules() if isinstance(module, (Linear, Conv1D))
+        ]
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         adapted = add_adapter(copy.deepcopy(model), "agent_1", LoraConfig(rank=1))
@@ -112,7 +118,11 @@ def held(config: Config, model: Model, processes: int) -> dict[str, float]:
     # Adapters and value heads are float32. The reference has a value head, too, which nobody reads.
     trained = head + (4 * config.lora.rank * model.adapter if config.lora.rank else whole)
     frozen = whole if config.lora.rank else trained
-    bytes_of = {"weights": frozen + agents * trained, "Adam": 2 * agents * trained, "gradients": trained}
+    bytes_of = {
+        "weights": frozen + agents * trained,
+        "Adam": 2 * agents * trained,
+        "gradients": trained,
+    }
     bytes_of["exchange"] = agents * trained if processes > 1 and not sharded else 0.0
     return {name: size / processes if sharded else float(size) for name, size in bytes_of.items()}
 
@@ -129,7 +139,9 @@ def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[s
     number = 2 if half else element(config)  # bytes of an activation
     layer = SAVED * model.features * number * rows * (prompt + response)
     kept = (
-        model.layers * number * model.width * rows * (prompt + response) if config.model.gradient_checkpointing else 0
+        model.layers * number * model.width * rows * (prompt + response)
+        if config.model.gradient_checkpointing
+        else 0
     )
     activations = kept + layer if kept else model.layers * layer
     together = at_once = 0
@@ -141,7 +153,9 @@ def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[s
     elif half and element(config) == 4:
         at_once = 2 * model.parameters  # autocast's copy of the weights, kept for the backward pass
     if config.model.quantization == "4bit":
-        at_once = together = element(config) * model.layer  # at most: weights are unpacked one after the other
+        at_once = together = (
+            element(config) * model.layer
+        )  # at most: weights are unpacked one after the other
     cache = number * model.cache * model.layers * batch * (prompt + response)
     return {
         "sampling": together + cache + WIDE * number * model.widest * batch * prompt,
@@ -204,7 +218,11 @@ def llama(hidden: int, inner: int, layers: int, heads: int, shared: int) -> Mode
 
     sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
     with torch.device("meta"):
-        return Model.of(LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=shared)))
+        return Model.of(
+            LlamaForCausalLM(
+                LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=shared)
+            )
+        )
 
 
 def setting(options: argparse.Namespace, tuning: str, agents: int, way: str) -> Config:
@@ -229,9 +247,13 @@ def cell(options: argparse.Namespace, model: Model, tuning: str, agents: int, wa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpu", type=float, default=80, help="memory of a GPU, GiB")
-    parser.add_argument("--batch", type=int, default=32, help="responses per role and iteration, over all processes")
+    parser.add_argument(
+        "--batch", type=int, default=32, help="responses per role and iteration, over all processes"
+    )
     parser.add_argument("--micro-batch", type=int, default=2, help="rows of a pass in each process")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the observer's prompt")
     parser.add_argument("--response", type=int, default=256, help="tokens")
@@ -250,7 +272,9 @@ def main() -> None:
         each = [start(setting(options, tuning, 2, way), model, WAYS[way][0]) / GIB for way in ways]
         rows.append([f"{name}, {tuning}", *(f"{size:.0f}" for size in each)])
     rows = [row for row in rows if "4 bit" not in row[0]]
-    print(f"GiB of the host's memory for each process, while two agents are loaded\n\n{table(rows, ['', *ways])}")
+    print(
+        f"GiB of the host's memory for each process, while two agents are loaded\n\n{table(rows, ['', *ways])}"
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ from benchmarks.shapes import SHAPES, Shape  # noqa: E402
 from benchmarks.ways import PHASES, Bench, Seconds, memory_as  # noqa: E402
 
 
-def interleaved(ways: dict[str, Callable[[int], Seconds]], repeats: int) -> dict[str, list[Seconds]]:
+def interleaved(
+    ways: dict[str, Callable[[int], Seconds]], repeats: int
+) -> dict[str, list[Seconds]]:
     """Runs every way in turn, after a warm-up round; each round starts with another way."""
     names = list(ways)
     seconds: dict[str, list[Seconds]] = {name: [] for name in names}
@@ -91,14 +93,18 @@ def tensor_memory(bench: Bench) -> float:
     def live() -> int:
         gc.collect()
         tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
-        return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
+        return sum(
+            {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values()
+        )
 
     warm_up(bench, "ours", "iteration")
     start = live()
     way = bench.way("ours")
     way(0)
     before = live() - start
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         way(1)
     allocations = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     peak = held = 0
@@ -155,7 +161,9 @@ def unavoidable_memory(bench: Bench) -> dict[str, float]:
     }
 
 
-def measured_apart(options: argparse.Namespace, shape: Shape, name: str, what: str) -> dict[str, float]:
+def measured_apart(
+    options: argparse.Namespace, shape: Shape, name: str, what: str
+) -> dict[str, float]:
     """`peak_memory` in a process of its own."""
     command = [
         sys.executable,
@@ -183,7 +191,10 @@ def exchange_seconds(trainer: Any, repeats: int = 1000) -> float:
     """Seconds per role exchange, which puts the chain of agents in its next order."""
     started = time.perf_counter()
     for k in range(repeats):
-        [trainer.agents[index] for index in trainer.schedule.order(k * trainer.config.cory.exchange_period)]
+        [
+            trainer.agents[index]
+            for index in trainer.schedule.order(k * trainer.config.cory.exchange_period)
+        ]
     return (time.perf_counter() - started) / repeats
 
 
@@ -199,7 +210,10 @@ def hardware() -> str:
     name = platform.processor() or platform.machine()
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
-        name = next((x.split(":")[1].strip() for x in cpu.read_text().splitlines() if "model name" in x), name)
+        name = next(
+            (x.split(":")[1].strip() for x in cpu.read_text().splitlines() if "model name" in x),
+            name,
+        )
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return f"{gpu or name}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}"
 
@@ -218,7 +232,10 @@ def measure_time(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
         make = bench.update if options.what == "update" else bench.way
         ways = {name: make(name) for name in names}
         runs = interleaved(ways, options.repeats)
-    result: dict[str, Any] = {"seconds": {name: medians(run) for name, run in runs.items()}, "runs": runs}
+    result: dict[str, Any] = {
+        "seconds": {name: medians(run) for name, run in runs.items()},
+        "runs": runs,
+    }
     if "ours" in names and options.what == "iteration":
         result["exchange_seconds"] = exchange_seconds(ways["ours"].trainer)  # type: ignore[attr-defined]
     return result
@@ -237,9 +254,19 @@ def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, An
         rows.append(
             [name, *cells, f"{tokens / seconds['total']:.0f}"]
             + [f"{memory[name][key]:.0f}" for key in ("peak", "extra")]
-            + [f"{seconds['total'] / result['seconds']['ours']['total']:.2f}" if "ours" in names else ""]
-            + [f"{seconds['total'] / result['seconds']['minimal']['total']:.2f}" if "minimal" in names else ""]
-            + [f"{memory[name]['extra'] / memory['stock_all' if 'stock_all' in names else names[-1]]['extra']:.2f}"]
+            + [
+                f"{seconds['total'] / result['seconds']['ours']['total']:.2f}"
+                if "ours" in names
+                else ""
+            ]
+            + [
+                f"{seconds['total'] / result['seconds']['minimal']['total']:.2f}"
+                if "minimal" in names
+                else ""
+            ]
+            + [
+                f"{memory[name]['extra'] / memory['stock_all' if 'stock_all' in names else names[-1]]['extra']:.2f}"
+            ]
         )
     text = table(rows, ["way", *(f"{phase} s" for phase in (*PHASES, "total")), "response tokens/s", "peak MiB",
                         "extra MiB", "time / ours", "time / minimal", "extra / stock"])  # fmt: skip
@@ -249,10 +276,16 @@ def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="small_pair")
-    parser.add_argument("--what", choices=["iteration", "update", "memory", "point"], default="iteration")
-    parser.add_argument("--ways", default="ours,minimal,stock,stock_all", help="which, separated by commas")
+    parser.add_argument(
+        "--what", choices=["iteration", "update", "memory", "point"], default="iteration"
+    )
+    parser.add_argument(
+        "--ways", default="ours,minimal,stock,stock_all", help="which, separated by commas"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")

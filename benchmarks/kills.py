@@ -200,7 +200,10 @@ def whole(name: str, data: bytes) -> bool:
 
 
 def lost(
-    before: Mapping[str, bytes], now: Mapping[str, bytes], unbroken: Mapping[str, bytes], command: Command
+    before: Mapping[str, bytes],
+    now: Mapping[str, bytes],
+    unbroken: Mapping[str, bytes],
+    command: Command,
 ) -> list[str]:
     """What is wrong after a kill, in words."""
     found = []
@@ -216,7 +219,11 @@ def lost(
             found += _wrong_records(name, data, unbroken)
         elif "/checkpoints/" not in name and not whole(name, data):
             found.append(f"{name} is not complete")
-    for run in {name.split("/")[0] for name in before if name.count("/") == 1 and name.endswith("metrics.jsonl")}:
+    for run in {
+        name.split("/")[0]
+        for name in before
+        if name.count("/") == 1 and name.endswith("metrics.jsonl")
+    }:
         found += _wrong_run(run, before, now)
     return found
 
@@ -233,7 +240,9 @@ def _wrong_records(name: str, data: bytes, unbroken: Mapping[str, bytes]) -> lis
         for line in lines.splitlines():
             if line:
                 json.loads(line)
-        if Path(name).name in ("timings.jsonl", "responses.jsonl") or unbroken.get(name, b"").startswith(lines):
+        if Path(name).name in ("timings.jsonl", "responses.jsonl") or unbroken.get(
+            name, b""
+        ).startswith(lines):
             return []
     return [f"{name} is no prefix of the records of an unbroken command"]
 
@@ -243,9 +252,17 @@ def _wrong_run(run: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) 
     ended = f"{run}/summary.json"
     end = [name for name in before if _is_end(name, before) and name.startswith(f"{run}/")]
     if ended in before and now.get(ended) == before[ended]:
-        return [f"{name} is not that of the finished iterations" for name in end if now.get(name) != before[name]]
+        return [
+            f"{name} is not that of the finished iterations"
+            for name in end
+            if now.get(name) != before[name]
+        ]
     if ended in now:
-        agents = [name for name in now if name.startswith(f"{run}/agent_") and name.endswith("model.safetensors")]
+        agents = [
+            name
+            for name in now
+            if name.startswith(f"{run}/agent_") and name.endswith("model.safetensors")
+        ]
         return [] if len(agents) == 2 else [f"{run} is finished with {len(agents)} agents"]
     return []
 
@@ -274,7 +291,10 @@ def prepare(folder: Path) -> None:
     empty = folder / "empty"
     (empty / "data").mkdir(parents=True)
     for split in ("train", "test"):
-        rows = [json.dumps({"prompt": f"{split} {number}: this film was"}) + "\n" for number in range(16)]
+        rows = [
+            json.dumps({"prompt": f"{split} {number}: this film was"}) + "\n"
+            for number in range(16)
+        ]
         (empty / f"data/{split}.jsonl").write_text("".join(rows))
     (empty / "rewards.py").write_text(REWARD)
     (empty / "own.yaml").write_text(yaml.safe_dump(OWN))
@@ -284,7 +304,10 @@ def prepare(folder: Path) -> None:
     done(training(*OWN_TRAIN, iterations=ITERATIONS // 2), "short")
     done(training(*OWN_TRAIN), "finished")
     done([*training(*OWN_TRAIN), "--seed=1", "--output=b"], "finished")
-    child, metrics = start(training(*OWN_TRAIN), folder / "unfinished"), folder / "unfinished/a/metrics.jsonl"
+    child, metrics = (
+        start(training(*OWN_TRAIN), folder / "unfinished"),
+        folder / "unfinished/a/metrics.jsonl",
+    )
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
         time.sleep(0.01)
     os.kill(child, signal.SIGTERM)
@@ -309,7 +332,9 @@ def unbroken(command: Command, folder: Path) -> tuple[float, dict[str, bytes]]:
     return seconds, found
 
 
-def trial(command: Command, folder: Path, seconds: float, expected: Mapping[str, bytes], count: Count) -> bool:
+def trial(
+    command: Command, folder: Path, seconds: float, expected: Mapping[str, bytes], count: Count
+) -> bool:
     """One kill and the restart. Returns whether the command was still running."""
     place = folder / "trial"
     shutil.rmtree(place, ignore_errors=True)
@@ -327,7 +352,11 @@ def trial(command: Command, folder: Path, seconds: float, expected: Mapping[str,
     end = content(place)
     differ = [name for name in command.records if end.get(name) != expected[name]]
     differ += [name for name in expected if name not in end and "/checkpoints/" not in name]
-    differ += [name for name in ("e/evaluation.json",) if name in expected and not same_rows(end[name], expected[name])]
+    differ += [
+        name
+        for name in ("e/evaluation.json",)
+        if name in expected and not same_rows(end[name], expected[name])
+    ]
     partial = [str(path) for path in place.rglob(".partial-*") if path.is_dir()]
     count.worked += status == 0 and not differ
     if status or differ or found or partial:
@@ -341,15 +370,27 @@ def trial(command: Command, folder: Path, seconds: float, expected: Mapping[str,
 def table(counts: Mapping[str, Count]) -> str:
     rows = [("command", "seconds", "kills", "lost", "restarts that worked")]
     for name, count in counts.items():
-        rows.append((name, f"{count.seconds:.1f}", str(count.kills), str(len(count.lost)), str(count.worked)))
+        rows.append(
+            (
+                name,
+                f"{count.seconds:.1f}",
+                str(count.kills),
+                str(len(count.lost)),
+                str(count.worked),
+            )
+        )
     total = [sum(c.kills for c in counts.values()), sum(len(c.lost) for c in counts.values())]
-    rows.append(("all", "", str(total[0]), str(total[1]), str(sum(c.worked for c in counts.values()))))
+    rows.append(
+        ("all", "", str(total[0]), str(total[1]), str(sum(c.worked for c in counts.values())))
+    )
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="commands whose name holds this")
@@ -375,7 +416,9 @@ def main() -> None:
                     seconds *= 0.9  # it had ended: the machine is less busy than when its life was measured
             so_far = f"{count.kills} kills, {len(count.lost)} lost, {count.worked} restarts worked"
             print(f"{command.name}: {so_far}, {time.monotonic() - started:.0f} s", flush=True)
-    print(f"\n{table(counts)}\n\nSeed {options.seed}, {(time.monotonic() - started) / 60:.0f} minutes.")
+    print(
+        f"\n{table(counts)}\n\nSeed {options.seed}, {(time.monotonic() - started) / 60:.0f} minutes."
+    )
     if any(count.lost or count.worked < count.kills for count in counts.values()):
         sys.exit(1)
 

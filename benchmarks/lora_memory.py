@@ -91,7 +91,9 @@ def make_base(folder: str, width: int, layers: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rank", type=int, default=16)
@@ -105,7 +107,15 @@ def main() -> None:
         base = make_base(folder, options.width, options.layers)
         rows = {}
         for way in options.ways:
-            command = [sys.executable, __file__, "--rank", str(options.rank), "--measure", way, folder]
+            command = [
+                sys.executable,
+                __file__,
+                "--rank",
+                str(options.rank),
+                "--measure",
+                way,
+                folder,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             rows[way] = json.loads(done.stdout.splitlines()[-1])
     print(
@@ -117,8 +127,12 @@ def main() -> None:
         cells = [f"{row[kind]:.1f}" for kind in (*KINDS, "all")]
         print(f"| {way} | {' | '.join(cells)} | {row['peak resident']:.0f} |")
     if "shared" in rows:
-        unavoidable = base + sum(rows["shared"][kind] for kind in ("adapters", "value heads", "optimizers"))
-        print(f"\nunavoidable with LoRA: base + adapters + value heads + optimizers = {unavoidable:.1f} MiB")
+        unavoidable = base + sum(
+            rows["shared"][kind] for kind in ("adapters", "value heads", "optimizers")
+        )
+        print(
+            f"\nunavoidable with LoRA: base + adapters + value heads + optimizers = {unavoidable:.1f} MiB"
+        )
         for way in LORA:
             if way in rows:
                 print(f"{way}: {rows[way]['all'] / unavoidable:.3f} times as much")

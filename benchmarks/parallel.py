@@ -45,7 +45,10 @@ WAYS: dict[str, tuple[int, dict[str, str]]] = {
     "layer4": (4, {"shard": "full", "gather": "layer"}),
     "devices": (1, {}),
 }
-TITLES = {"one2": "one process, two threads", "devices": "one process, a `device` for each agent, two threads"}
+TITLES = {
+    "one2": "one process, two threads",
+    "devices": "one process, a `device` for each agent, two threads",
+}
 NUMBERS = {1: "one process", 2: "two", 4: "four"}
 DEFAULTS = {
     "memory": ["one", "data", "shard", "layer", "devices"],
@@ -65,7 +68,14 @@ def title(way: str) -> str:
 
 def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
     """A way's settings."""
-    from cory.config import Config, LoraConfig, ModelConfig, ParallelConfig, PPOConfig, SamplingConfig
+    from cory.config import (
+        Config,
+        LoraConfig,
+        ModelConfig,
+        ParallelConfig,
+        PPOConfig,
+        SamplingConfig,
+    )
 
     return Config(
         device="cpu",
@@ -73,7 +83,9 @@ def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
         model=ModelConfig(folder),
         lora=LoraConfig(rank=options.lora, shared_base=way != "devices"),
         agents=[{"device": "cpu"}] * 2 if way == "devices" else [],
-        ppo=PPOConfig(batch_size=options.batch, mini_batch_size=options.batch, ppo_epochs=options.epochs),
+        ppo=PPOConfig(
+            batch_size=options.batch, mini_batch_size=options.batch, ppo_epochs=options.epochs
+        ),
         sampling=SamplingConfig(options.response, options.response),
         parallel=ParallelConfig(**WAYS[way][1]),  # type: ignore[arg-type]
     )
@@ -91,7 +103,10 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, fl
     reset_peak()
     agents = make_agents(config)
     start = resident("VmHWM")
-    prompts = [" ".join(f"w{(row * 7 + place) % 500}" for place in range(QUERY)) for row in range(4 * options.batch)]
+    prompts = [
+        " ".join(f"w{(row * 7 + place) % 500}" for place in range(QUERY))
+        for row in range(4 * options.batch)
+    ]
 
     def reward(prompts: list[str], completions: list[str]) -> list[float]:
         return [float(len(set(text.split()))) for text in completions]
@@ -144,8 +159,15 @@ def gradient_bytes(agents: list[Any]) -> int:
 def held(agents: list[Any]) -> dict[str, float]:
     """Bytes of weights, optimizer states and buffers for the exchange of gradients in this process."""
     learners = [agent.learner for agent in agents]
-    models = [model for one in learners for model in (one.model, one.reference) if model is not None]
-    states = [value for one in learners for state in one.optimizer.state.values() for value in state.values()]
+    models = [
+        model for one in learners for model in (one.model, one.reference) if model is not None
+    ]
+    states = [
+        value
+        for one in learners
+        for state in one.optimizer.state.values()
+        for value in state.values()
+    ]
     engines = {one.model for one in learners if hasattr(one.model, "reducer")}
     buckets = [engine._get_ddp_logging_data()["bucket_sizes"] for engine in engines]
     return {
@@ -174,13 +196,20 @@ def make_model(folder: Path, width: int, layers: int, vocabulary: int = 50257) -
 def run(ways: list[str], folder: Path, arguments: list[str]) -> dict[str, list[dict[str, float]]]:
     """What each process of each way measured. The ways, of equally many processes, run one after the other in them."""
     count = WAYS[ways[0]][0]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"] if count > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+        if count > 1
+        else []
+    )
     command = [sys.executable, *launcher, __file__, *arguments, "--measure", *ways, str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "2" if ways[0] in TITLES else "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(done.stderr)
-    return {way: [json.loads((folder / f"{way}-{rank}.json").read_text()) for rank in range(count)] for way in ways}
+    return {
+        way: [json.loads((folder / f"{way}-{rank}.json").read_text()) for rank in range(count)]
+        for way in ways
+    }
 
 
 def most(each: list[dict[str, float]]) -> dict[str, float]:
@@ -206,8 +235,12 @@ def memory(options: argparse.Namespace, folder: Path, model: Any) -> tuple[str, 
     rows, numbers = [], {}
     for way, each in measured.items():
         found, by_formula = most(each), formula(way, model, options)
-        found["peak"], found["start"] = (found[key] - found["imported"] for key in ("peak", "start"))
-        cells = [f"{found[key] / 2**20:.0f} ({by_formula[key] / 2**20:.0f})" for key in (*PARTS, "peak")]
+        found["peak"], found["start"] = (
+            found[key] - found["imported"] for key in ("peak", "start")
+        )
+        cells = [
+            f"{found[key] / 2**20:.0f} ({by_formula[key] / 2**20:.0f})" for key in (*PARTS, "peak")
+        ]
         rows.append([title(way), *cells, f"{found['start'] / 2**20:.0f}"])
         numbers[way] = {"processes": each, "formula": by_formula}
     text = table(rows, ["MiB, by formula in brackets", *PARTS, "peak", "at the start"])
@@ -221,7 +254,10 @@ def times(options: argparse.Namespace, folder: Path) -> tuple[str, dict[str, Any
     for k in range(options.repeats):
         for way in ways[k % len(ways) :] + ways[: k % len(ways)]:
             runs[way].append(most(run([way], folder, sys.argv[1:])[way]))
-    middle = {way: {key: statistics.median(one[key] for one in each) for key in each[0]} for way, each in runs.items()}
+    middle = {
+        way: {key: statistics.median(one[key] for one in each) for key in each[0]}
+        for way, each in runs.items()
+    }
     rows = []
     for way in ways:
         found, one, at_once = middle[way], middle["one"], min(WAYS[way][0], cores)
@@ -232,21 +268,32 @@ def times(options: argparse.Namespace, folder: Path) -> tuple[str, dict[str, Any
         cells = [f"{found[phase]:.2f}" for phase in ("generate", "learn", "total")]
         spread = f"{min(totals):.2f} to {max(totals):.2f}"
         rows.append([title(way), *cells, spread, f"{ideal:.2f}", f"{found['total'] / ideal:.2f}"])
-    text = table(rows, ["seconds", "sampling", "updates", "iteration", "from, to", "ideal", "iteration / ideal"])
+    text = table(
+        rows,
+        ["seconds", "sampling", "updates", "iteration", "from, to", "ideal", "iteration / ideal"],
+    )
     return f"{options.repeats} runs of each way in turn, {cores} cores.\n\n{text}", {"runs": runs}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--what", choices=["memory", "time"], default="memory")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, help="default: those of docs/scaling.md's table")
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, help="default: those of docs/scaling.md's table"
+    )
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--lora", type=int, default=0, help="rank; 0: full fine-tuning")
-    parser.add_argument("--batch", type=int, default=16, help="responses per role, over all processes")
+    parser.add_argument(
+        "--batch", type=int, default=16, help="responses per role, over all processes"
+    )
     parser.add_argument("--response", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--iterations", type=int, default=4, help="of each process; the first is not timed")
+    parser.add_argument(
+        "--iterations", type=int, default=4, help="of each process; the first is not timed"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="of each way, for `--what time`")
     parser.add_argument("--out", type=Path, help="folder for NAME.md and NAME.json")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)  # ways and a folder
@@ -255,7 +302,9 @@ def main() -> None:
         *ways, folder = options.measure
         for way in ways:
             if options.what == "memory":
-                measure(way, Path(folder, "small"), options)  # loads what libraries load when they are first used
+                measure(
+                    way, Path(folder, "small"), options
+                )  # loads what libraries load when they are first used
             found = measure(way, Path(folder), options)
             Path(folder, f"{way}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
         from torch import distributed  # here, as the parent does without it
@@ -269,10 +318,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name, "small"), 64, 1, 512)
         model = make_model(Path(name), options.width, options.layers)
-        text, numbers = memory(options, Path(name), model) if options.what == "memory" else times(options, Path(name))
+        text, numbers = (
+            memory(options, Path(name), model)
+            if options.what == "memory"
+            else times(options, Path(name))
+        )
     kind = f"LoRA of rank {options.lora}" if options.lora else "full fine-tuning"
     sizes = f"{4 * model.parameters / 2**20:.0f} MiB each, {kind}, batch {options.batch}, {options.response} tokens"
-    text = f"Two agents of {sizes}, {options.epochs} epochs; the largest of the processes.\n\n{text}"
+    text = (
+        f"Two agents of {sizes}, {options.epochs} epochs; the largest of the processes.\n\n{text}"
+    )
     print(f"{hardware()}\n\n{text}")
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)

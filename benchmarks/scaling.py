@@ -62,10 +62,14 @@ def plot_scaling(points: dict[str, list[dict[str, float]]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(points), figsize=(3 * len(points), 5), layout="constrained", sharey="row")
+    figure, axes = plt.subplots(
+        2, len(points), figsize=(3 * len(points), 5), layout="constrained", sharey="row"
+    )
     for column, (key, rows) in enumerate(points.items()):
         x = [row["value"] for row in rows]
-        for axis, name, colour in zip(axes[:, column], ("seconds", "peak"), ("#c1440e", "#1f6fb4"), strict=True):
+        for axis, name, colour in zip(
+            axes[:, column], ("seconds", "peak"), ("#c1440e", "#1f6fb4"), strict=True
+        ):
             axis.plot(x, [row[name] for row in rows], "o-", color=colour)
             axis.set(xlabel=SCALE_TITLES[key], xlim=(0, None), xticks=x)
             axis.spines[["top", "right"]].set_visible(False)
@@ -77,7 +81,9 @@ def plot_scaling(points: dict[str, list[dict[str, float]]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="small_pair")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")

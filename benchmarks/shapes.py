@@ -40,7 +40,19 @@ SHAPES = {
     "gpt2_small": Shape(12, 768, 50257, 16, (4, 20), 12, 12, 6, 768),
     # The same with GRPO, one update of four chains for each of four queries.
     "gpt2_small_grpo": Shape(
-        12, 768, 50257, 16, (4, 20), 12, 12, 6, 768, kl_penalty="kl", epochs=1, algorithm="grpo", group=4
+        12,
+        768,
+        50257,
+        16,
+        (4, 20),
+        12,
+        12,
+        6,
+        768,
+        kl_penalty="kl",
+        epochs=1,
+        algorithm="grpo",
+        group=4,
     ),
     # The small pair on which the authors' code was timed at 42 s an iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
@@ -63,7 +75,12 @@ def word_tokenizer(size: int) -> Any:
 def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
     """Saves a random GPT-2, without an end token, and a random DistilBERT classifier; returns their folders."""
     import torch
-    from transformers import DistilBertConfig, DistilBertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+    from transformers import (
+        DistilBertConfig,
+        DistilBertForSequenceClassification,
+        GPT2Config,
+        GPT2LMHeadModel,
+    )
 
     torch.manual_seed(0)
     tokenizer = word_tokenizer(shape.vocabulary)
@@ -96,7 +113,9 @@ def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
     return str(folder / "policy"), str(folder / "reward_model")
 
 
-def make_config(shape: Shape, policy: str, device: str = "auto", precision: str = "fp32", **ppo: Any) -> Any:
+def make_config(
+    shape: Shape, policy: str, device: str = "auto", precision: str = "fp32", **ppo: Any
+) -> Any:
     """The run's settings; the response length is fixed."""
     from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 
@@ -139,4 +158,6 @@ def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) ->
     def scored(prompts: list[str], completions: list[str]) -> list[float]:
         return reward([prompt + " " for prompt in prompts], completions)
 
-    return Task.from_prompts(queries, scored, RolePrompts("{prompt}", f"{extra} {{prompt}} {{response}}"))
+    return Task.from_prompts(
+        queries, scored, RolePrompts("{prompt}", f"{extra} {{prompt}} {{response}}")
+    )

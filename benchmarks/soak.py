@@ -22,7 +22,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def slope(x: list[float], y: list[float]) -> float:
     """Of the least-squares line through the points."""
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum(
+        (a - mean_x) ** 2 for a in x
+    )
 
 
 def resident() -> float:
@@ -32,7 +34,9 @@ def resident() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=10_000)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--out", type=Path, help="folder for soak.md and soak.json")
@@ -81,7 +85,9 @@ def main() -> None:
         "open files": sorted({files for *_, files in steady}),
         "metrics.jsonl valid": valid,
     }
-    text = "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in numbers.items())])
+    text = "\n".join(
+        ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in numbers.items())]
+    )
     print(text)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,9 @@ def make_policy() -> Any:
 
     sizes = {"vocab_size": VOCABULARY, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
     tokens = {"bos_token_id": None, "eos_token_id": VOCABULARY - 2, "pad_token_id": VOCABULARY - 1}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **tokens, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    return GPT2LMHeadModel(
+        GPT2Config(**sizes, **tokens, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    )
 
 
 def make_inputs() -> dict[str, Any]:
@@ -107,7 +109,9 @@ def load_weights(model: Any, inputs: dict[str, Any], which: str) -> None:
 
 def rows(inputs: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of queries and responses."""
-    return inputs["queries"].tolist(), [[i for i in row if i >= 0] for row in inputs["responses"].tolist()]
+    return inputs["queries"].tolist(), [
+        [i for i in row if i >= 0] for row in inputs["responses"].tolist()
+    ]
 
 
 def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -131,7 +135,11 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
                 return queries, responses, texts
             return queries, responses, None, texts, None, {}, None, []
 
-    own = {"loss_type": case.loss, "scale_rewards": case.scale, "use_bias_correction_kl": case.kl_ratio}
+    own = {
+        "loss_type": case.loss,
+        "scale_rewards": case.scale,
+        "use_bias_correction_kl": case.kl_ratio,
+    }
     settings = (trl.GRPOConfig if case.trainer == "grpo" else trl.RLOOConfig)(
         output_dir=str(folder / "run"),
         use_cpu=True,
@@ -179,9 +187,13 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from cory.models.sampling import pad_token
 
     size = len(LENGTHS)
-    ppo = PPOConfig(batch_size=size, mini_batch_size=size, init_kl_coef=case.beta, adaptive_kl=False)
+    ppo = PPOConfig(
+        batch_size=size, mini_batch_size=size, init_kl_coef=case.beta, adaptive_kl=False
+    )
     sampling = SamplingConfig(max_new_tokens=LONGEST)
-    config = Config(device="cpu", algorithm=case.algorithm, group_size=GROUP, ppo=ppo, sampling=sampling)  # type: ignore[arg-type]
+    config = Config(
+        device="cpu", algorithm=case.algorithm, group_size=GROUP, ppo=ppo, sampling=sampling
+    )  # type: ignore[arg-type]
     policy, reference = make_policy(), make_policy().requires_grad_(False)
     load_weights(policy, inputs, "old")
     load_weights(reference, inputs, "reference")
@@ -244,7 +256,9 @@ def compare(path: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--with", dest="library", choices=["trl", "cory"], required=True)
     parser.add_argument("file", type=Path)
     options = parser.parse_args()

@@ -93,7 +93,9 @@ class Bench:
 
         def iteration(k: int) -> Seconds:
             done = trainer.iteration(k)
-            with timed(done.seconds, "learn"):  # statistics of the update are part of every way's update
+            with timed(
+                done.seconds, "learn"
+            ):  # statistics of the update are part of every way's update
                 measure(trainer, done)
             done.seconds["learn"] += done.seconds["record"]
             return {phase: done.seconds[phase] for phase in PHASES}
@@ -128,7 +130,10 @@ class Bench:
                 warnings.simplefilter("ignore")
                 trainers.append(
                     trl.PPOTrainer(
-                        config=settings, model=with_value_head(model), ref_model=reference, tokenizer=tokenizer
+                        config=settings,
+                        model=with_value_head(model),
+                        ref_model=reference,
+                        tokenizer=tokenizer,
                     )
                 )
         options = {
@@ -143,12 +148,18 @@ class Bench:
             rollouts = []
             for role, trainer in enumerate(trainers):
                 prompts = [
-                    self.task.prompts.render(role, {"prompt": query}, [rows[row] for rows in texts] if role else None)
+                    self.task.prompts.render(
+                        role, {"prompt": query}, [rows[row] for rows in texts] if role else None
+                    )
                     for row, query in enumerate(queries)
                 ]
                 with clock("generate"):
-                    ids = [torch.tensor(tokenizer(p)["input_ids"], device=self.device) for p in prompts]
-                    out = trainer.generate(ids, batch_size=generate_batch, return_prompt=False, **options)
+                    ids = [
+                        torch.tensor(tokenizer(p)["input_ids"], device=self.device) for p in prompts
+                    ]
+                    out = trainer.generate(
+                        ids, batch_size=generate_batch, return_prompt=False, **options
+                    )
                     texts.append([tokenizer.decode(row, skip_special_tokens=True) for row in out])
                 rollouts.append((ids, out))
             with clock("reward"):
@@ -172,18 +183,27 @@ class Bench:
 
         shape = self.shape
         reference = self.load()[0].eval().requires_grad_(False)
-        reward = AutoModelForSequenceClassification.from_pretrained(self.reward_model).to(self.device).eval()
+        reward = (
+            AutoModelForSequenceClassification.from_pretrained(self.reward_model)
+            .to(self.device)
+            .eval()
+        )
         agents = []
         for _ in range(shape.agents):
             model = self.load()[0].eval()
             agents.append((model, torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)))
         settings = GenerationConfig(
-            do_sample=True, top_k=0, max_new_tokens=shape.response, pad_token_id=shape.vocabulary - 1
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=shape.response,
+            pad_token_id=shape.vocabulary - 1,
         )
         tokenizer = self.load()[1]
 
         def autocast() -> Any:
-            return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+            return torch.autocast(
+                self.device.type, torch.bfloat16, enabled=self.precision == "bf16"
+            )
 
         def iteration(k: int) -> Seconds:
             clock = Clock()
@@ -198,17 +218,27 @@ class Bench:
                     prompts = [torch.cat([extra, query, response]) for query, response in answered]
                 with clock("generate"), torch.no_grad(), autocast():
                     ids, mask = window.pad(prompts, 0, "left")
-                    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+                    out = model.generate(
+                        input_ids=ids, attention_mask=mask, generation_config=settings
+                    )
                     out = out[:, ids.shape[1] :]
                 rollouts.append((prompts, list(out)))
             with clock("reward"), torch.no_grad():
                 ids, mask = window.pad(
-                    [torch.cat(pair) for _, rows in rollouts for pair in zip(originals, rows, strict=True)], 0, "right"
+                    [
+                        torch.cat(pair)
+                        for _, rows in rollouts
+                        for pair in zip(originals, rows, strict=True)
+                    ],
+                    0,
+                    "right",
                 )
                 reward(input_ids=ids, attention_mask=mask)
             for (model, optimizer), (asked, answered) in zip(agents, rollouts, strict=True):
                 with clock("learn"):
-                    minimal_update(model, optimizer, reference, asked, answered, shape.epochs, autocast)
+                    minimal_update(
+                        model, optimizer, reference, asked, answered, shape.epochs, autocast
+                    )
             return clock.seconds
 
         def minimal_update(model, optimizer, reference, asked, answered, epochs, autocast) -> None:  # type: ignore[no-untyped-def]
@@ -248,7 +278,10 @@ class Bench:
         context = shape.observer + shape.response
         lengths = rng.integers(shape.query[0] + context, shape.query[1] + context + 1, shape.batch)
         asked, answered = (
-            [torch.tensor(rng.integers(0, shape.vocabulary - 2, n), device=self.device) for n in sizes]
+            [
+                torch.tensor(rng.integers(0, shape.vocabulary - 2, n), device=self.device)
+                for n in sizes
+            ]
             for sizes in (lengths, [shape.response] * shape.batch)
         )
         scores = torch.randn(shape.batch)
@@ -261,7 +294,9 @@ class Bench:
             def step(prompt_ids: Any, response_ids: Any) -> Any:
                 texts = [""] * len(prompt_ids)
                 return agent.learn(
-                    [Rollout(texts, texts, prompt_ids, response_ids)], [scores], np.random.default_rng(0)
+                    [Rollout(texts, texts, prompt_ids, response_ids)],
+                    [scores],
+                    np.random.default_rng(0),
                 )
         else:
             trainer = way.trainers[-1]  # type: ignore[attr-defined]

@@ -22,7 +22,13 @@ from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import PolicyWithValueHead
 from cory.models.engine import Engine
 from cory.models.load import load_policy
-from cory.models.lora import LanguageModel, activate, add_adapter, save_policy, save_without_adapters
+from cory.models.lora import (
+    LanguageModel,
+    activate,
+    add_adapter,
+    save_policy,
+    save_without_adapters,
+)
 from cory.models.rollout import Rollout
 from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text
 from cory.models.tokens import token_record
@@ -117,8 +123,12 @@ class Agent:
         Raises a UserError if a prompt is too long.
         """
         sampling = self.sampling if stop is None else replace(self.sampling, stop=stop)
-        prompt_ids = [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)]
-        check_lengths([len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts)
+        prompt_ids = [
+            torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)
+        ]
+        check_lengths(
+            [len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts
+        )
         self.activate()
         logprobs: list[torch.Tensor] = []
         if self.engine is None:
@@ -191,7 +201,9 @@ class Agent:
 
 
 # By algorithm: the wrapper in which it trains a language model, and its learner.
-LEARNERS: dict[str, tuple[type[PolicyWithValueHead] | type[WindowPolicy], Callable[..., Learner]]] = {
+LEARNERS: dict[
+    str, tuple[type[PolicyWithValueHead] | type[WindowPolicy], Callable[..., Learner]]
+] = {
     "ppo": (PolicyWithValueHead, PPOLearner),
     **{algorithm: (WindowPolicy, GroupLearner) for algorithm in losses.ALGORITHMS},
 }
@@ -321,7 +333,9 @@ def groups_by_base(plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
     return groups
 
 
-def make_agents_of_base(plans: Sequence[AgentPlan], config: Config, engine: Engine | None) -> list[Agent]:
+def make_agents_of_base(
+    plans: Sequence[AgentPlan], config: Config, engine: Engine | None
+) -> list[Agent]:
     """The agents of a group, and what they share: the reference or the base."""
     model = plans[0].config.model
     base, tokenizer = load_policy(model, plans[0].device)
@@ -341,11 +355,24 @@ def make_agents_of_base(plans: Sequence[AgentPlan], config: Config, engine: Engi
         policy = policies[plan.name]
         if plan.trained:
             activate(policy.pretrained_model, plan.name)
-        agents.append(Agent(plan.name, policy, reference, tokenizer, plan.config, plan.device, engine, plan.trained))
+        agents.append(
+            Agent(
+                plan.name,
+                policy,
+                reference,
+                tokenizer,
+                plan.config,
+                plan.device,
+                engine,
+                plan.trained,
+            )
+        )
     return agents
 
 
-def _make_policies(plans: Sequence[AgentPlan], base: LanguageModel) -> dict[str, PolicyWithValueHead | WindowPolicy]:
+def _make_policies(
+    plans: Sequence[AgentPlan], base: LanguageModel
+) -> dict[str, PolicyWithValueHead | WindowPolicy]:
     """The policies of agents that start from `base`, in their wrappers, by the agents' names."""
     policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
     adapted = base  # with the adapters so far
@@ -362,7 +389,10 @@ def _make_policies(plans: Sequence[AgentPlan], base: LanguageModel) -> dict[str,
             # A frozen agent is the unmodified base, which the others use as reference.
             policies[plan.name] = WindowPolicy(adapted)
     # A base with adapters is sharded when it has those of all agents.
-    return {plan.name: split(policies[plan.name], plan.config.parallel, plan.config.precision) for plan in plans}
+    return {
+        plan.name: split(policies[plan.name], plan.config.parallel, plan.config.precision)
+        for plan in plans
+    }
 
 
 def _make_reference(base: LanguageModel, config: Config) -> PolicyWithValueHead | WindowPolicy:

@@ -32,13 +32,20 @@ from pydantic_core import ErrorDetails
 from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
-RESERVED_NAMES = ("prompt", "response", "responses")  # placeholders of templates, which no role may be called
+RESERVED_NAMES = (
+    "prompt",
+    "response",
+    "responses",
+)  # placeholders of templates, which no role may be called
 C = TypeVar("C", bound="Config")
 COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 # The packages of which each tracker needs one, and how to install it.
 TRACKER_PACKAGES = {
     "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
-    "tensorboard": (["tensorboard", "tensorboardX"], "pip install -c constraints.txt -e '.[tensorboard]'"),
+    "tensorboard": (
+        ["tensorboard", "tensorboardX"],
+        "pip install -c constraints.txt -e '.[tensorboard]'",
+    ),
     "trackio": (["trackio"], "pip install -c constraints.txt -e '.[trackio]'"),
 }
 
@@ -57,7 +64,9 @@ def _not_empty(texts: list[str] | None) -> list[str] | None:
 
 def _role_name(name: str | None) -> str | None:
     if name is not None and (not name.isidentifier() or name in RESERVED_NAMES):
-        raise ValueError(f"null or a name of letters, digits and _, other than {', '.join(RESERVED_NAMES)}")
+        raise ValueError(
+            f"null or a name of letters, digits and _, other than {', '.join(RESERVED_NAMES)}"
+        )
     return name
 
 
@@ -79,7 +88,9 @@ PositiveOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_au
 Repository = Annotated[str | None, AfterValidator(_repository)]
 
 
-@dataclass(config=ConfigDict(strict=True, extra="forbid", validate_assignment=True, allow_inf_nan=False))
+@dataclass(
+    config=ConfigDict(strict=True, extra="forbid", validate_assignment=True, allow_inf_nan=False)
+)
 class Settings:
     """A block of settings. Subclasses are pydantic dataclasses, too, and inherit that they are strict.
 
@@ -144,7 +155,11 @@ def blocks(settings: type[Settings]) -> dict[str, type[Settings]]:
     """The keys of a class that hold blocks of settings, and their classes."""
     hints = get_type_hints(settings)
     types = {field.name: hints[field.name] for field in fields(settings)}
-    return {name: kind for name, kind in types.items() if isinstance(kind, type) and issubclass(kind, Settings)}
+    return {
+        name: kind
+        for name, kind in types.items()
+        if isinstance(kind, type) and issubclass(kind, Settings)
+    }
 
 
 def keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
@@ -241,7 +256,9 @@ class CoryConfig(Settings):
                 f"got {self.exchange} and {self.exchange_period}"
             )
         if self.credit == "counterfactual" and not self.knowledge_transfer:
-            raise UserError("cory.credit: expected knowledge_transfer: true with counterfactual, got false")
+            raise UserError(
+                "cory.credit: expected knowledge_transfer: true with counterfactual, got false"
+            )
 
     @property
     def num_roles(self) -> int:
@@ -366,7 +383,9 @@ class PPOConfig(Settings):
                 f"{self.mini_batch_size} * {self.gradient_accumulation_steps} = {per_step}, got {self.batch_size}"
             )
         if self.reward_normalization and not self.reward_scaling:
-            raise UserError("ppo.reward_normalization: expected ppo.reward_scaling: true beside it, got false")
+            raise UserError(
+                "ppo.reward_normalization: expected ppo.reward_scaling: true beside it, got false"
+            )
 
 
 @dataclass
@@ -412,9 +431,13 @@ class SamplingConfig(Settings):
         """These settings with `changes` for a trained agent, which samples itself, up to `max_new_tokens`."""
         for key in changes:
             if key.startswith("engine"):
-                raise UserError(f"sampling.{key}: expected no engine, as trained agents sample themselves, got one")
+                raise UserError(
+                    f"sampling.{key}: expected no engine, as trained agents sample themselves, got one"
+                )
         if "min_new_tokens" in changes:
-            raise UserError("sampling.min_new_tokens: expected max_new_tokens alone, as no length is drawn, got both")
+            raise UserError(
+                "sampling.min_new_tokens: expected max_new_tokens alone, as no length is drawn, got both"
+            )
         return changed(replace(self, min_new_tokens=1, engine="native"), changes)
 
 
@@ -478,7 +501,9 @@ class HubConfig(Settings):
         from huggingface_hub import get_token
 
         if get_token() is None:
-            raise UserError(f"hub.push: expected a token to upload to {self.push!r}, got none: run `hf auth login`")
+            raise UserError(
+                f"hub.push: expected a token to upload to {self.push!r}, got none: run `hf auth login`"
+            )
 
 
 @dataclass
@@ -579,13 +604,17 @@ class Config(Settings):
         super().check()
         if self.model.quantization != "none":
             if self.lora.rank == 0:
-                raise UserError(f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0")
+                raise UserError(
+                    f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
+                )
             if self.lora.merge:
                 raise UserError(
                     "lora.merge: expected false with model.quantization, as rounded weights cannot be merged, got true"
                 )
         if self.ppo.warmup >= self.iterations:
-            raise UserError(f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}")
+            raise UserError(
+                f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}"
+            )
         best_is_held_out = self.checkpoint.best == "eval_task_reward" and self.eval_every > 0
         if best_is_held_out and self.checkpoint.save_every % self.eval_every:
             raise UserError(
@@ -593,9 +622,13 @@ class Config(Settings):
                 f"checkpoint.best: eval_task_reward, got {self.checkpoint.save_every}"
             )
         if self.guards.patience is not None and not self.eval_every:
-            raise UserError(f"guards.patience: expected null without eval_every, got {self.guards.patience}")
+            raise UserError(
+                f"guards.patience: expected null without eval_every, got {self.guards.patience}"
+            )
         if self.algorithm in COMPARING and self.chains_per_query < 2:
-            raise UserError(f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}")
+            raise UserError(
+                f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}"
+            )
         if self.ppo.batch_size % self.chains_per_query:
             raise UserError(
                 f"ppo.batch_size: expected a multiple of group_size = {self.chains_per_query}, "
@@ -625,7 +658,9 @@ class Config(Settings):
                 f"got {self.branches}"
             )
         if not self.cory.knowledge_transfer:
-            raise UserError(f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}")
+            raise UserError(
+                f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}"
+            )
         per_query = self.chains_per_query * self.branches
         if self.ppo.batch_size % per_query:
             raise UserError(
@@ -674,7 +709,9 @@ class Config(Settings):
     def _check_devices(self, agents: list["Config"]) -> None:
         for index, entry in enumerate(self.agents):
             if "device" not in entry:
-                raise UserError(f"agents[{index}].device: expected a device, as other agents have one, got none")
+                raise UserError(
+                    f"agents[{index}].device: expected a device, as other agents have one, got none"
+                )
         bases: list[ModelConfig] = []
         for index, settings in enumerate(agents):
             if not (settings.lora.rank and settings.lora.shared_base and self.is_trained(index)):
@@ -695,7 +732,9 @@ class Config(Settings):
         """These settings, with all agents on one device."""
         config = copy(self)
         config.device = device
-        config.agents = [{key: value for key, value in entry.items() if key != "device"} for entry in self.agents]
+        config.agents = [
+            {key: value for key, value in entry.items() if key != "device"} for entry in self.agents
+        ]
         return config
 
     @property
@@ -711,14 +750,18 @@ class Config(Settings):
             return
         packages, command = TRACKER_PACKAGES[self.tracker]
         if not any(importlib.util.find_spec(package) for package in packages):
-            raise UserError(f"tracker: expected the package {packages[0]}, which is not installed: {command}")
+            raise UserError(
+                f"tracker: expected the package {packages[0]}, which is not installed: {command}"
+            )
 
     def method(self) -> str:
         """The method in words: `PPO`, `CORY with 2 agents`, `CORY with GRPO and 3 agents`, ..."""
         agents, roles, learner = self.cory.num_agents, self.cory.num_roles, self.algorithm.upper()
         if agents == roles == 1:
             return learner
-        count = f"{agents} agent{'s' * (agents > 1)}" + (f" in {roles} roles" if roles != agents else "")
+        count = f"{agents} agent{'s' * (agents > 1)}" + (
+            f" in {roles} roles" if roles != agents else ""
+        )
         frozen = sum(not self.is_trained(index) for index in range(agents))
         if frozen:
             count += f", {frozen} of them frozen"
@@ -733,13 +776,17 @@ class Config(Settings):
         config.agents = []
         for key, value in self.agents[index].items():
             if key not in ("model", "lora", "learning_rate", "device", "trained"):
-                raise UserError(f"{where}: expected model, lora, learning_rate, device or trained, got {key!r}")
+                raise UserError(
+                    f"{where}: expected model, lora, learning_rate, device or trained, got {key!r}"
+                )
             try:
                 if key == "trained":
                     if not isinstance(value, bool):
                         raise UserError(f"trained: expected true or false, got {value!r}")
                 elif key in ("lora", "learning_rate") and not self.is_trained(index):
-                    raise UserError(f"{key}: expected none of an agent with trained: false, got {value!r}")
+                    raise UserError(
+                        f"{key}: expected none of an agent with trained: false, got {value!r}"
+                    )
                 elif key == "learning_rate":
                     config.ppo = changed(self.ppo, {key: value})
                 elif key == "device":

@@ -51,21 +51,29 @@ def assign_credit(
     return [reward + per_response(team_rewards, like=reward) for reward in rewards]
 
 
-def _shares(task_rewards: Sequence[Tensor], mode: str, weight: float, unread: Sequence[Tensor] | None) -> list[Tensor]:
+def _shares(
+    task_rewards: Sequence[Tensor], mode: str, weight: float, unread: Sequence[Tensor] | None
+) -> list[Tensor]:
     """What each role gets of the task rewards."""
     if mode == "own":
         return list(task_rewards)
     if mode == "collective":
-        totals = [sum(per_response(other, like=reward) for other in task_rewards) for reward in task_rewards]
+        totals = [
+            sum(per_response(other, like=reward) for other in task_rewards)
+            for reward in task_rewards
+        ]
         return [
-            (1 - weight) * reward + weight * total for reward, total in zip(task_rewards, totals, strict=True)
+            (1 - weight) * reward + weight * total
+            for reward, total in zip(task_rewards, totals, strict=True)
         ]  # Eq. 4
 
     # `causal`: what later roles earn. `counterfactual`: what they earn because they have read.
     gains = list(task_rewards)
     if mode == "counterfactual" and len(task_rewards) > 1:
         if unread is None:
-            raise ValueError("counterfactual: expected the rewards of roles that did not read, got None")
+            raise ValueError(
+                "counterfactual: expected the rewards of roles that did not read, got None"
+            )
         gains = [gain - baseline for gain, baseline in zip(gains[1:], unread[1:], strict=True)]
         gains = [task_rewards[0], *gains]
     return [

@@ -42,7 +42,11 @@ class NotFinite(Exception):
 
     def __init__(self, what: str, learner: str, rows: Sequence[int] = (), text: str = "") -> None:
         self.rows = list(rows)
-        where = f" in rows {[row + 1 for row in self.rows]}, the first of them {text}" if self.rows else ""
+        where = (
+            f" in rows {[row + 1 for row in self.rows]}, the first of them {text}"
+            if self.rows
+            else ""
+        )
         super().__init__(f"{learner}: {what} is not finite{where}")
 
 

@@ -32,11 +32,15 @@ class Batch(NamedTuple):
 
     def columns_of(self, role: int) -> dict[str, list[Any]]:
         """The columns with a row for each response of a role."""
-        return {name: repeated(values, self.branches_of(role)) for name, values in self.columns.items()}
+        return {
+            name: repeated(values, self.branches_of(role)) for name, values in self.columns.items()
+        }
 
     def earlier_responses(self, role: int, rollouts: Sequence[Rollout]) -> list[list[str]]:
         """The responses of each role before `role`, with a row for each response of `role`."""
-        return [repeated(rollout.completions, self.branches_of(role)) for rollout in rollouts[:role]]
+        return [
+            repeated(rollout.completions, self.branches_of(role)) for rollout in rollouts[:role]
+        ]
 
 
 def repeated(values: Sequence[T], times: int) -> list[T]:

@@ -30,7 +30,11 @@ def distinct(texts: Sequence[str], n: int) -> float:
     >>> distinct(["good good film", "good film"], 1)
     0.4
     """
-    grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
+    grams = [
+        tuple(words[i : i + n])
+        for words in map(str.split, texts)
+        for i in range(len(words) - n + 1)
+    ]
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -67,7 +71,9 @@ def clustered(clusters: Sequence[Hashable] | None, count: int) -> list[list[int]
     return list(members.values())
 
 
-def mean_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> tuple[float, float]:
+def mean_interval(
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None
+) -> tuple[float, float]:
     """Mean and the half-width of its 95 % interval, from the cluster-robust standard error of a mean.
 
     Values of one cluster, such as those of queries with the same text, may depend on each other. With `n` values in
@@ -83,7 +89,9 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable] | None =
     x = torch.as_tensor(values, dtype=torch.float64)
     mean = x.mean()
     deviations = (x - mean).tolist()
-    sums = [math.fsum(deviations[place] for place in places) for places in clustered(clusters, len(x))]
+    sums = [
+        math.fsum(deviations[place] for place in places) for places in clustered(clusters, len(x))
+    ]
     if len(sums) < 2:
         return mean.item(), 0.0
     variance = len(sums) / (len(sums) - 1) * math.fsum(total**2 for total in sums) / len(x) ** 2
@@ -108,8 +116,12 @@ def distinct_interval(
     groups = clustered(clusters, len(texts))
     generator = torch.Generator().manual_seed(seed)
     size = (len(groups) + 1) // 2
-    halves = [torch.randperm(len(groups), generator=generator)[:size].tolist() for _ in range(resamples)]
-    values = [distinct([texts[place] for group in half for place in groups[group]], n) for half in halves]
+    halves = [
+        torch.randperm(len(groups), generator=generator)[:size].tolist() for _ in range(resamples)
+    ]
+    values = [
+        distinct([texts[place] for group in half for place in groups[group]], n) for half in halves
+    ]
     return distinct(texts, n), 1.96 * torch.tensor(values, dtype=torch.float64).std().item()
 
 

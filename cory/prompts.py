@@ -23,7 +23,9 @@ def check_prompt(prompt: Any, where: str) -> None:
     is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
     if not is_chat:
         raise UserError(f"{where}: expected text or chat messages, got {prompt!r}")
-    are_messages = all(m.get("role") in CHAT_ROLES and isinstance(m.get("content"), str) for m in prompt)
+    are_messages = all(
+        m.get("role") in CHAT_ROLES and isinstance(m.get("content"), str) for m in prompt
+    )
     if not (prompt and are_messages and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
         raise UserError(
             f"{where}: expected messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last one user, with "
@@ -55,7 +57,9 @@ def placeholders(template: str, where: str) -> list[str]:
         raise UserError(f"{where}: expected {expected}, got {template!r} ({error})") from None
     for name in names:
         if not name.isidentifier():
-            raise UserError(f"{where}: expected plain names in braces, got {{{name}}} in {template!r}")
+            raise UserError(
+                f"{where}: expected plain names in braces, got {{{name}}} in {template!r}"
+            )
     return names
 
 
@@ -97,7 +101,9 @@ class RolePrompts:
             names = placeholders(template, f"{role} prompt")
             for name in needed:
                 if name not in names:
-                    raise UserError(f"{role} prompt: expected the placeholder {{{name}}}, got {template!r}")
+                    raise UserError(
+                        f"{role} prompt: expected the placeholder {{{name}}}, got {template!r}"
+                    )
         if "response" in placeholders(self.pioneer, "pioneer prompt"):
             raise UserError(
                 f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}"
@@ -151,18 +157,26 @@ class RolePrompts:
         names = placeholders(self.template(role), where)
         for name in names:
             if name not in known:
-                raise UserError(f"{where}: expected placeholders among {sorted(known)}, got {{{name}}}")
+                raise UserError(
+                    f"{where}: expected placeholders among {sorted(known)}, got {{{name}}}"
+                )
         if not names:  # every query would be the same
-            raise UserError(f"{where}: expected placeholders among {sorted(known)}, got {self.template(role)!r}")
+            raise UserError(
+                f"{where}: expected placeholders among {sorted(known)}, got {self.template(role)!r}"
+            )
 
     def columns(self) -> list[str]:
         """The dataset's columns that the templates name, besides the query."""
         roles = range(max(2, len(self.roles)))
         answers = {"prompt", "response", "responses", *(self.name(role) for role in roles)}
-        names = [name for role in roles for name in placeholders(self.template(role), self.name(role))]
+        names = [
+            name for role in roles for name in placeholders(self.template(role), self.name(role))
+        ]
         return list(dict.fromkeys(name for name in names if name not in answers))
 
-    def render(self, role: int, row: Mapping[str, Any], responses: Sequence[str] | None = None) -> Any:
+    def render(
+        self, role: int, row: Mapping[str, Any], responses: Sequence[str] | None = None
+    ) -> Any:
         """The prompt of `role` (0 is the pioneer) for one row of the dataset.
 
         `responses` are those of the earlier roles, in order. None: the role answers the query alone, so that it reads
@@ -209,7 +223,11 @@ def fit_responses(
     # A token is at least a byte, so most batches of text stop here; a chat template adds tokens of its own.
     while any(not isinstance(prompt, str) or len(prompt.encode()) >= room for prompt in prompts):
         lengths = [len(ids) for ids in encode(prompts)]
-        too_long = [row for row, tokens in enumerate(lengths) if tokens > room and any(rows[row] for rows in texts)]
+        too_long = [
+            row
+            for row, tokens in enumerate(lengths)
+            if tokens > room and any(rows[row] for rows in texts)
+        ]
         if not too_long:
             break
         for row in too_long:

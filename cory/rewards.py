@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 import torch
 
 from cory.errors import RewardError, UserError
-from cory.row_functions import Columns, Function, MissingColumns, RowFunction, numbers_per_row, responses_as_columns
+from cory.row_functions import (
+    Columns,
+    Function,
+    MissingColumns,
+    RowFunction,
+    numbers_per_row,
+    responses_as_columns,
+)
 
 __all__ = [
     "MissingColumns",
@@ -76,19 +83,26 @@ class Scores:
         totals = self.total.split(sizes)
         parts = {name: values.split(sizes) for name, values in self.by_function.items()}
         return [
-            Scores(total, {name: values[index] for name, values in parts.items()}) for index, total in enumerate(totals)
+            Scores(total, {name: values[index] for name, values in parts.items()})
+            for index, total in enumerate(totals)
         ]
 
 
 def score(
-    reward: RewardFunction | Sequence[Reward], prompts: Sequence[Any], completions: Sequence[str], columns: Columns
+    reward: RewardFunction | Sequence[Reward],
+    prompts: Sequence[Any],
+    completions: Sequence[str],
+    columns: Columns,
 ) -> torch.Tensor:
     """The weighted sum of the reward functions, (batch,); see `score_by_function`."""
     return score_by_function(reward, prompts, completions, columns).total
 
 
 def score_by_function(
-    reward: RewardFunction | Sequence[Reward], prompts: Sequence[Any], completions: Sequence[str], columns: Columns
+    reward: RewardFunction | Sequence[Reward],
+    prompts: Sequence[Any],
+    completions: Sequence[str],
+    columns: Columns,
 ) -> Scores:
     """The rewards of responses, in sum and by function.
 
@@ -101,7 +115,10 @@ def score_by_function(
     rows = responses_as_columns(prompts, completions, columns)
     values = _numbers(rewards, rows)
     if values.isnan().all(0).any():
-        warnings.warn(f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0", stacklevel=3)
+        warnings.warn(
+            f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0",
+            stacklevel=3,
+        )
     weights = torch.tensor([[reward.weight] for reward in rewards])
     by_function = dict(zip(names(rewards), values, strict=True)) if len(rewards) > 1 else {}
     return Scores((values * weights).nansum(0), by_function)

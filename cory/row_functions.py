@@ -48,7 +48,9 @@ class RowFunction:
     def arguments(self, columns: Columns) -> dict[str, Sequence[Any]]:
         """The columns that the function takes. Raises MissingColumns, a UserError, if one that it needs is missing."""
         parameters = inspect.signature(self.function).parameters
-        named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        named = [
+            p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
         missing = [p.name for p in named if p.default is p.empty and p.name not in columns]
         if missing:
             raise MissingColumns(self, columns, missing)
@@ -64,10 +66,16 @@ class MissingColumns(RewardError):
         super().__init__(f"{function}: expected parameters among {sorted(columns)}, got {names}")
 
 
-def responses_as_columns(prompts: Sequence[Any], completions: Sequence[str], columns: Columns) -> dict[str, Any]:
+def responses_as_columns(
+    prompts: Sequence[Any], completions: Sequence[str], columns: Columns
+) -> dict[str, Any]:
     """All columns that a function can take. For chat prompts, completions are messages, too."""
     is_chat = len(prompts) > 0 and not isinstance(prompts[0], str)
-    answers = [[{"role": "assistant", "content": text}] for text in completions] if is_chat else completions
+    answers = (
+        [[{"role": "assistant", "content": text}] for text in completions]
+        if is_chat
+        else completions
+    )
     return {**columns, "prompts": prompts, "completions": answers}
 
 
@@ -78,7 +86,10 @@ def numbers_per_row(functions: Sequence[RowFunction], rows: Columns) -> torch.Te
     completions None, per row.
     """
     results = _call(functions, rows)
-    numbers = [_checked(function, result, rows) for function, result in zip(functions, results, strict=True)]
+    numbers = [
+        _checked(function, result, rows)
+        for function, result in zip(functions, results, strict=True)
+    ]
     return torch.tensor(numbers, dtype=torch.float32).reshape(len(functions), len(rows["prompts"]))
 
 
@@ -107,10 +118,14 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
     try:
         values = list(values)
     except TypeError:
-        raise UserError(f"{function}: expected a list of numbers, got {type(values).__name__}") from None
+        raise UserError(
+            f"{function}: expected a list of numbers, got {type(values).__name__}"
+        ) from None
     count = len(rows["prompts"])
     if len(values) != count:
-        raise UserError(f"{function}: expected {count} {function.plural}, one per {function.unit}, got {len(values)}")
+        raise UserError(
+            f"{function}: expected {count} {function.plural}, one per {function.unit}, got {len(values)}"
+        )
     numbers = []
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -120,7 +135,9 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
         elif isinstance(value, Real) and math.isfinite(value):
             numbers.append(float(value))
         else:
-            raise UserError(f"{function}: expected a finite number, got {value!r} {_where(function, row, rows)}")
+            raise UserError(
+                f"{function}: expected a finite number, got {value!r} {_where(function, row, rows)}"
+            )
     return numbers
 
 
@@ -128,7 +145,9 @@ def _blamed(function: RowFunction, error: Exception, rows: Columns) -> UserError
     """The error of a function that raised, with the first row for which it raises alone, if any."""
     where = "for the whole batch, but for none of its rows alone"
     for row in range(len(rows["prompts"])):
-        (result,) = _call([function], {name: values[row : row + 1] for name, values in rows.items()})
+        (result,) = _call(
+            [function], {name: values[row : row + 1] for name, values in rows.items()}
+        )
         if isinstance(result, Exception):
             error = result
             where = _where(function, row, rows)

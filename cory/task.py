@@ -22,12 +22,23 @@ from cory.streams import Purpose, Stream
 from cory.task_metrics import Metric, MetricFunction
 
 # Names in metrics.jsonl that a task's metrics cannot have.
-RECORDED = {"iteration", "agent", "role", "flags", "task_reward", "combined_reward", "distinct_2", "eval_task_reward"}
+RECORDED = {
+    "iteration",
+    "agent",
+    "role",
+    "flags",
+    "task_reward",
+    "combined_reward",
+    "distinct_2",
+    "eval_task_reward",
+}
 RECORDED |= {"team_reward", "eval_team_reward"}
 RECORDED |= {field.name for field in fields(UpdateStats)}
 
 
-def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | None = None) -> datasets.Dataset:
+def load_dataset(
+    name: str, split: str, columns: Sequence[str], subset: str | None = None
+) -> datasets.Dataset:
     """One split of a dataset.
 
     Args:
@@ -47,26 +58,43 @@ def load_dataset(name: str, split: str, columns: Sequence[str], subset: str | No
             raise UserError(
                 f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[file.name for file in files]}"
             )
-        arguments = {"path": formats.pop(), "data_files": [str(file) for file in files], "split": "train"}
+        arguments = {
+            "path": formats.pop(),
+            "data_files": [str(file) for file in files],
+            "split": "train",
+        }
     else:
-        arguments = {"path": name, "name": subset, "split": split, "revision": where.get("revision")}
+        arguments = {
+            "path": name,
+            "name": subset,
+            "split": split,
+            "revision": where.get("revision"),
+        }
     try:
         with quiet(datasets.utils.logging):
             loaded = datasets.load_dataset(**arguments)
     except Exception as error:  # every reader raises its own kind
         reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise UserError(f"dataset: expected {name!r} to be readable, got {type(error).__name__}: {reason}") from None
+        raise UserError(
+            f"dataset: expected {name!r} to be readable, got {type(error).__name__}: {reason}"
+        ) from None
     if len(loaded) == 0:
         raise UserError(f"dataset: expected rows, got none in {name!r}, split {split!r}")
     for column in columns:
         if column not in loaded.column_names:
-            raise UserError(f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}")
+            raise UserError(
+                f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}"
+            )
     return loaded
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     files = [f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if f.suffix in FORMATS]
-    chosen = [f for f in files if f.stem == split or f.name.startswith((f"{split}-", f"{split}_", f"{split}."))]
+    chosen = [
+        f
+        for f in files
+        if f.stem == split or f.name.startswith((f"{split}-", f"{split}_", f"{split}."))
+    ]
     if not chosen:
         raise UserError(
             f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, "
@@ -89,7 +117,9 @@ def _check_arguments(function: RowFunction, given: Sequence[str], columns: Seque
     arguments = function.arguments(dict.fromkeys([*given, *columns], ()))
     twice = [name for name in given if name in columns and name in arguments]
     if twice:
-        raise UserError(f"dataset: expected no columns that {function} is passed anyway, got {twice}")
+        raise UserError(
+            f"dataset: expected no columns that {function} is passed anyway, got {twice}"
+        )
 
 
 @dataclass
@@ -141,23 +171,33 @@ class Task:
         if self.team is not None:
             _check_arguments(self.team, ("prompts", "chains"), names)
         for name, function in self.metrics.items():
-            _check_arguments(Metric(function, name), ("prompts", "completions", "role", "rewards"), names)
+            _check_arguments(
+                Metric(function, name), ("prompts", "completions", "role", "rewards"), names
+            )
         for row, prompt in enumerate(dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
         self.prompts.check_columns(names)
 
     def render(
-        self, role: int, columns: Mapping[str, Sequence[Any]], responses: Sequence[Sequence[str]] | None = None
+        self,
+        role: int,
+        columns: Mapping[str, Sequence[Any]],
+        responses: Sequence[Sequence[str]] | None = None,
     ) -> list[Any]:
         """A role's prompts, one for each row of `columns`.
 
         `responses`: of each earlier role, in order, its response to each row. None: the pioneer's prompts.
         """
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        rows = [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
         if responses is None:
             return [self.prompts.render(role, row) for row in rows]
         chains = list(zip(*responses, strict=True)) if responses else [()] * len(rows)
-        return [self.prompts.render(role, row, chain) for row, chain in zip(rows, chains, strict=True)]
+        return [
+            self.prompts.render(role, row, chain) for row, chain in zip(rows, chains, strict=True)
+        ]
 
     def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
         """The task with the names and prompts that a run's settings give its roles (`Config.roles`).
@@ -222,10 +262,16 @@ class Task:
     @property
     def reward_metrics(self) -> list[str]:
         """The names of the metrics of each reward function, where there are several."""
-        return [f"reward_{name}" for name in reward_names(self.rewards)] if len(self.rewards) > 1 else []
+        return (
+            [f"reward_{name}" for name in reward_names(self.rewards)]
+            if len(self.rewards) > 1
+            else []
+        )
 
     @classmethod
-    def from_prompts(cls, prompts: Sequence[Prompt], reward: RewardFunction, role_prompts: RolePrompts) -> "Task":
+    def from_prompts(
+        cls, prompts: Sequence[Prompt], reward: RewardFunction, role_prompts: RolePrompts
+    ) -> "Task":
         """A task on a plain list of queries."""
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 
@@ -235,7 +281,11 @@ class Task:
         Rows that do not fill a last batch sit out that pass.
         """
         batches = len(self.dataset) // size
-        order = Stream(seed, Purpose.QUERIES, iteration=k // batches).numpy().permutation(len(self.dataset))
+        order = (
+            Stream(seed, Purpose.QUERIES, iteration=k // batches)
+            .numpy()
+            .permutation(len(self.dataset))
+        )
         start = k % batches * size
         return self.dataset[order[start : start + size].tolist()]
 

@@ -18,7 +18,9 @@ from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind
 
 
-def train(kind: TaskKind[Any], default: Path | None = None, prefix: str = "", single_agent: bool = False) -> None:
+def train(
+    kind: TaskKind[Any], default: Path | None = None, prefix: str = "", single_agent: bool = False
+) -> None:
     """Trains on a kind of task, with the settings of the command line: the command of every task.
 
     Args:
@@ -52,7 +54,9 @@ def announce(config: Config, name: str) -> None:
     config.hub.check_token()
     config.check_tracker()
     if os.environ.get("RANK", "0") == "0":
-        names = dict.fromkeys(config.of_agent(index).model.name for index in range(config.cory.num_agents))
+        names = dict.fromkeys(
+            config.of_agent(index).model.name for index in range(config.cory.num_agents)
+        )
         models = " and ".join(names)
         iterations = "1 iteration" if config.iterations == 1 else f"{config.iterations} iterations"
         print(f"{name}: {config.method()}, model {models}, {iterations}. Loading ...", flush=True)

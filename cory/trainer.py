@@ -115,7 +115,10 @@ class CoryTrainer:
             if resumed is not None and resumed.finished:
                 return self._finished_run(config_record, resumed)
 
-            with self._open_run(config_record, resumed, locks) as self.run, Signals() as self.signals:
+            with (
+                self._open_run(config_record, resumed, locks) as self.run,
+                Signals() as self.signals,
+            ):
                 with self._explaining_errors("the beginning of the run"):
                     self._notify("on_train_begin", self.run)
 
@@ -185,10 +188,15 @@ class CoryTrainer:
         """A generator for each role's responses, in iteration `k`, of the process `rank` (by default this one)."""
         if rank is None:
             rank = distributed.rank()
-        streams = [Stream(self.config.seed, purpose, k, role=role, process=rank) for role in range(len(chain))]
+        streams = [
+            Stream(self.config.seed, purpose, k, role=role, process=rank)
+            for role in range(len(chain))
+        ]
         return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
 
-    def roll_out(self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
+    def roll_out(
+        self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]
+    ) -> list[Rollout]:
         """Each role's responses; from the second role on, an agent reads those of the roles before
         (Eq. 3).
 
@@ -206,7 +214,9 @@ class CoryTrainer:
             rollouts.append(rollout)
         return rollouts
 
-    def score_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0) -> list[Scores]:
+    def score_rollouts(
+        self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0
+    ) -> list[Scores]:
         """Each role's task rewards, (batch,): all roles' responses in one call, so in one pass of a
         reward model.
 
@@ -221,7 +231,9 @@ class CoryTrainer:
             for name, values in batch.columns_of(role).items():
                 columns[name] += values
         prompts = columns.pop("prompt")
-        scores = distributed.fail_together(lambda: score_by_function(self.task.reward, prompts, completions, columns))
+        scores = distributed.fail_together(
+            lambda: score_by_function(self.task.reward, prompts, completions, columns)
+        )
         return scores.split([len(rollout.completions) for rollout in rollouts])
 
     def score_chains(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor | None:
@@ -251,7 +263,9 @@ class CoryTrainer:
         unread = None
         if self.config.cory.credit == "counterfactual" and len(chain) > 1:
             unread = self._unread_rewards(k, chain, batch)
-        return assign_credit(task_rewards, self.config.cory.credit, self.config.cory.weight, unread, team_rewards)
+        return assign_credit(
+            task_rewards, self.config.cory.credit, self.config.cory.weight, unread, team_rewards
+        )
 
     def _unread_rewards(self, k: int, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
         """Each role's (batch,) task rewards when it reads empty responses; the pioneer's are 0."""
@@ -259,7 +273,9 @@ class CoryTrainer:
         rollouts = []
         for role in range(1, len(chain)):
             empty = [""] * len(batch.columns_of(role)["prompt"])
-            rollouts.append(self._respond(chain[role], role, batch, [empty] * role, generators[role]))
+            rollouts.append(
+                self._respond(chain[role], role, batch, [empty] * role, generators[role])
+            )
         rewards = [score.total for score in self.score_rollouts(batch, rollouts, first=1)]
         return [torch.zeros_like(rewards[0]), *rewards]
 
@@ -292,8 +308,14 @@ class CoryTrainer:
             return dict(zip(roles, stats, strict=True))
 
         updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]
-        learned = at_the_same_time(updates) if self.config.device_per_agent else [update() for update in updates]
-        stats_by_role = {role: stats for stats_of_agent in learned for role, stats in stats_of_agent.items()}
+        learned = (
+            at_the_same_time(updates)
+            if self.config.device_per_agent
+            else [update() for update in updates]
+        )
+        stats_by_role = {
+            role: stats for stats_of_agent in learned for role, stats in stats_of_agent.items()
+        }
         return [stats_by_role[role] for role in range(len(chain))]
 
     @property
@@ -320,10 +342,17 @@ class CoryTrainer:
         config = self.config
         queries = self.task.batch(k, self._queries_per_iteration(), config.seed)
         rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
-        columns = {name: repeated(values, config.chains_per_query)[rows_of_process] for name, values in queries.items()}
+        columns = {
+            name: repeated(values, config.chains_per_query)[rows_of_process]
+            for name, values in queries.items()
+        }
 
-        lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()  # of no process, so the same in all of them
-        length = lengths.integers(config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1)
+        lengths = Stream(
+            config.seed, Purpose.LENGTH, k
+        ).numpy()  # of no process, so the same in all of them
+        length = lengths.integers(
+            config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1
+        )
         return Batch(columns, int(length), config.branches)
 
     def _queries_per_iteration(self) -> int:
@@ -367,11 +396,15 @@ class CoryTrainer:
     def _finished_run(self, config_record: dict[str, Any], resumed: Resumed) -> Run:
         """A run of which nothing is left to do."""
         run = Run(self.config, self.name, config_record, resumed.run, finished=True)
-        if distributed.is_main() and not (run.folder / REPORT).exists():  # killed after everything else was saved
+        if (
+            distributed.is_main() and not (run.folder / REPORT).exists()
+        ):  # killed after everything else was saved
             write_run_report(run.folder, self.config.method())
         return run
 
-    def _open_run(self, config_record: dict[str, Any], resumed: Resumed | None, locks: ExitStack) -> Run:
+    def _open_run(
+        self, config_record: dict[str, Any], resumed: Resumed | None, locks: ExitStack
+    ) -> Run:
         """The folder of a new run, or of one that is continued, whose state and agents are loaded."""
         self.should_stop = False
         self.signal = None
@@ -406,7 +439,9 @@ class CoryTrainer:
                 getattr(callback, event)(self, argument)
 
         overriding = [callback for callback in self.callbacks if _overrides(callback, event)]
-        for collective, consecutive in itertools.groupby(overriding, lambda callback: callback.collective):
+        for collective, consecutive in itertools.groupby(
+            overriding, lambda callback: callback.collective
+        ):
             if collective:
                 call(list(consecutive))
             else:
@@ -449,7 +484,9 @@ class CoryTrainer:
             )
 
         if not self.task.rewards and self.task.team is None:
-            raise UserError("task.reward: expected a reward function, or a team_reward, got neither")
+            raise UserError(
+                "task.reward: expected a reward function, or a team_reward, got neither"
+            )
 
         queries_per_iteration = self._queries_per_iteration()
         if len(self.task.dataset) < queries_per_iteration:
@@ -465,7 +502,9 @@ class CoryTrainer:
         metrics = recorded_metrics(config, self.task)
         best = config.checkpoint.best
         if best is not None and best not in metrics:
-            raise UserError(f"checkpoint.best: expected null or one of the metrics {metrics}, got {best!r}")
+            raise UserError(
+                f"checkpoint.best: expected null or one of the metrics {metrics}, got {best!r}"
+            )
 
         # One check per tokenizer and context length.
         agents = {(id(agent.tokenizer), agent.context_length): agent for agent in self.agents}
@@ -483,11 +522,15 @@ class CoryTrainer:
         columns = sorted(self.task.dataset.column_names)
         given = sorted(dataset.column_names) if dataset is not None else None
         if dataset is None or given != columns:
-            raise UserError(f"eval_every: expected an eval_dataset with the columns {columns}, got {given}")
+            raise UserError(
+                f"eval_every: expected an eval_dataset with the columns {columns}, got {given}"
+            )
 
         rows = distributed.even(min(self.config.eval_queries, len(dataset)))
         if rows == 0:
-            raise UserError(f"eval_every: expected held-out rows, at least one for each process, got {rows}")
+            raise UserError(
+                f"eval_every: expected held-out rows, at least one for each process, got {rows}"
+            )
         dataset = dataset.select(range(rows))
         self.task.check_rows(dataset)
         return dataset
@@ -496,13 +539,17 @@ class CoryTrainer:
         """The roles whose prompts, or the tokens that they and the responses add, are not those of a role before."""
         roles: dict[tuple[str, int], int] = {}
         for role in range(self.config.cory.num_roles):
-            roles.setdefault((self.task.prompts.template(role), sum(self._token_budget(role))), role)
+            roles.setdefault(
+                (self.task.prompts.template(role), sum(self._token_budget(role))), role
+            )
         return list(roles.values())
 
     def _token_budget(self, role: int) -> tuple[int, int]:
         """The most tokens of the responses that a role reads, and of its own."""
         longest = self.config.sampling.max_new_tokens
-        limits = [self.task.prompts.settings(index).max_new_tokens or longest for index in range(role + 1)]
+        limits = [
+            self.task.prompts.settings(index).max_new_tokens or longest for index in range(role + 1)
+        ]
         read = self.task.prompts.reads(role) if self.config.cory.knowledge_transfer else []
         return sum(limits[index] for index in read), limits[role]
 
@@ -518,7 +565,9 @@ class CoryTrainer:
             check_lengths(lengths, read + written, agent.context_length, prompts)
         except UserError as error:
             reads = f", which also reads responses of up to {read} tokens" if read else ""
-            raise UserError(f"{agent.name} as {self.task.prompts.name(role)}{reads}: {error}") from None
+            raise UserError(
+                f"{agent.name} as {self.task.prompts.name(role)}{reads}: {error}"
+            ) from None
 
 
 def _overrides(callback: Callback, event: str) -> bool:

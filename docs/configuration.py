@@ -43,9 +43,20 @@ def table(name: str, settings: Settings, title: str) -> str:
         value = getattr(settings, key)
         if not isinstance(value, Settings):
             text = linked(text)
-            rows.append(f"| `{name}{key}` | {default(value)} | {text.replace('|', chr(92) + '|')} |")
+            rows.append(
+                f"| `{name}{key}` | {default(value)} | {text.replace('|', chr(92) + '|')} |"
+            )
     return "\n".join(
-        [f"## {title}", "", linked(summary), "", "| key | default | what it is |", "|---|---|---|", *rows, ""]
+        [
+            f"## {title}",
+            "",
+            linked(summary),
+            "",
+            "| key | default | what it is |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
     )
 
 

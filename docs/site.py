@@ -43,8 +43,12 @@ def copy_pages() -> None:
     for file in files:
         (PAGES / file).parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".md":
-            parts = re.split(r"(^```.*?^```)", (ROOT / file).read_text(), flags=re.MULTILINE | re.DOTALL)
-            parts[::2] = [LINK.sub(lambda match, page=file: kept(page, match), part) for part in parts[::2]]
+            parts = re.split(
+                r"(^```.*?^```)", (ROOT / file).read_text(), flags=re.MULTILINE | re.DOTALL
+            )
+            parts[::2] = [
+                LINK.sub(lambda match, page=file: kept(page, match), part) for part in parts[::2]
+            ]
             (PAGES / file).write_text("".join(parts))
         else:
             shutil.copy(ROOT / file, PAGES / file)
@@ -80,7 +84,9 @@ def dead_links(site: Path) -> list[str]:
                 continue
             path = (page.parent / unquote(url.path)).resolve() if url.path else page
             path = path / "index.html" if path.is_dir() else path
-            if not path.exists() or (url.fragment and path in pages and url.fragment not in pages[path].anchors):
+            if not path.exists() or (
+                url.fragment and path in pages and url.fragment not in pages[path].anchors
+            ):
                 dead.append(f"{page.relative_to(site)}: {target}")
     return dead
 

@@ -63,7 +63,9 @@ _NUMBER = re.compile(
     r"(?P<whole>[0-9]{1,6}) (?P<part>[0-9]{1,6}/[0-9]{1,6})(?![.,]?[0-9]|/|[eE][-+]?[0-9])"
     rf"|(?P<over>{_DECIMAL})(?:/(?P<under>-?{_DECIMAL}))?"
 )
-_MARKER = re.compile(r"(?P<hashes>####)|(?P<boxed>\\boxed)|[Aa](?i:nswer)[\s*_]{0,4}(?:(?P<colon>[:=])|(?i:is)\b)")
+_MARKER = re.compile(
+    r"(?P<hashes>####)|(?P<boxed>\\boxed)|[Aa](?i:nswer)[\s*_]{0,4}(?:(?P<colon>[:=])|(?i:is)\b)"
+)
 _TO_LAST_DIGIT = re.compile(r".*[0-9]", re.DOTALL)
 _LEAD = re.compile(r"[^0-9A-Za-z.\\-]*")
 _LETTER = re.compile(r"[A-Za-z]")
@@ -71,7 +73,8 @@ _BRACE = re.compile(r"[{}]")
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
 # Between two numbers of an equation: a unit of at most two words, an operator, an opening.
 _OPERATION = re.compile(
-    r"[ \t*_$€£¥%)}\]]*(?:[A-Za-z]+[ \t%)}\]]*){0,2}[-+*/^x×÷·=≈][-+*/^×÷·=≈ \t_$€£¥({\[]*", re.IGNORECASE
+    r"[ \t*_$€£¥%)}\]]*(?:[A-Za-z]+[ \t%)}\]]*){0,2}[-+*/^x×÷·=≈][-+*/^×÷·=≈ \t_$€£¥({\[]*",
+    re.IGNORECASE,
 )
 _MAX_OPERATION = 40
 _FRAC_ARGUMENT = r"\s*\{\s*(-?[0-9][0-9.,]*)\s*\}"
@@ -79,7 +82,15 @@ _LATEX = re.compile(
     rf"\\[dtc]?frac(?:{_FRAC_ARGUMENT}{_FRAC_ARGUMENT}|([0-9])([0-9]))"
     r"|(?P<comma>(?<=[0-9])(?:\\,|\{,\})(?=[0-9]))|\\(?P<command>[A-Za-z]+|[^A-Za-z])"
 )
-_COMMANDS = {"boxed": r"\boxed", "fbox": r"\boxed", "times": "*", "cdot": "*", "div": "/", "$": "$", "!": ""}
+_COMMANDS = {
+    "boxed": r"\boxed",
+    "fbox": r"\boxed",
+    "times": "*",
+    "cdot": "*",
+    "div": "/",
+    "$": "$",
+    "!": "",
+}
 
 
 def answer_text(completion: str) -> str:
@@ -118,7 +129,11 @@ def gold(answer: str) -> Fraction | None:
     text = _plain(answer)
     hashes = text.rfind("####")
     number = _NUMBER.search(text, max(0, hashes))
-    if number and hashes < 0 and (text[: number.start()].strip(" -$") or text[number.end() :].strip()):
+    if (
+        number
+        and hashes < 0
+        and (text[: number.start()].strip(" -$") or text[number.end() :].strip())
+    ):
         return None  # more than a number alone
     return _value(number, last=False) if number else None
 
@@ -146,7 +161,9 @@ def _unlatex(match: re.Match[str]) -> str:
         return ","
     if match["command"]:
         # Nothing for what wraps a number: the minus of -\text{5} stays at it.
-        return _COMMANDS.get(match["command"], "" if match.string.startswith("{", match.end()) else " ")
+        return _COMMANDS.get(
+            match["command"], "" if match.string.startswith("{", match.end()) else " "
+        )
     over = match[1] or match[3]
     under = match[2] or match[4]
     follows_digit = match.string[: match.start()][-1:].isdigit()
@@ -218,7 +235,10 @@ def _value(number: re.Match[str], last: bool) -> Fraction | None:
 def _decimal(text: str) -> Fraction | None:
     """The value of a decimal with thousands commas and an exponent; None if it is too long."""
     digits, _, exponent = text.replace(",", "").lower().partition("e")
-    if len(digits.replace(".", "")) > MAX_DIGITS or len(exponent.lstrip("-+")) > MAX_EXPONENT_DIGITS:
+    if (
+        len(digits.replace(".", "")) > MAX_DIGITS
+        or len(exponent.lstrip("-+")) > MAX_EXPONENT_DIGITS
+    ):
         return None
     return Fraction(f"{digits}e{exponent or 0}")
 

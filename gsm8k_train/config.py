@@ -14,7 +14,8 @@ PIONEER = EXAMPLE + "Question: {prompt} Answer:"
 OBSERVER = EXAMPLE + "Question: {prompt} Reference: {response} Answer:"
 OBSERVERS = {  # wordings of the observer's prompt, by the names that task.observer_prompt takes
     "paper": OBSERVER,
-    "proposal": EXAMPLE + "Question: {prompt} Somebody's answer, which may be wrong: {response} The right answer:",
+    "proposal": EXAMPLE
+    + "Question: {prompt} Somebody's answer, which may be wrong: {response} The right answer:",
     "instruction": "{prompt}\nReason step by step and end with the number. A solution that may be wrong: {response}\n"
     "Your solution:",
 }
@@ -58,11 +59,17 @@ class Gsm8kConfig(Config):
     lora: LoraConfig = Field(default_factory=lambda: LoraConfig(rank=16))
     ppo: PPOConfig = Field(
         default_factory=lambda: PPOConfig(
-            learning_rate=1e-5, batch_size=32, mini_batch_size=2, gradient_accumulation_steps=16, init_kl_coef=0.01
+            learning_rate=1e-5,
+            batch_size=32,
+            mini_batch_size=2,
+            gradient_accumulation_steps=16,
+            init_kl_coef=0.01,
         )
     )
     sampling: SamplingConfig = Field(
-        default_factory=lambda: SamplingConfig(min_new_tokens=256, max_new_tokens=256, stop=["Question:"])
+        default_factory=lambda: SamplingConfig(
+            min_new_tokens=256, max_new_tokens=256, stop=["Question:"]
+        )
     )
     task: Gsm8kTaskConfig = Field(default_factory=Gsm8kTaskConfig)
 

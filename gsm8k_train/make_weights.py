@@ -50,7 +50,10 @@ def measure(folder: Path = toy.POLICY.parent) -> dict[str, float]:
     prompts = [fill(PIONEER, {"prompt": p["question"]}) for p in problems]
     settings = SamplingConfig(max_new_tokens=40, stop=["Question:"])
     answers = respond(policy, policy, tokenizer, prompts, settings).completions
-    return {"accuracy": sum(rule_reward(prompts, answers, [p["answer"] for p in problems])) / len(problems)}
+    return {
+        "accuracy": sum(rule_reward(prompts, answers, [p["answer"] for p in problems]))
+        / len(problems)
+    }
 
 
 def command_line() -> None:

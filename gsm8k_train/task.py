@@ -57,7 +57,9 @@ def make_task(config: Gsm8kConfig, rows: Dataset | None = None) -> Task:
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
     if rows is None:
         rows = training_rows(config)
-    return Task(rows, rule_reward, prompts, {"unparseable": unparseable}, extract=extract, kind=GSM8K.name)
+    return Task(
+        rows, rule_reward, prompts, {"unparseable": unparseable}, extract=extract, kind=GSM8K.name
+    )
 
 
 def training_rows(config: Gsm8kConfig) -> Dataset:

@@ -105,7 +105,11 @@ ITEMS = (
     "apples pears lemons cookies candies marbles stickers cards coins shells stones pencils books stamps beads eggs"
 ).split()
 WRONG = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a step that goes wrong does instead
-WEIGHTS = {1: 6, 2: 2, 3: 1}  # of a template by its steps: problems that a small model cannot solve teach RL nothing
+WEIGHTS = {
+    1: 6,
+    2: 2,
+    3: 1,
+}  # of a template by its steps: problems that a small model cannot solve teach RL nothing
 MISTAKES = 0.4  # share of the solutions that go wrong
 GUESSES = 0.5  # share of those that are a guess without any step
 LARGEST = 16  # of all numbers in a right solution
@@ -118,7 +122,12 @@ def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | N
     for operator, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
         if operator == "/" and total % number:
             return "", None
-        total = {"+": total + number, "-": total - number, "*": total * number, "/": total // max(number, 1)}[operator]
+        total = {
+            "+": total + number,
+            "-": total - number,
+            "*": total * number,
+            "/": total // max(number, 1),
+        }[operator]
     return " ".join([first, *rest]), total if 0 <= total <= 99 else None
 
 
@@ -176,13 +185,22 @@ def problem(rng: random.Random) -> Problem:
         they = rng.choice(("she", "he"))
         name = rng.choice(GIRLS if they == "she" else BOYS)
         friend, third = rng.sample([other for other in GIRLS + BOYS if other != name], 2)
-        words = {"name": name, "friend": friend, "third": third, "they": they, "They": they.capitalize()}
+        words = {
+            "name": name,
+            "friend": friend,
+            "third": third,
+            "they": they,
+            "They": they.capitalize(),
+        }
         words |= {"them": "her" if they == "she" else "him", "item": rng.choice(ITEMS)}
         question, *steps = template.format(**words, **dict(numbers)).split("|")
         # The split hangs on template and numbers alone: other names do not carry a held-out problem into training.
         held_out = random.Random(f"{template}{numbers}").random() < 0.1
         made = Problem(question, tuple(steps), numbers, held_out)
-        if all(2 <= int(number) <= LARGEST for number in re.findall(r"\d+", made.answer)) and made.answer:
+        if (
+            all(2 <= int(number) <= LARGEST for number in re.findall(r"\d+", made.answer))
+            and made.answer
+        ):
             return made
 
 
@@ -196,9 +214,8 @@ def lesson(rng: random.Random, asked: Problem) -> str:
         answer = attempt(rng, asked, 0.2)
     else:
         answer = reference if rng.random() < 0.3 else attempt(rng, asked, 0.3)
-    return (
-        f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"  # a response begins with a space
-    )
+    # A response begins with a space.
+    return f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"
 
 
 def drill(rng: random.Random) -> str:
@@ -218,7 +235,10 @@ def attempt(rng: random.Random, asked: Problem, mistakes: float) -> str:
         return asked.answer
     text = solve(rng, asked, mistake=True) if rng.random() >= GUESSES else None
     right = int(asked.answer.split()[-1])
-    return text or f"#### {rng.choice([n for n in range(right - 3, right + 4) if n not in (right, 0) and n > 0])}"
+    return (
+        text
+        or f"#### {rng.choice([n for n in range(right - 3, right + 4) if n not in (right, 0) and n > 0])}"
+    )
 
 
 @cache

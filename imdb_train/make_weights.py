@@ -27,7 +27,13 @@ from imdb_train import toy
 from imdb_train.task import PositiveLogit
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
 
-POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}  # target probabilities of the classifier, by mood
+POSITIVE = {
+    -2: 0.003,
+    -1: 0.15,
+    0: 0.5,
+    1: 0.85,
+    2: 0.997,
+}  # target probabilities of the classifier, by mood
 DRAWN = 9000  # reviews that are drawn before the rewritings; the models learn from the first toy.TRAIN_REVIEWS of them
 REWRITINGS = 9000  # examples in the observer's prompt form that the policy learns from
 
@@ -38,14 +44,21 @@ def make(folder: Path) -> None:
     reviews, rewritings = _texts(rng)
     texts = [text for text, _ in reviews]
     tokenizer = train_tokenizer(texts + rewritings, vocab_size=1024)
-    policy = train_gpt2(texts + rewritings, tokenizer, width=112, layers=3, positions=128, steps=320)
+    policy = train_gpt2(
+        texts + rewritings, tokenizer, width=112, layers=3, positions=128, steps=320
+    )
     save_half(policy, tokenizer, folder / "policy")
-    windows, positive = [], []  # the reward model reads cut-off texts, so it learns on cut-off texts
+    windows, positive = (
+        [],
+        [],
+    )  # the reward model reads cut-off texts, so it learns on cut-off texts
     for text, mood in reviews:
         words = text.split(" ")
         windows.append(" ".join(words[: rng.randint(4, len(words))]))
         positive.append(POSITIVE[mood])
-    classifier = train_distilbert(windows, positive, tokenizer, width=64, layers=2, positions=128, steps=250)
+    classifier = train_distilbert(
+        windows, positive, tokenizer, width=64, layers=2, positions=128, steps=250
+    )
     save_half(classifier, tokenizer, folder / "reward_model")
 
 
@@ -87,7 +100,9 @@ def measure(folder: Path = toy.SHIPPED) -> dict[str, float]:
         rows = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
         losses = [(policy(input_ids=row, labels=row).loss.item(), row.shape[1] - 1) for row in rows]
         batch = tokenizer(texts, padding=True, return_tensors="pt")
-        logits = reward.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        logits = reward.model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits
     taught = torch.tensor([POSITIVE[mood] for _, mood in held_out])
     return {
         "loss": sum(loss * n for loss, n in losses) / sum(n for _, n in losses),

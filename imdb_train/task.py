@@ -3,7 +3,12 @@
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cory.errors import UserError
 from cory.models.load import (
@@ -22,7 +27,9 @@ from imdb_train import toy
 from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig
 
 
-def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+def load_classifier(
+    name: str, label: str, what: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
     """A sequence classifier, its tokenizer, and the index of `label` (upper or lower case alike).
 
     Raises:
@@ -34,13 +41,20 @@ def load_classifier(name: str, label: str, what: str) -> tuple[PreTrainedModel, 
         labels = AutoConfig.from_pretrained(name, **where).id2label
         index = [i for i, text in labels.items() if text.upper() == label.upper()]
     except LOADING as error:
-        raise UserError(f"{what}: expected a sequence classifier, got {name!r} ({first_line(error)})") from None
+        raise UserError(
+            f"{what}: expected a sequence classifier, got {name!r} ({first_line(error)})"
+        ) from None
     if len(labels) < 2 or not index:
         raise UserError(
             f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
         )
     model, tokenizer = load_model(
-        AutoModelForSequenceClassification, "a sequence classifier", name, what, {"dtype": "float32"}, where
+        AutoModelForSequenceClassification,
+        "a sequence classifier",
+        name,
+        what,
+        {"dtype": "float32"},
+        where,
     )
     check_vocabulary(model, tokenizer, what, name)
     return model.eval().requires_grad_(False), tokenizer, int(index[0])
@@ -82,20 +96,29 @@ class PositiveLogit:
     @torch.no_grad()
     def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
         """Scores query + response, in batches of similar length so that padding costs little."""
-        texts = [prompt + self.separator + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        rows = self.tokenizer(texts, truncation=self.max_length is not None, max_length=self.max_length)["input_ids"]
+        texts = [
+            prompt + self.separator + completion
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        rows = self.tokenizer(
+            texts, truncation=self.max_length is not None, max_length=self.max_length
+        )["input_ids"]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         rewards = torch.empty(len(rows))
         for start in range(0, len(order), self.batch_size):
             index = order[start : start + self.batch_size]
             texts_ids = [torch.tensor(rows[i], dtype=torch.long) for i in index]
             ids, mask = pad(texts_ids, self.tokenizer.pad_token_id or 0, "right")
-            logits = self.model(input_ids=ids.to(self.model.device), attention_mask=mask.to(self.model.device)).logits
+            logits = self.model(
+                input_ids=ids.to(self.model.device), attention_mask=mask.to(self.model.device)
+            ).logits
             rewards[index] = logits[:, self.index].float().cpu()
         return rewards.tolist()
 
 
-def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset:
+def queries(
+    config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> Dataset:
     """The dataset with a `prompt` column: the first 2 to 8 tokens of each review, the number drawn from `seed`.
 
     Of the toy reviews only those that belong to the split, by their text (`toy.is_held_out`).
@@ -113,16 +136,25 @@ def queries(config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBa
             f"dataset: expected reviews of at least {config.min_chars} characters, got none in {config.dataset!r}"
         )
     # Drawn from the seed alone, not from a `Stream`: the queries of all recorded results were drawn so.
-    lengths = np.random.default_rng(seed).integers(config.min_query_tokens, config.max_query_tokens + 1, len(texts))
+    lengths = np.random.default_rng(seed).integers(
+        config.min_query_tokens, config.max_query_tokens + 1, len(texts)
+    )
     # Sixty characters a token are plenty: the rest of a long review need not be tokenized.
-    heads = tokenizer([text[: 60 * config.max_query_tokens] for text in texts], add_special_tokens=False)["input_ids"]
-    prompts = [tokenizer.decode(ids[:n], skip_special_tokens=True) for ids, n in zip(heads, lengths, strict=True)]
+    heads = tokenizer(
+        [text[: 60 * config.max_query_tokens] for text in texts], add_special_tokens=False
+    )["input_ids"]
+    prompts = [
+        tokenizer.decode(ids[:n], skip_special_tokens=True)
+        for ids, n in zip(heads, lengths, strict=True)
+    ]
     prompts = [prompt for prompt in prompts if prompt]
     if config.dataset == "tiny":
         prompts = toy.of_split(prompts, split)
         if not prompts:
             longest = config.max_query_tokens
-            raise UserError(f"task.max_query_tokens: expected queries of split {split!r}, got none of up to {longest}")
+            raise UserError(
+                f"task.max_query_tokens: expected queries of split {split!r}, got none of up to {longest}"
+            )
     return Dataset.from_dict({"prompt": prompts})
 
 
@@ -163,4 +195,6 @@ def tokenizer_of(config: ImdbConfig) -> PreTrainedTokenizerBase:
     """The first agent's tokenizer, by whose tokens queries are cut."""
     model = config.of_agent(0).model
     policy = config.resolve(model.name)
-    return load_tokenizer(policy, find(policy, "model.name", model.revision), model.trust_remote_code)
+    return load_tokenizer(
+        policy, find(policy, "model.name", model.revision), model.trust_remote_code
+    )

@@ -76,7 +76,9 @@ def fill(rng: random.Random, template: str, mood: int) -> str:
     while "{" in template:
         start = template.index("{")
         end = template.index("}")
-        template = template[:start] + _pick(rng, template[start + 1 : end], mood) + template[end + 1 :]
+        template = (
+            template[:start] + _pick(rng, template[start + 1 : end], mood) + template[end + 1 :]
+        )
     return template
 
 
@@ -85,7 +87,9 @@ def _phrases(rng: random.Random, mood: int, seed: int) -> list[str]:
     skeleton = random.Random(seed)
     phrases = [fill(skeleton, skeleton.choice(OPENINGS), mood)] if skeleton.random() < 0.6 else []
     phrases += [fill(rng, "{frame}", mood) for _ in range(skeleton.randint(1, 3))]
-    return [phrase + skeleton.choice(JOINTS) for phrase in phrases] + [fill(rng, "{verdict}", mood) + "."]
+    return [phrase + skeleton.choice(JOINTS) for phrase in phrases] + [
+        fill(rng, "{verdict}", mood) + "."
+    ]
 
 
 def review(rng: random.Random) -> tuple[str, int]:
@@ -126,7 +130,9 @@ def reviews(split: str) -> list[str]:
     """
     parts = {"train": slice(0, TRAIN_REVIEWS), "test": slice(TRAIN_REVIEWS, None)}
     if split not in parts:
-        raise UserError(f"task.split: expected one of {list(parts)} of the toy reviews, got {split!r}")
+        raise UserError(
+            f"task.split: expected one of {list(parts)} of the toy reviews, got {split!r}"
+        )
     return [text for text, _ in _reviews()[parts[split]]]
 
 

@@ -75,7 +75,9 @@ class Setting:
         import pandas as pd  # here, as importing it takes a while
 
         apart = difference(pd.Series(self.chain), pd.Series(self.rivals()[self.best_rival()]))
-        return Interval(apart.value / self.scale, apart.low / self.scale, apart.high / self.scale, apart.n)
+        return Interval(
+            apart.value / self.scale, apart.low / self.scale, apart.high / self.scale, apart.n
+        )
 
 
 def read_settings_file(path: Path, root: Path = Path()) -> list[Setting]:
@@ -104,7 +106,9 @@ def _setting(entry: dict[str, Any], root: Path) -> Setting:
         scale = float(probe["spread"])
     except (OSError, LookupError, TypeError, ValueError) as error:
         expected = "what observer.py --out has written"
-        raise UserError(f"{label}: expected {expected}, got {entry['observer']!r} ({error})") from None
+        raise UserError(
+            f"{label}: expected {expected}, got {entry['observer']!r} ({error})"
+        ) from None
 
     def by_seed(group: str, metric: str, **chosen: Any) -> list[float]:
         """A metric of a group's rows with some values, by seed, mean over agents or orders."""
@@ -124,10 +128,14 @@ def _setting(entry: dict[str, Any], root: Path) -> Setting:
         raise UserError(
             f"{label}, {ORDER}: expected a chain of {entry['chain']!r}, such as agent_2 after agent_1, got {order!r}"
         )
-    alone, twice = (by_seed(entry["single"], "combined_reward", calls=calls) for calls in CALLS.values())
+    alone, twice = (
+        by_seed(entry["single"], "combined_reward", calls=calls) for calls in CALLS.values()
+    )
     untrained = held_out[(held_out["group"] == BASE) & (held_out["calls"] == 2)]
     if len(alone) != len(twice) or not len(untrained):
-        raise UserError(f"{label}: expected {entry['single']!r} and the base after themselves, got no such rows")
+        raise UserError(
+            f"{label}: expected {entry['single']!r} and the base after themselves, got no such rows"
+        )
     one = [dict(zip(CALLS, values, strict=True)) for values in zip(alone, twice, strict=True)]
     best = by_seed(entry["single"], "best_of_2", calls=1) if "best_of_2" in held_out else []
     base = float(untrained["combined_reward"].iloc[0])
@@ -148,9 +156,16 @@ def table(settings: Sequence[Setting]) -> str:
         [
             {"setting": s.label, "n": str(len(s.chain))}
             | {"dependence": s.dependence.text(".2f"), "slope": s.slope.text(".2f")}
-            | {name: _shown(values) for name, values in s.rivals().items() if not name.startswith("untrained")}
+            | {
+                name: _shown(values)
+                for name, values in s.rivals().items()
+                if not name.startswith("untrained")
+            }
             | {"untrained, after itself": f"{s.untrained:.2f}", "chain": _shown(s.chain)}
-            | {"advantage": s.advantage().text("+.2f"), "best of 2, task reward": _shown(s.best_of_2)}
+            | {
+                "advantage": s.advantage().text("+.2f"),
+                "best of 2, task reward": _shown(s.best_of_2),
+            }
             for s in settings
         ]
     )
@@ -195,7 +210,13 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
         x, left, right, _ = setting.dependence
         y, low, high, _ = setting.advantage()
         marker = MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0]
-        style: dict[str, Any] = {"marker": marker, "ms": 6, "lw": 1.2, "capsize": 2, "color": colour[task or kind]}
+        style: dict[str, Any] = {
+            "marker": marker,
+            "ms": 6,
+            "lw": 1.2,
+            "capsize": 2,
+            "color": colour[task or kind],
+        }
         style |= {} if setting.slope.low > 0 else {"mfc": "white"}
         axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], **style)
     for task in tasks:
@@ -207,7 +228,8 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
         ylabel="advantage of the chain\n(standard deviations of the reward)",
     )
     axis.set_title(
-        "filled: slope above 0, better responses of the pioneer make better ones of the observer", fontsize=9
+        "filled: slope above 0, better responses of the pioneer make better ones of the observer",
+        fontsize=9,
     )
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -219,7 +241,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.advantage`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("file", type=str, help="The settings, a YAML file")
-    parser.add_argument("--out", type=str, default="advantage", help="Where the table and the figure go")
+    parser.add_argument(
+        "--out", type=str, default="advantage", help="Where the table and the figure go"
+    )
     args = parser.of(argv)
     settings, out = read_settings_file(Path(args.file)), Path(args.out)
     check_results_folder(out, ("advantage.md", "advantage.png"))

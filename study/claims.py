@@ -62,7 +62,10 @@ NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
 SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model
 IMDB, GSM8K, CURVES = ("imdb_curves",), ("gsm8k_curves", SUMS), ("imdb_curves", "gsm8k_curves")
 ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
-RATES, FRONTIERS = ("imdb_learning_rate", "gsm8k_learning_rate"), ("imdb_frontier", "gsm8k_frontier")
+RATES, FRONTIERS = (
+    ("imdb_learning_rate", "gsm8k_learning_rate"),
+    ("imdb_frontier", "gsm8k_frontier"),
+)
 
 
 @dataclass(frozen=True)
@@ -247,7 +250,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.claims`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, smollm2, paper")
-    parser.add_argument("--results", type=str, default="results", help="Folder of the experiments' results")
+    parser.add_argument(
+        "--results", type=str, default="results", help="Folder of the experiments' results"
+    )
     parser.add_argument("--out", type=str | None, help="File for the table. null: print it only")
     args = parser.of(argv)
     names = dict.fromkeys(name for claim in CLAIMS for name in claim.experiments)

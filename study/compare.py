@@ -29,7 +29,9 @@ def check_out(out: Path) -> None:
     check_results_folder(out, FILES)
 
 
-def write(study: "Study", out: Path, title: str = "Comparison", question: str = "", command: str = "") -> Path:
+def write(
+    study: "Study", out: Path, title: str = "Comparison", question: str = "", command: str = ""
+) -> Path:
     """Writes comparison.md with its figures, CSV files and report.html into `out`; replaces older ones.
 
     Returns:
@@ -88,7 +90,10 @@ def comparison_page(study: "Study", title: str, question: str, command: str) -> 
         parts += section("Held out, by agent", "", comparison.held_out_by_agent(study, metrics))
     parts += section("End of training", comparison.TRAINING_NOTE, comparison.ends(study))
     if len(study.metrics):
-        parts += ["![curves](curves.png)\n", "Running means over 10 iterations; bands are 95 % intervals.\n"]
+        parts += [
+            "![curves](curves.png)\n",
+            "Running means over 10 iterations; bands are 95 % intervals.\n",
+        ]
         parts += section("End of training, by agent", "", comparison.ends_by_agent(study))
         if study.metrics["role"].nunique() > 1:
             heading = f"By role, last {comparison.ROLE_WINDOW} iterations"
@@ -111,12 +116,20 @@ def comparison_page(study: "Study", title: str, question: str, command: str) -> 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.compare`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument("runs", nargs="+", help="Folders of runs, or globs that match some; or a folder of results")
+    parser.add_argument(
+        "runs", nargs="+", help="Folders of runs, or globs that match some; or a folder of results"
+    )
     parser.add_argument("--out", type=str, default="runs/comparison", help="Folder of the results")
     parser.add_argument(
-        "--baseline", type=str | None, help="Group or family to measure against. null: PPO, or the first"
+        "--baseline",
+        type=str | None,
+        help="Group or family to measure against. null: PPO, or the first",
     )
-    parser.add_argument("--over", type=str | None, help="Key of the settings to plot results against: ppo.init_kl_coef")
+    parser.add_argument(
+        "--over",
+        type=str | None,
+        help="Key of the settings to plot results against: ppo.init_kl_coef",
+    )
     args = parser.of(argv)
     check_out(Path(args.out))
     from study.frame import of_records, read_study

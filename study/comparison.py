@@ -13,7 +13,9 @@ from study.groups import DATA
 from study.intervals import Interval, difference, hypervolume, nondominated, over_seeds
 from study.records import natural
 
-ROLE_WINDOW = 20  # iterations averaged by role: as many of each role, with the paper's exchange period of 5
+ROLE_WINDOW = (
+    20  # iterations averaged by role: as many of each role, with the paper's exchange period of 5
+)
 TEXT = 160  # characters of a sample that are shown
 TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward", "distinct_2": "distinct-2",
           "response_tokens": "length", "distinct_1": "distinct-1", "team_reward": "team reward",
@@ -25,12 +27,16 @@ Rows = list[dict[str, str]]
 def labels(study: Study) -> dict[tuple[str, str], str]:
     """The label of each group's agents: the group's name, with `agent_1`, ... where there are several."""
     result = {}
-    for name, rows in study.metrics.groupby("group") if len(study.metrics) else study.final.groupby("group"):
+    for name, rows in (
+        study.metrics.groupby("group") if len(study.metrics) else study.final.groupby("group")
+    ):
         agents = natural(rows["agent"].unique())
         kind, _, rest = str(name).partition(", ")
         for agent in agents:
             alone = len(agents) == 1
-            result[name, agent] = name if alone else f"{kind} {agent}" + (f", {rest}" if rest else "")
+            result[name, agent] = (
+                name if alone else f"{kind} {agent}" + (f", {rest}" if rest else "")
+            )
     return result
 
 
@@ -42,7 +48,9 @@ def ends(study: Study, metrics: Sequence[str] = tuple(METRICS)) -> Rows:
     for name in reward:
         base = study.base_of(name)
         row = {"group": name, "n": str(reward[name].count())}
-        row |= {TITLES[m]: over_seeds(study.by_seed(m)[name].dropna()).plus_minus() for m in metrics}
+        row |= {
+            TITLES[m]: over_seeds(study.by_seed(m)[name].dropna()).plus_minus() for m in metrics
+        }
         if "combined_reward" in metrics:
             row["difference"] = _shown_difference(reward, name, base)
         rows.append(row | {"collapsed": f"{collapses[name].sum()} of {len(collapses[name])}"})
@@ -69,7 +77,11 @@ def ends_by_agent(study: Study) -> Rows:
 def ends_by_role(study: Study) -> Rows:
     """By agent and role: task reward and KL over the last 20 iterations."""
     whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
-    means = last(whole, ROLE_WINDOW).groupby(["group", "agent", "role", "seed"])[["task_reward", "kl"]].mean()
+    means = (
+        last(whole, ROLE_WINDOW)
+        .groupby(["group", "agent", "role", "seed"])[["task_reward", "kl"]]
+        .mean()
+    )
     rows = []
     for (name, agent), label in _in_order(study, labels(study)):
         if name not in means.index.get_level_values("group"):
@@ -96,15 +108,23 @@ def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str
     for name in [BASE, *(groups or study.groups)]:
         if not any(name in by_seed for by_seed in by_calls.values()):
             continue
-        seeds = max(by_seed[name].count() if name in by_seed else 0 for by_seed in by_calls.values())
+        seeds = max(
+            by_seed[name].count() if name in by_seed else 0 for by_seed in by_calls.values()
+        )
         row = {"group": name, "n": "" if name == BASE else str(seeds)}
         for calls, title in CALLS.items():
             by_seed = by_calls[calls]
             values = by_seed[name].dropna() if name in by_seed else pd.Series(dtype=float)
-            row[title] = over_seeds(values).plus_minus(0 if percent else 2, percent) if len(values) else ""
+            row[title] = (
+                over_seeds(values).plus_minus(0 if percent else 2, percent) if len(values) else ""
+            )
             base = None if name == BASE else study.base_of(name)
             scaled = 100 * by_seed if percent else by_seed
-            shown = _shown_difference(scaled, name, base, 0 if percent else 2) if name in by_seed else ""
+            shown = (
+                _shown_difference(scaled, name, base, 0 if percent else 2)
+                if name in by_seed
+                else ""
+            )
             row[f"difference, {title}"] = shown
         rows.append(row)
     return rows
@@ -123,19 +143,31 @@ def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str
     for name in [BASE, *(groups or study.groups)]:
         of_group = study.held_out[study.held_out["group"] == name]
         for answers, values in of_group.groupby("answers", sort=False):
-            row = {"group": name, "answers": str(answers), "n": "" if name == BASE else str(len(values))}
+            row = {
+                "group": name,
+                "answers": str(answers),
+                "n": "" if name == BASE else str(len(values)),
+            }
             for metric in metrics:
                 percent = is_share(metric)
                 measured = values[metric].dropna()
                 title = TITLES.get(metric, metric)
-                row[title] = over_seeds(measured).plus_minus(0 if percent else 2, percent) if len(measured) else ""
+                row[title] = (
+                    over_seeds(measured).plus_minus(0 if percent else 2, percent)
+                    if len(measured)
+                    else ""
+                )
             rows.append(row)
     return rows
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share, which tables show in percent."""
-    return metric.startswith(("pass@", "maj@", "verified@")) or metric in ("greedy", "copied", "unparseable")
+    return metric.startswith(("pass@", "maj@", "verified@")) or metric in (
+        "greedy",
+        "copied",
+        "unparseable",
+    )
 
 
 def points(study: Study) -> pd.DataFrame:
@@ -146,13 +178,22 @@ def points(study: Study) -> pd.DataFrame:
 
 def frontiers(study: Study) -> Rows:
     """By family: which of its points (task reward, -KL) no other of its points beats, and their hypervolume."""
-    means = points(study).groupby(["family", "group", "value"], sort=False)[["task_reward", "kl"]].mean().reset_index()
+    means = (
+        points(study)
+        .groupby(["family", "group", "value"], sort=False)[["task_reward", "kl"]]
+        .mean()
+        .reset_index()
+    )
     every = list(zip(means["task_reward"], -means["kl"], strict=True))
     worst = (min(x for x, _ in every), min(y for _, y in every))
     rows = []
     for family, of_family in means.groupby("family", sort=False):
         own_points = [every[i] for i in of_family.index]
-        best = [of_family["value"].iloc[i] for i in nondominated(own_points)] if len(own_points) > 1 else []
+        best = (
+            [of_family["value"].iloc[i] for i in nondominated(own_points)]
+            if len(own_points) > 1
+            else []
+        )
         rows.append(
             {
                 "family": str(family),
@@ -168,12 +209,21 @@ def settings(study: Study) -> Rows:
     """The settings and the fingerprints in which groups differ, a column for each group."""
     runs = study.runs
     typical = runs[runs["fingerprint.reward"] != ""].groupby("group").first()
-    typical = typical.reindex(study.groups).combine_first(runs.groupby("group").first()).loc[study.groups]
+    typical = (
+        typical.reindex(study.groups).combine_first(runs.groupby("group").first()).loc[study.groups]
+    )
     by_length = runs.groupby("group")["iterations"].max()
-    keys = [key for key in _setting_columns(study) if key not in DATA and _differ(typical[key], key)]
-    rows = [{"setting": key, **{name: str(typical.loc[name, key]) for name in study.groups}} for key in keys]
+    keys = [
+        key for key in _setting_columns(study) if key not in DATA and _differ(typical[key], key)
+    ]
+    rows = [
+        {"setting": key, **{name: str(typical.loc[name, key]) for name in study.groups}}
+        for key in keys
+    ]
     if by_length.nunique() > 1 and "iterations" not in keys:
-        rows.append({"setting": "iterations", **{name: str(by_length[name]) for name in study.groups}})
+        rows.append(
+            {"setting": "iterations", **{name: str(by_length[name]) for name in study.groups}}
+        )
     return rows + _data(study)
 
 
@@ -194,7 +244,12 @@ def _data(study: Study) -> Rows:
     for seed, runs in trained.groupby("seed"):
         data = runs.set_index("group")[DATA[0]]
         if data.nunique() > 1:
-            return [{"setting": f"{DATA[0]} (seed {seed})", **{name: data.get(name, "") for name in study.groups}}]
+            return [
+                {
+                    "setting": f"{DATA[0]} (seed {seed})",
+                    **{name: data.get(name, "") for name in study.groups},
+                }
+            ]
     return []
 
 
@@ -212,17 +267,27 @@ def caveats(study: Study) -> list[str]:
         if len(whole) == 1:
             notes.append(f"{name}: a single run, so there is no interval")
         if study.base_of(name) is None:
-            notes.append(f"{name}: no run of the baseline {study.baseline} ended at this value, so no difference")
+            notes.append(
+                f"{name}: no run of the baseline {study.baseline} ended at this value, so no difference"
+            )
         repeated = whole["seed"][whole["seed"].duplicated()]
         if len(repeated):
-            notes.append(f"{name}: seed {repeated.iloc[0]} occurs more than once; such runs are not repetitions")
+            notes.append(
+                f"{name}: seed {repeated.iloc[0]} occurs more than once; such runs are not repetitions"
+            )
     versions = sorted(set(study.whole["version"]))
     if len(versions) > 1:
-        notes.append(f"runs of several code versions: {', '.join(version[:12] for version in versions)}")
+        notes.append(
+            f"runs of several code versions: {', '.join(version[:12] for version in versions)}"
+        )
     if study.whole["iterations"].nunique() > 1:
         lengths = study.whole.groupby("group", sort=False)["iterations"].unique()
-        text = "; ".join(f"{name} {', '.join(map(str, sorted(values)))}" for name, values in lengths.items())
-        notes.append(f"runs of unequal length in iterations ({text}): final values are of each run's own end")
+        text = "; ".join(
+            f"{name} {', '.join(map(str, sorted(values)))}" for name, values in lengths.items()
+        )
+        notes.append(
+            f"runs of unequal length in iterations ({text}): final values are of each run's own end"
+        )
     return notes
 
 

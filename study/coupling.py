@@ -50,7 +50,9 @@ def correlations(pioneer: np.ndarray, observer: np.ndarray) -> dict[str, Interva
     }
 
 
-def coupling(folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int = 8) -> dict[str, Interval]:
+def coupling(
+    folder: Path, kind: TaskKind[Any], queries: int = 200, samples: int = 8
+) -> dict[str, Interval]:
     """`correlations` of a run's first two agents on held-out queries, the second as observer of the first.
 
     Args:

@@ -182,7 +182,9 @@ def agents(name: str, metric: str, statistic: Statistic) -> Estimate:
     def of(agent: str) -> Measure:
         return lambda run: end(metric)(run[run["agent"] == agent])
 
-    return lambda study: statistic(by_seed(study, name, of("agent_1")), by_seed(study, name, of("agent_2")))
+    return lambda study: statistic(
+        by_seed(study, name, of("agent_1")), by_seed(study, name, of("agent_2"))
+    )
 
 
 def relative(ours: "pd.Series", theirs: "pd.Series") -> Interval:
@@ -203,7 +205,11 @@ def _over(part: "pd.Series", whole: "pd.Series") -> "pd.Series":
 
 def less_variance(study: "Study") -> Interval:
     """1 - CORY's training variance over PPO's: of the task reward over seeds, mean over iterations."""
-    rewards = study.metrics.groupby(["group", "seed", "iteration"])["task_reward"].mean().unstack("iteration")
+    rewards = (
+        study.metrics.groupby(["group", "seed", "iteration"])["task_reward"]
+        .mean()
+        .unstack("iteration")
+    )
     cory, ppo = (rewards.loc[_group(study, name)].dropna(axis=1) for name in (CORY, PPO))
     seeds = list(cory.index.intersection(ppo.index))
 
@@ -249,7 +255,9 @@ def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> 
 def kl_accelerates(study: "Study") -> Interval:
     """Ratio of the increase of PPO's KL in the second half of a run to that in the first, at the smallest value."""
     smallest = sorted_values(study)[0]
-    second, first = (by_seed(study, PPO, half, smallest) for half in (second_half_of_kl, first_half_of_kl))
+    second, first = (
+        by_seed(study, PPO, half, smallest) for half in (second_half_of_kl, first_half_of_kl)
+    )
     return over_seeds(_over(second, first))
 
 

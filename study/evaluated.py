@@ -28,7 +28,9 @@ def rows_over_seeds(rows: Sequence[Row]) -> list[dict[str, Any]]:
     frame = pd.DataFrame([dict(row) for row in rows])
     metrics = [column.removesuffix("_ci") for column in frame.columns if column.endswith("_ci")]
     without_interval = frame.columns.intersection(["calls"])  # the same for all seeds
-    groups = frame.groupby(frame["name"].str.replace(r"-seed\d+(?=/|$)", "", regex=True), sort=False)
+    groups = frame.groupby(
+        frame["name"].str.replace(r"-seed\d+(?=/|$)", "", regex=True), sort=False
+    )
     if len(groups) == len(rows):
         return []
     result = []
@@ -39,7 +41,9 @@ def rows_over_seeds(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for metric in (metric for metric in metrics if runs[metric].notna().all()):
             interval = over_seeds(runs[metric])
             row[metric] = interval.value
-            row[f"{metric}_ci"] = interval.high - interval.value if seeds > 1 else float(runs[f"{metric}_ci"].iloc[0])
+            row[f"{metric}_ci"] = (
+                interval.high - interval.value if seeds > 1 else float(runs[f"{metric}_ci"].iloc[0])
+            )
         result.append(row)
     return result
 
@@ -64,7 +68,10 @@ def evaluation_markdown(
     if grouped and costs:
         parts += [_table(grouped, costs)]
     samples = [
-        {"query": query, **{name: answers[i]["completions"][0] for name, answers in records.items()}}
+        {
+            "query": query,
+            **{name: answers[i]["completions"][0] for name, answers in records.items()},
+        }
         for i, query in enumerate(queries[:shown])
     ]
     parts += [OVER_QUERIES, "", _table(rows, titles)]
@@ -72,7 +79,11 @@ def evaluation_markdown(
         parts += ["Cost of a query:", "", _table(rows, costs)]
     parts.append(markdown_table(samples))
     if records and all("greedy" in answers[0] for answers in records.values()):
-        parts += ["## Where models differ from the base", "", markdown_table(differences(records, queries))]
+        parts += [
+            "## Where models differ from the base",
+            "",
+            markdown_table(differences(records, queries)),
+        ]
     return "\n".join(parts)
 
 
@@ -83,14 +94,22 @@ def _table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
     return markdown_table([{"model": row["name"], **cells(row)} for row in rows])
 
 
-def differences(records: Mapping[str, Sequence[Row]], queries: Sequence[str]) -> list[dict[str, str]]:
+def differences(
+    records: Mapping[str, Sequence[Row]], queries: Sequence[str]
+) -> list[dict[str, str]]:
     """Queries whose greedy answer earns more than the base's, and less, with both texts."""
     rows = []
     for name, answers in records.items():
         pairs = list(zip(records["base"], answers, strict=True))
         for sign, outcome in ((1, "better than the base"), (-1, "worse than the base")):
-            differ = [(a, b) for a, b in pairs if sign * (b["greedy_reward"] - a["greedy_reward"]) > 0]
+            differ = [
+                (a, b) for a, b in pairs if sign * (b["greedy_reward"] - a["greedy_reward"]) > 0
+            ]
             for a, b in differ[:DIFFERENCES]:
-                texts = {"query": queries[a["query"]], "its answer": b["greedy"], "base's answer": a["greedy"]}
+                texts = {
+                    "query": queries[a["query"]],
+                    "its answer": b["greedy"],
+                    "base's answer": a["greedy"],
+                }
                 rows.append({"model": name, "": outcome, **texts})
     return rows

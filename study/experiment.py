@@ -61,7 +61,10 @@ class Engine:
 
 
 INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if terminal.HANGUP else [])]
-STOPPED = [*(128 + s for s in INTERRUPTS), *(-s for s in INTERRUPTS)]  # statuses of runs; the latter before they load
+STOPPED = [
+    *(128 + s for s in INTERRUPTS),
+    *(-s for s in INTERRUPTS),
+]  # statuses of runs; the latter before they load
 
 
 class Terminated(KeyboardInterrupt):
@@ -80,7 +83,9 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def run_all(
-    planned: Sequence[Planned], engine: Engine, after: Callable[[Planned, float], str | None] | None = None
+    planned: Sequence[Planned],
+    engine: Engine,
+    after: Callable[[Planned, float], str | None] | None = None,
 ) -> list[Planned]:
     """Runs the planned runs, each with its output in FOLDER.log.
 
@@ -92,8 +97,13 @@ def run_all(
         those that failed.
     """
     if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
-        print("The larger policy of the toy setting is not shipped. Training it once; this takes a minute.", flush=True)
-        subprocess.run([sys.executable, "imdb_train/make_weights.py", "tiny_large"], cwd=ROOT, check=True)
+        print(
+            "The larger policy of the toy setting is not shipped. Training it once; this takes a minute.",
+            flush=True,
+        )
+        subprocess.run(
+            [sys.executable, "imdb_train/make_weights.py", "tiny_large"], cwd=ROOT, check=True
+        )
     failed: list[Planned] = []
     count = 0
     one_at_a_time = threading.Lock()
@@ -126,7 +136,10 @@ def run_all(
 
 
 def _run_here(
-    planned: Sequence[Planned], engine: Engine, threads: int, ended: Callable[[Planned, int | str, float], None]
+    planned: Sequence[Planned],
+    engine: Engine,
+    threads: int,
+    ended: Callable[[Planned, int | str, float], None],
 ) -> None:
     """Runs on this machine, `engine.jobs` at a time. Signals end them after their iteration."""
     running: set[subprocess.Popen[bytes]] = set()
@@ -134,7 +147,9 @@ def _run_here(
     def run(item: Planned) -> None:
         started = time.perf_counter()
         item.folder.parent.mkdir(parents=True, exist_ok=True)
-        env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if engine.cpus or engine.jobs > 1 else {})
+        env = os.environ | (
+            {"OMP_NUM_THREADS": str(threads)} if engine.cpus or engine.jobs > 1 else {}
+        )
         with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
             process = subprocess.Popen(item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env,
                                        preexec_fn=ray_engine.die_with_parent)  # fmt: skip
@@ -162,7 +177,9 @@ def _run_here(
                 signal.signal(number, handler)
 
 
-def finish(item: Planned, results: Results, seconds: float | None, discard_agents: bool = False) -> None:
+def finish(
+    item: Planned, results: Results, seconds: float | None, discard_agents: bool = False
+) -> None:
     """Evaluates a run that has ended, writes its rows, and removes its checkpoints.
 
     Raises:
@@ -177,7 +194,9 @@ def finish(item: Planned, results: Results, seconds: float | None, discard_agent
 
 def megabytes(folder: Path) -> float:
     """The size of a folder's files, without checkpoints, which are removed."""
-    files = [file for file in folder.rglob("*") if file.is_file() and "checkpoints" not in file.parts]
+    files = [
+        file for file in folder.rglob("*") if file.is_file() and "checkpoints" not in file.parts
+    ]
     return round(sum(file.stat().st_size for file in files) / 1e6, 3)
 
 
@@ -185,24 +204,53 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.experiment`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("file", type=str, help="An experiment: configs/experiments/NAME.yaml")
-    parser.add_argument("--scale", type=str | None, help="One of the file's scales. null: tiny, or else the first")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="For all runs; none varies it")
-    parser.add_argument("--dry-run", action="store_true", help="Only print the command line of each unfinished run")
-    parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
-    parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help="What starts the runs")
-    parser.add_argument("--address", type=str | None, help="Ray cluster, such as auto. null: a new one on this machine")
-    parser.add_argument("--cpus", type=int | None, help="Threads of a run. null: the machine's cores over --jobs")
-    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of a run, with Ray; 0.5: two runs on one")
-    parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the runs")
-    parser.add_argument("--out", type=str | None, help="Folder of the results. null: beside the runs")
     parser.add_argument(
-        "--discard-agents", action="store_true", help="Remove the agents of each run but the first once it is evaluated"
+        "--scale", type=str | None, help="One of the file's scales. null: tiny, or else the first"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="For all runs; none varies it",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Only print the command line of each unfinished run"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
+    parser.add_argument(
+        "--engine", type=Literal["local", "ray"], default="local", help="What starts the runs"
+    )
+    parser.add_argument(
+        "--address",
+        type=str | None,
+        help="Ray cluster, such as auto. null: a new one on this machine",
+    )
+    parser.add_argument(
+        "--cpus", type=int | None, help="Threads of a run. null: the machine's cores over --jobs"
+    )
+    parser.add_argument(
+        "--gpus", type=float, default=0.0, help="GPUs of a run, with Ray; 0.5: two runs on one"
+    )
+    parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the runs")
+    parser.add_argument(
+        "--out", type=str | None, help="Folder of the results. null: beside the runs"
+    )
+    parser.add_argument(
+        "--discard-agents",
+        action="store_true",
+        help="Remove the agents of each run but the first once it is evaluated",
     )
     args = parser.of(argv)
     expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
     expect(args.cpus is None or args.cpus >= 1, "--cpus", "at least 1", args.cpus)
     expect(args.gpus >= 0, "--gpus", "at least 0", args.gpus)
-    expect(args.engine == "ray" or not (args.address or args.gpus), "--engine", "ray with --address or --gpus", "local")
+    expect(
+        args.engine == "ray" or not (args.address or args.gpus),
+        "--engine",
+        "ray with --address or --gpus",
+        "local",
+    )
     changes = {}
     for text in args.set:
         key, equals, value = text.partition("=")
@@ -210,10 +258,16 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             raise UserError(f"--set: expected KEY=VALUE, such as model.name=FOLDER, got {text!r}")
         changes[key] = value
     experiment = read_experiment(Path(args.file))
-    args.scale = args.scale or ("tiny" if "tiny" in experiment.scales else next(iter(experiment.scales)))
+    args.scale = args.scale or (
+        "tiny" if "tiny" in experiment.scales else next(iter(experiment.scales))
+    )
     runs = Path(args.runs).resolve()
     planned = plan(experiment, args.scale, changes, runs)
-    name = Path(args.file).parent.name if Path(args.file).stem == "experiment" else Path(args.file).stem
+    name = (
+        Path(args.file).parent.name
+        if Path(args.file).stem == "experiment"
+        else Path(args.file).stem
+    )
     out = Path(args.out) if args.out else runs / args.scale / f"{name}-comparison"
     results = Results(
         out,
@@ -237,7 +291,14 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     if args.dry_run:
         print(f"# {summary}")
         for item in missing:
-            print(shlex.join(["python", *(_relative(part) if item.cwd else part for part in item.command[1:])]))
+            print(
+                shlex.join(
+                    [
+                        "python",
+                        *(_relative(part) if item.cwd else part for part in item.command[1:]),
+                    ]
+                )
+            )
         return
     print(summary, flush=True)
     if missing:
@@ -247,7 +308,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     check_out(out)
 
     def after(item: Planned, seconds: float) -> str:
-        finish(item, results, None if states[item.folder] == "begun" else seconds, args.discard_agents)
+        finish(
+            item, results, None if states[item.folder] == "begun" else seconds, args.discard_agents
+        )
         missing.remove(item)
         left = results.estimate(missing)[0] / jobs
         return "" if math.isnan(left) or not missing else f"; about {_duration(left)} left"
@@ -255,7 +318,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     with _alone(runs / args.scale, name):
         if not (out / "comparison.md").exists():  # which marks a folder of results
             out.mkdir(parents=True, exist_ok=True)
-            replace_text(out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n")
+            replace_text(
+                out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n"
+            )
         results.take_recorded()
         for item in to_evaluate:
             finish(item, results, None, args.discard_agents)
@@ -263,8 +328,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         failed = run_all(list(missing), engine, after)
         study = results.study()
         if study is None:
-            raise UserError(f"no run has ended; the output of the first one is in {planned[0].folder}.log")
-        study.records = [read(item.folder) for item in planned if (item.folder / "summary.json").exists()]
+            raise UserError(
+                f"no run has ended; the output of the first one is in {planned[0].folder}.log"
+            )
+        study.records = [
+            read(item.folder) for item in planned if (item.folder / "summary.json").exists()
+        ]
         command = _repeated(args.file, args.scale, changes)
         written = write(study, out, experiment.title, experiment.question, command)
         print(f"Written to {written}")
@@ -290,7 +359,9 @@ def _cost(missing: Sequence[Planned], results: Results, experiment: Experiment, 
     if by_rows:
         sources.append(f"{by_rows} runs as long as earlier ones of their kind")
     if by_rows < len(missing):
-        sources.append(f"{len(missing) - by_rows} by the file, on {experiment.scales[results.scale].hardware}")
+        sources.append(
+            f"{len(missing) - by_rows} by the file, on {experiment.scales[results.scale].hardware}"
+        )
     return f"about {_duration(seconds / jobs)}, {jobs} at a time ({'; '.join(sources)})"
 
 
@@ -303,7 +374,11 @@ def _disk(missing: Sequence[Planned], results: Results, runs: Path) -> str:
     existing = next(folder for folder in (runs, *runs.parents) if folder.exists())
     free = shutil.disk_usage(existing).free / 1e9
     taken = results.disk(missing) / 1e3
-    needed = "not known before the first run of each kind has ended" if math.isnan(taken) else f"{taken:.2f} GB"
+    needed = (
+        "not known before the first run of each kind has ended"
+        if math.isnan(taken)
+        else f"{taken:.2f} GB"
+    )
     return f"Disk: {needed}, and the checkpoints of the runs that train at the time; {free:.0f} GB are free."
 
 
@@ -323,7 +398,9 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--runs: expected a folder that can be written, got {str(folder)!r} ({error})") from None
+        raise UserError(
+            f"--runs: expected a folder that can be written, got {str(folder)!r} ({error})"
+        ) from None
     with locked(folder, f".{name}.lock"):
         yield
 

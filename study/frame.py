@@ -24,7 +24,12 @@ from study.records import Record, flat, shown
 
 LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]
-STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]  # the combined reward follows from these
+STORED = [
+    "task_reward",
+    "kl",
+    "distinct_2",
+    "response_tokens",
+]  # the combined reward follows from these
 TEAM = "team_reward"  # stored beside them where runs have one
 PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
@@ -98,7 +103,9 @@ class Study:
     def by_seed(self, metric: str) -> pd.DataFrame:
         """A metric at the end of training, mean over a run's agents: a column per group, a row per seed."""
         means = self.final.groupby(["seed", "group"])[metric].mean()
-        return means.unstack("group").reindex(columns=[name for name in self.groups if name in set(self.final.group)])
+        return means.unstack("group").reindex(
+            columns=[name for name in self.groups if name in set(self.final.group)]
+        )
 
 
 def of_records(
@@ -142,7 +149,9 @@ def of_records(
     return study
 
 
-def of_run(record: Record, of: Group, over: str | None, is_baseline: bool, keys: Sequence[str]) -> Study:
+def of_run(
+    record: Record, of: Group, over: str | None, is_baseline: bool, keys: Sequence[str]
+) -> Study:
     """The frames of one run, with its values of the settings `keys`. The combined reward is with its own eta."""
     settings = flat(record.settings)
     seed = record.settings["seed"]
@@ -159,7 +168,10 @@ def of_run(record: Record, of: Group, over: str | None, is_baseline: bool, keys:
     }
     has_team = any(TEAM in values for values in record.rows)
     columns = [*PER_ROLE, TEAM] if has_team else PER_ROLE
-    rows = [{"group": of.name, "seed": seed, **{key: values.get(key) for key in columns}} for values in record.rows]
+    rows = [
+        {"group": of.name, "seed": seed, **{key: values.get(key) for key in columns}}
+        for values in record.rows
+    ]
     return assemble(pd.DataFrame([row]), pd.DataFrame(rows, columns=[*RUN, *columns]))
 
 
@@ -223,11 +235,20 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
     runs = runs[[*RUN, "kl_bound"]].drop_duplicates(RUN)
     metrics = runs.merge(metrics, on=RUN)  # in the order of the runs
-    first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first().rename("first")
+    first = (
+        metrics[metrics["iteration"] == 0]
+        .groupby([*RUN, "role"])["distinct_2"]
+        .first()
+        .rename("first")
+    )
     ends = last(metrics).join(first, on=[*RUN, "role"])
     ends["share"] = ends["distinct_2"] / ends["first"].clip(lower=1e-9)
     stored = [*STORED, TEAM] if TEAM in ends else STORED
-    final = ends.groupby([*RUN, "agent"], sort=False)[[*stored, "share", "kl_bound"]].mean().reset_index()
+    final = (
+        ends.groupby([*RUN, "agent"], sort=False)[[*stored, "share", "kl_bound"]]
+        .mean()
+        .reset_index()
+    )
     ended = zip(final["share"], final["kl"], final["kl_bound"], strict=True)
     final["collapsed"] = [collapsed(*values) for values in ended]
     return final.drop(columns=["share", "kl_bound"])
@@ -261,7 +282,9 @@ def read_study(folder: Path) -> Study:
     """
     try:
         runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
-        runs = runs.assign(baseline=runs["baseline"] == "True").replace({key: {"": None} for key in NUMBERS})
+        runs = runs.assign(baseline=runs["baseline"] == "True").replace(
+            {key: {"": None} for key in NUMBERS}
+        )
         frames = [
             pd.read_csv(folder / name) if (folder / name).exists() else None
             for name in ("metrics.csv", "final.csv", "held_out.csv")
@@ -271,7 +294,9 @@ def read_study(folder: Path) -> Study:
             metrics = pd.DataFrame(columns=[*RUN, *PER_ROLE])
         return assemble(runs, metrics, final, held_out)
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise UserError(f"expected a folder of results, with a runs.csv, got {str(folder)!r} ({error})") from None
+        raise UserError(
+            f"expected a folder of results, with a runs.csv, got {str(folder)!r} ({error})"
+        ) from None
 
 
 def join(studies: Sequence[Study]) -> Study:
@@ -295,7 +320,9 @@ def metric_columns(held_out: pd.DataFrame) -> list[str]:
     return [key for key in held_out if key not in HELD_OUT]
 
 
-def held_out_rows(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
+def held_out_rows(
+    rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[str, int]]
+) -> pd.DataFrame:
     """Rows of an evaluation.json as `held_out`.
 
     Args:
@@ -305,7 +332,9 @@ def held_out_rows(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[
     """
     table = []
     for row in rows:
-        run, _, answers = row["name"].rpartition("/") if "/" in row["name"] else ("", "", row["name"])
+        run, _, answers = (
+            row["name"].rpartition("/") if "/" in row["name"] else ("", "", row["name"])
+        )
         if run in groups:
             name, seed = groups[run]
         elif run == "" and answers.split(" ")[0] == "base":
@@ -319,7 +348,11 @@ def held_out_rows(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[
                 "answers": answers,
                 "agent": answers.split(" after ")[0],
                 "calls": 1 + answers.count(" after "),
-                **{key: value for key, value in row.items() if key != "name" and not key.endswith("_ci")},
+                **{
+                    key: value
+                    for key, value in row.items()
+                    if key != "name" and not key.endswith("_ci")
+                },
             }
         )
     return pd.DataFrame(table, columns=None if table else HELD_OUT).astype({"seed": "Int64"})

@@ -37,16 +37,24 @@ def find(patterns: Sequence[str]) -> list[Path]:
     """
     folders: dict[Path, None] = {}
     for pattern in patterns:
-        paths = [Path(pattern)] if Path(pattern).is_dir() else [Path(name) for name in sorted(glob.glob(pattern))]
+        paths = (
+            [Path(pattern)]
+            if Path(pattern).is_dir()
+            else [Path(name) for name in sorted(glob.glob(pattern))]
+        )
         runs = [path for path in paths if (path / "config.yaml").is_file()]
         folders |= dict.fromkeys(runs)
         is_other_file = Path(pattern).is_file() and (folders or pattern != patterns[-1])
         if not runs and not is_other_file:
-            raise UserError(f"runs: expected folders of runs (with a config.yaml), got {pattern!r}, which matches none")
+            raise UserError(
+                f"runs: expected folders of runs (with a config.yaml), got {pattern!r}, which matches none"
+            )
     return list(folders)
 
 
-def group(runs: Sequence[Record], over: str | None = None, families: Sequence[str] | None = None) -> list[Group]:
+def group(
+    runs: Sequence[Record], over: str | None = None, families: Sequence[str] | None = None
+) -> list[Group]:
     """The group of each run, by their settings.
 
     Args:
@@ -71,7 +79,9 @@ def group(runs: Sequence[Record], over: str | None = None, families: Sequence[st
         groups.append(Group(name, family, value))
     for name, alike in members.items():
         if not all(same(a.settings, b.settings) for a, b in itertools.combinations(alike, 2)):
-            raise UserError(f"{name}: expected runs that differ in their seed alone, got {folders(alike)}")
+            raise UserError(
+                f"{name}: expected runs that differ in their seed alone, got {folders(alike)}"
+            )
     return groups
 
 
@@ -153,7 +163,9 @@ def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) 
 
     A whole block that only some have, such as `task`, is left out: the fingerprint tells tasks apart.
     """
-    keys = dict.fromkeys(key for a, b in itertools.combinations(settings, 2) for key in changed(a, b))
+    keys = dict.fromkeys(
+        key for a, b in itertools.combinations(settings, 2) for key in changed(a, b)
+    )
     existing = {key for values in settings for key in flat(values)}
     return [key for key in keys if key in existing and key not in ignored]
 
@@ -168,7 +180,11 @@ def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed
     result = []
     for values, kind in zip(settings, methods, strict=True):
         rivals = [other for other, name in zip(settings, methods, strict=True) if name == kind]
-        differ = [key for key in varying(rivals, ignored) if not (single(values) and key.startswith("cory."))]
+        differ = [
+            key
+            for key in varying(rivals, ignored)
+            if not (single(values) and key.startswith("cory."))
+        ]
         keys = [key for key in differ if not key.startswith("fingerprint.")]
         for key in differ:
             told_apart = {str([flat(rival).get(k) for k in keys]) for rival in rivals}

@@ -85,7 +85,9 @@ def ratio(ours: "pd.Series", theirs: "pd.Series") -> Interval:
     if not ((ours[seeds] > 0) & (theirs[seeds] > 0)).all():
         return over_seeds([math.nan] * len(ratios))
     of_logs = over_seeds(np.log(ratios))
-    return Interval(math.exp(of_logs.value), math.exp(of_logs.low), math.exp(of_logs.high), of_logs.n)
+    return Interval(
+        math.exp(of_logs.value), math.exp(of_logs.low), math.exp(of_logs.high), of_logs.n
+    )
 
 
 def jackknife(statistic: Callable[[list[int]], float], n: int) -> Interval:
@@ -99,14 +101,17 @@ def jackknife(statistic: Callable[[list[int]], float], n: int) -> Interval:
     if n < 3:
         return Interval(value, math.nan, math.nan, n)
     pseudo_values = [
-        n * value - (n - 1) * statistic([i for i in everything if i != left_out]) for left_out in everything
+        n * value - (n - 1) * statistic([i for i in everything if i != left_out])
+        for left_out in everything
     ]
     of_pseudo_values = over_seeds(pseudo_values)
     half = of_pseudo_values.high - of_pseudo_values.value
     return Interval(value, value - half, value + half, n)
 
 
-def over_queries(statistic: Callable[[Sequence[int]], float], n: int, resamples: int = 1000) -> Interval:
+def over_queries(
+    statistic: Callable[[Sequence[int]], float], n: int, resamples: int = 1000
+) -> Interval:
     """A statistic of n queries, and the percentiles of a bootstrap over them (Efron, 1979).
 
     Args:

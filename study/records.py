@@ -55,7 +55,9 @@ def read(folder: Path) -> Record:
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeError) as error:
-        raise UserError(f"expected the folder of a run, with a metrics.jsonl, got {str(folder)!r} ({error})") from None
+        raise UserError(
+            f"expected the folder of a run, with a metrics.jsonl, got {str(folder)!r} ({error})"
+        ) from None
 
     rows = []
     for number, line in enumerate(lines, 1):
@@ -66,7 +68,9 @@ def read(folder: Path) -> Record:
             numbers = {key: float(row[key]) for key in CURVES}
             rows.append({**row, "iteration": int(row["iteration"]), **numbers})
         except (ValueError, TypeError, KeyError):
-            record.problems.append(f"line {number} of metrics.jsonl is damaged; what follows is left out")
+            record.problems.append(
+                f"line {number} of metrics.jsonl is damaged; what follows is left out"
+            )
             break
 
     # An iteration is whole if each role has its row.
@@ -75,12 +79,18 @@ def read(folder: Path) -> Record:
         roles_of[row["iteration"]] = roles_of.get(row["iteration"], 0) + 1
     record.rows = [row for row in rows if roles_of[row["iteration"]] == num_roles(record.settings)]
 
-    diverged = [row["iteration"] for row in record.rows if not all(math.isfinite(row[key]) for key in CURVES)]
+    diverged = [
+        row["iteration"]
+        for row in record.rows
+        if not all(math.isfinite(row[key]) for key in CURVES)
+    ]
     if not record.rows:
         record.problems.append("no iteration is recorded")
     elif diverged:
         first = min(diverged)
-        record.problems.append(f"diverged: a metric is not finite in iteration {first + 1}; what follows is left out")
+        record.problems.append(
+            f"diverged: a metric is not finite in iteration {first + 1}; what follows is left out"
+        )
         record.rows = [row for row in record.rows if row["iteration"] < first]
     _read_summary(record)
     return record
@@ -97,14 +107,18 @@ def _read_summary(record: Record) -> None:
     except (OSError, ValueError, AttributeError):
         if record.rows:
             planned = record.settings.get("iterations")
-            record.problems.append(f"incomplete: {record.iterations} of {planned} iterations, and no summary.json")
+            record.problems.append(
+                f"incomplete: {record.iterations} of {planned} iterations, and no summary.json"
+            )
         return
     if record.problems:
         return
     if recorded < ended:
         record.problems.append(f"metrics.jsonl has {recorded} of the {ended} iterations")
     elif recorded > ended:
-        record.problems.append(f"incomplete: finished after {ended} iterations, then extended to {recorded} so far")
+        record.problems.append(
+            f"incomplete: finished after {ended} iterations, then extended to {recorded} so far"
+        )
 
 
 def num_agents(settings: Mapping[str, Any]) -> int:

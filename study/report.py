@@ -38,10 +38,16 @@ def write_report(folder: Path) -> None:
         titles = evaluation["titles"]
         costs = evaluation.get("costs", {})
         queries = evaluation["queries"]
-        records = {row["name"]: [responses[row["name"], i] for i in range(len(queries))] for row in rows}
+        records = {
+            row["name"]: [responses[row["name"], i] for i in range(len(queries))] for row in rows
+        }
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"expected the folder of an evaluation that has ended, got {str(folder)!r} ({error})") from None
-    text = evaluation_markdown(rows, titles, costs, queries, records, evaluation["settings"]["shown"])
+        raise UserError(
+            f"expected the folder of an evaluation that has ended, got {str(folder)!r} ({error})"
+        ) from None
+    text = evaluation_markdown(
+        rows, titles, costs, queries, records, evaluation["settings"]["shown"]
+    )
     replace_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
 
     from study.plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while
@@ -59,9 +65,15 @@ def write_report(folder: Path) -> None:
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.report`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument("folders", nargs="+", help="Folders of runs and evaluations, or globs that match some")
-    parser.add_argument("--out", type=str | None, help="The file. null: in a single folder, else runs/report.html")
-    parser.add_argument("--title", type=str, default="Report", help="Of a report on several folders")
+    parser.add_argument(
+        "folders", nargs="+", help="Folders of runs and evaluations, or globs that match some"
+    )
+    parser.add_argument(
+        "--out", type=str | None, help="The file. null: in a single folder, else runs/report.html"
+    )
+    parser.add_argument(
+        "--title", type=str, default="Report", help="Of a report on several folders"
+    )
     parser.add_argument("--baseline", type=str | None, help="As in study.compare")
     parser.add_argument("--over", type=str | None, help="As in study.compare")
     args = parser.of(argv)
@@ -88,7 +100,11 @@ def split(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     evaluations: dict[Path, None] = {}
     others = []
     for pattern in patterns:
-        paths = [Path(pattern)] if Path(pattern).is_dir() else [Path(name) for name in sorted(glob.glob(pattern))]
+        paths = (
+            [Path(pattern)]
+            if Path(pattern).is_dir()
+            else [Path(name) for name in sorted(glob.glob(pattern))]
+        )
         matching = [path for path in paths if _is_evaluation(path)]
         evaluations |= dict.fromkeys(matching)
         if not matching or any((path / "config.yaml").is_file() for path in paths):

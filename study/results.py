@@ -91,7 +91,9 @@ class Results:
         by_key = {row.key: row for row in reversed(self.rows) if row.evaluation == self.evaluation}
         if not self.evaluation:
             by_key = {row.key: row for row in reversed(self.rows)}
-        self.recorded = {item.folder: by_key[item.key()] for item in self.planned if item.key() in by_key}
+        self.recorded = {
+            item.folder: by_key[item.key()] for item in self.planned if item.key() in by_key
+        }
 
     def estimate(self, missing: Sequence[Planned]) -> tuple[float, int]:
         """The seconds of some runs one after the other, and how many of them are by the seconds of earlier runs.
@@ -130,7 +132,11 @@ class Results:
         """Copies the rows of runs that other folders hold, as this experiment's."""
         from study.frame import read_study
 
-        sources = {row.folder: read_study(row.folder) for row in self.recorded.values() if row.folder != self.out}
+        sources = {
+            row.folder: read_study(row.folder)
+            for row in self.recorded.values()
+            if row.folder != self.out
+        }
         parts = []
         for item in self.planned:
             row = self.recorded.get(item.folder)
@@ -160,7 +166,9 @@ class Results:
         """Writes the rows of a run that has ended, after its evaluation, if the experiment has one."""
         self.write([self.ended(item, seconds, megabytes)])
 
-    def ended(self, item: Planned, seconds: float | None = None, megabytes: float | None = None) -> "Study":
+    def ended(
+        self, item: Planned, seconds: float | None = None, megabytes: float | None = None
+    ) -> "Study":
         """The frames of a run that has ended, evaluated if the experiment has an evaluation."""
         from study.frame import held_out_rows, of_run
 
@@ -177,7 +185,9 @@ class Results:
         from study.frame import FACTS, FINGERPRINT, described
 
         runs = runs[[key for key in runs if key in FACTS or key in FINGERPRINT]]
-        columns = described(item.settings, item.of, item.over, self._is_baseline(item), self._varied())
+        columns = described(
+            item.settings, item.of, item.over, self._is_baseline(item), self._varied()
+        )
         columns |= {"experiment": self.experiment, "scale": self.scale, "key": item.key()}
         return runs.assign(**columns, evaluation=self.evaluation)
 
@@ -188,7 +198,10 @@ class Results:
         """The keys of the settings in which the experiment's groups differ."""
         from study.groups import varying
 
-        return varying([item.settings for item in {item.of.name: item for item in self.planned}.values()], ("seed",))
+        return varying(
+            [item.settings for item in {item.of.name: item for item in self.planned}.values()],
+            ("seed",),
+        )
 
     def write(self, parts: "Sequence[Study]") -> None:
         """Adds runs to the files, in the order of the plan; they take the place of older rows of the same runs.
@@ -211,7 +224,11 @@ class Results:
         for name in ("runs", "metrics", "final", "held_out"):
             frame = getattr(study, name)
             runs = list(zip(frame["group"], frame["seed"], strict=True)) if len(frame) else []
-            kept = [i for i, run in enumerate(runs) if run in valid or (run[0] == BASE and self.evaluation)]
+            kept = [
+                i
+                for i, run in enumerate(runs)
+                if run in valid or (run[0] == BASE and self.evaluation)
+            ]
             order = sorted(kept, key=lambda i: place.get(runs[i], -1))
             setattr(study, name, frame.iloc[order].reset_index(drop=True))
         self.out.mkdir(parents=True, exist_ok=True)
@@ -238,11 +255,19 @@ class Results:
         command = [*start(script), *models, *options, "--output", str(self.evaluations)]
         with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
             done = subprocess.run(
-                command, cwd=None if is_module(script) else ROOT, stdout=log, stderr=log, preexec_fn=die_with_parent
+                command,
+                cwd=None if is_module(script) else ROOT,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,
             )
         if done.returncode:
-            raise UserError(f"{self.evaluation}: failed with status {done.returncode}, see {item.folder}.log")
-        rows: list[dict[str, Any]] = json.loads((self.evaluations / "evaluation.json").read_text("utf-8"))["rows"]
+            raise UserError(
+                f"{self.evaluation}: failed with status {done.returncode}, see {item.folder}.log"
+            )
+        rows: list[dict[str, Any]] = json.loads(
+            (self.evaluations / "evaluation.json").read_text("utf-8")
+        )["rows"]
         return rows
 
     def is_needed(self, item: Planned) -> bool:

@@ -78,7 +78,9 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
             show_progress=False,
         ),
     )
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, bos_token=END, pad_token=PAD)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token=END, bos_token=END, pad_token=PAD
+    )
 
 
 def train_gpt2(
@@ -128,10 +130,15 @@ def train_gpt2(
     if sinusoids:
         angles = torch.arange(positions)[:, None] * torch.logspace(0, -3, width // 2)
         model.transformer.wpe.weight.data = 0.1 * torch.cat([angles.sin(), angles.cos()], 1)
-    rows = [ids[: length or positions] for ids in tokenizer([text + END for text in texts])["input_ids"]]
+    rows = [
+        ids[: length or positions] for ids in tokenizer([text + END for text in texts])["input_ids"]
+    ]
     # Tokens of each row that are given, not learnt.
     given = (
-        [len(ids) for ids in tokenizer([t[: t.rindex(after) + len(after)] for t in texts])["input_ids"]]
+        [
+            len(ids)
+            for ids in tokenizer([t[: t.rindex(after) + len(after)] for t in texts])["input_ids"]
+        ]
         if after
         else [1] * len(rows)
     )
@@ -139,7 +146,9 @@ def train_gpt2(
 
     def loss(index: torch.Tensor) -> torch.Tensor:
         ids, mask = _pad([rows[i] for i in index], tokenizer.pad_token_id)
-        learnt = mask.bool() & (torch.arange(ids.shape[1]) >= torch.tensor([given[i] for i in index])[:, None])
+        learnt = mask.bool() & (
+            torch.arange(ids.shape[1]) >= torch.tensor([given[i] for i in index])[:, None]
+        )
         hidden = model.transformer(input_ids=ids, attention_mask=mask).last_hidden_state[:, :-1]
         return F.cross_entropy(model.lm_head(hidden[learnt[:, 1:]]), ids[:, 1:][learnt[:, 1:]])
 
@@ -214,8 +223,12 @@ def _fit(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, beta2), weight_decay=0.01, fused=True
     )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
-    order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[:steps]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=steps, pct_start=0.1
+    )
+    order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[
+        :steps
+    ]
     for index in tqdm(order.tolist(), disable=None):  # None: off where nobody watches
         optimizer.zero_grad()
         loss(batches[index]).backward()

@@ -23,7 +23,13 @@ from cory.errors import UserError
 from cory.run.output import replace_text
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/*.md", "results/README.md", "results/*/README.md", "examples/*/README.md")
+PAGES = (
+    "README.md",
+    "docs/*.md",
+    "results/README.md",
+    "results/*/README.md",
+    "examples/*/README.md",
+)
 TABLE = re.compile(r"^(<!-- table: ([^\n]*?) -->\n)(.*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE)
 Rows = list[dict[str, str]]
 
@@ -45,7 +51,9 @@ def held_out_by_agent(source: str, metrics: str = "combined_reward", groups: str
     return comparison.held_out_by_agent(study, _listed(metrics, ","), _listed(groups, "|"))
 
 
-def training(source: str, metrics: str = "task_reward,kl,combined_reward", groups: str = "") -> Rows:
+def training(
+    source: str, metrics: str = "task_reward,kl,combined_reward", groups: str = ""
+) -> Rows:
     """The end of training, by group."""
     from study import comparison
     from study.frame import read_study
@@ -84,7 +92,9 @@ def table(description: str) -> str:
 
     kind, *words = shlex.split(description)
     if kind not in KINDS or not words:
-        raise UserError(f"table: expected one of {sorted(KINDS)} and its source, got {description!r}")
+        raise UserError(
+            f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
+        )
     options = dict(word.partition("=")[::2] for word in words[1:])
     try:
         return markdown_table(KINDS[kind](words[0], **options))
@@ -105,7 +115,11 @@ def pages(root: Path = ROOT) -> list[Path]:
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.tables`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument("--check", action="store_true", help="Write nothing; fail if a table is not that of the files")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="Write nothing; fail if a table is not that of the files",
+    )
     args = parser.of(argv)
     differ = []
     tables = 0
@@ -121,8 +135,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             if not args.check:
                 replace_text(path, made)
     if args.check and differ:
-        raise UserError(f"expected the tables that python -m study.tables writes, got others in {', '.join(differ)}")
-    print(f"{tables} tables; {'written: ' + ', '.join(differ) if differ else 'all are those of the files'}")
+        raise UserError(
+            f"expected the tables that python -m study.tables writes, got others in {', '.join(differ)}"
+        )
+    print(
+        f"{tables} tables; {'written: ' + ', '.join(differ) if differ else 'all are those of the files'}"
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # else transformers asks the Hub about every local folder it does not find
+os.environ["HF_HUB_OFFLINE"] = (
+    "1"  # else transformers asks the Hub about every local folder it does not find
+)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny; and a run's numbers depend on its threads
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # the models are tiny; and a run's numbers depend on its threads
 
 import json
 import signal
@@ -25,7 +29,9 @@ from transformers import (
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 from study.small_models import train_tokenizer
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in what a script starts with `&`; programs inherit it
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as in what a script starts with `&`; programs inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +41,10 @@ WORDS = "the film was a good bad story with some very fine or awful acting and m
 def sentences(n: int) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(6, 14, (n,), generator=generator).tolist()
-    return [" ".join(WORDS[i] for i in torch.randint(len(WORDS), (m,), generator=generator).tolist()) for m in lengths]
+    return [
+        " ".join(WORDS[i] for i in torch.randint(len(WORDS), (m,), generator=generator).tolist())
+        for m in lengths
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +71,12 @@ def policy_folder(tokenizer, tmp_path_factory) -> Path:
 def save_llama(tokenizer, folder: Path, width: int) -> Path:
     """Writes a random Llama of two heads and its tokenizer as a Hugging Face folder."""
     torch.manual_seed(1)
-    sizes = dict(hidden_size=width, intermediate_size=width * 3 // 2, num_hidden_layers=2, num_attention_heads=2)
+    sizes = dict(
+        hidden_size=width,
+        intermediate_size=width * 3 // 2,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
     ids = dict(bos_token_id=0, eos_token_id=0, initializer_range=0.2)
     settings = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **ids)
     LlamaForCausalLM(settings).save_pretrained(folder)
@@ -97,7 +111,9 @@ def reviews(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reviews")
     rows = sentences(60)
     for split, part in (("train", rows[:40]), ("test", rows[40:])):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in part))
+        (folder / f"{split}.jsonl").write_text(
+            "".join(json.dumps({"text": row}) + "\n" for row in part)
+        )
     return folder
 
 

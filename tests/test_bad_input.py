@@ -40,7 +40,9 @@ def refuses(message):
 
 
 def trainer(config, reward=lambda prompts, completions: [0.0] * len(prompts), prompts=None):
-    return CoryTrainer(config, make_agents(config), Task.from_prompts(prompts or sentences(10), reward, PROMPTS))
+    return CoryTrainer(
+        config, make_agents(config), Task.from_prompts(prompts or sentences(10), reward, PROMPTS)
+    )
 
 
 # Models
@@ -54,7 +56,9 @@ def test_missing_model_folder():
 @pytest.mark.parametrize("offline", [True, False])
 def test_unreachable_hub(offline, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(
+        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
+    )  # nobody listens there
     started = time.perf_counter()
     with refuses(r"the Hub cannot be reached to load 'some/model'.*local folder.*toy setting"):
         load_policy(ModelConfig("some/model"))
@@ -67,10 +71,14 @@ def test_gated_model(monkeypatch):
     from huggingface_hub.errors import GatedRepoError
 
     def refuse(*args, **kwargs):
-        raise GatedRepoError("gated", response=httpx.Response(403, request=httpx.Request("GET", "http://127.0.0.1")))
+        raise GatedRepoError(
+            "gated", response=httpx.Response(403, request=httpx.Request("GET", "http://127.0.0.1"))
+        )
 
     monkeypatch.setattr(HfApi, "repo_info", refuse)
-    with refuses(r"model.name: 'meta-llama/x' is gated. Accept its terms on the Hub, then run `hf auth login`"):
+    with refuses(
+        r"model.name: 'meta-llama/x' is gated. Accept its terms on the Hub, then run `hf auth login`"
+    ):
         load_policy(ModelConfig("meta-llama/x"))
 
 
@@ -95,7 +103,9 @@ def change_weights(folder, change, file="model.safetensors"):
 def test_policy_that_lacks_a_tensor(policy_folder, config, tmp_path):
     """transformers trains such a model on random weights."""
     config.model.name = str(shutil.copytree(policy_folder, tmp_path / "model"))
-    change_weights(tmp_path / "model", lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.weight"))
+    change_weights(
+        tmp_path / "model", lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.weight")
+    )
     with refuses(
         r"model.name: expected all weights of a GPT2LMHeadModel in '.*model', got none for "
         r"transformer.h.1.mlp.c_fc.weight$"
@@ -105,15 +115,23 @@ def test_policy_that_lacks_a_tensor(policy_folder, config, tmp_path):
 
 def test_policy_that_lacks_many_tensors_names_a_few(policy_folder, tmp_path):
     shutil.copytree(policy_folder, tmp_path / "model")
-    change_weights(tmp_path / "model", lambda tensors: [tensors.pop(name) for name in list(tensors) if ".h.1." in name])
+    change_weights(
+        tmp_path / "model",
+        lambda tensors: [tensors.pop(name) for name in list(tensors) if ".h.1." in name],
+    )
     with refuses(r"got none for transformer.h.1.attn.c_attn.bias, .* and 7 more$"):
         load_policy(ModelConfig(str(tmp_path / "model")))
 
 
 def test_policy_with_a_tensor_of_another_shape(policy_folder, tmp_path):
     shutil.copytree(policy_folder, tmp_path / "model")
-    change_weights(tmp_path / "model", lambda tensors: tensors.update({"transformer.ln_f.bias": torch.zeros(5)}))
-    with refuses(r"got other shapes than config.json has: transformer.ln_f.bias \(5,\), not \(32,\)$"):
+    change_weights(
+        tmp_path / "model",
+        lambda tensors: tensors.update({"transformer.ln_f.bias": torch.zeros(5)}),
+    )
+    with refuses(
+        r"got other shapes than config.json has: transformer.ln_f.bias \(5,\), not \(32,\)$"
+    ):
         load_policy(ModelConfig(str(tmp_path / "model")))
 
 
@@ -131,7 +149,8 @@ def test_base_model_with_a_tied_head_is_complete(policy_folder, tmp_path):
     assert policy.lm_head.weight is policy.transformer.wte.weight
     policy.transformer.save_pretrained(tmp_path / "model")
     assert not any(
-        "lm_head" in name or "transformer" in name for name in load_file(tmp_path / "model/model.safetensors")
+        "lm_head" in name or "transformer" in name
+        for name in load_file(tmp_path / "model/model.safetensors")
     )
     loaded, _ = load_policy(ModelConfig(str(tmp_path / "model")))
     for name, tensor in policy.state_dict().items():
@@ -158,7 +177,9 @@ def test_missing_tokenizer(kind, kept, request, tmp_path):
         if file.name not in kept:
             file.unlink()
     what = "task.reward_model" if kind == "classifier" else "model.name"
-    with refuses(rf"{what}: expected a model with its tokenizer, got '.*model', (which has no|whose) tokenizer"):
+    with refuses(
+        rf"{what}: expected a model with its tokenizer, got '.*model', (which has no|whose) tokenizer"
+    ):
         if kind == "classifier":
             load_classifier(str(tmp_path / "model"), "POSITIVE", what)
         else:
@@ -182,7 +203,10 @@ def adapter_folder(llama_folder, tmp_path):
     """A LoRA adapter, none of whose weights is 0, and an output layer that is saved whole beside it."""
     base, _ = load_policy(ModelConfig(str(llama_folder)))
     settings = LoraConfig(
-        task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj"],
+        modules_to_save=["lm_head"],
+        init_lora_weights=False,
     )
     get_peft_model(base, settings).save_pretrained(tmp_path / "adapter")
     return tmp_path / "adapter"
@@ -195,23 +219,35 @@ LAYER = "base_model.model.model.layers.1.self_attn.q_proj"
 def test_adapter_that_lacks_a_tensor(adapter_folder, lost):
     load_policy(ModelConfig(str(adapter_folder)))
     change_weights(adapter_folder, lambda tensors: tensors.pop(lost), "adapter_model.safetensors")
-    with refuses(rf"expected an adapter that fits its base '.*', got '.*adapter', which lacks .*{lost}"):
+    with refuses(
+        rf"expected an adapter that fits its base '.*', got '.*adapter', which lacks .*{lost}"
+    ):
         load_policy(ModelConfig(str(adapter_folder)))
 
 
 def test_adapter_of_a_deeper_base(adapter_folder):
     def add_a_layer(tensors):
-        tensors |= {name.replace("layers.1", "layers.2"): tensor.clone() for name, tensor in tensors.items()}
+        tensors |= {
+            name.replace("layers.1", "layers.2"): tensor.clone() for name, tensor in tensors.items()
+        }
 
     change_weights(adapter_folder, add_a_layer, "adapter_model.safetensors")
-    with refuses("which has tensors without a place in the base: " + LAYER.replace("1", "2") + ".lora_A.weight"):
+    with refuses(
+        "which has tensors without a place in the base: "
+        + LAYER.replace("1", "2")
+        + ".lora_A.weight"
+    ):
         load_policy(ModelConfig(str(adapter_folder)))
 
 
 def test_adapter_with_a_tensor_of_another_shape(adapter_folder):
     wrong = {f"{LAYER}.lora_A.weight": torch.zeros(8, 5)}
-    change_weights(adapter_folder, lambda tensors: tensors.update(wrong), "adapter_model.safetensors")
-    with refuses(r"expected an adapter that fits its base .*size mismatch for .*layers.1.self_attn.q_proj.lora_A"):
+    change_weights(
+        adapter_folder, lambda tensors: tensors.update(wrong), "adapter_model.safetensors"
+    )
+    with refuses(
+        r"expected an adapter that fits its base .*size mismatch for .*layers.1.self_attn.q_proj.lora_A"
+    ):
         load_policy(ModelConfig(str(adapter_folder)))
 
 
@@ -255,9 +291,14 @@ def test_unknown_device():
 def test_classifier_without_two_labels_one_of_them_positive(classifier_folder, tmp_path, labels):
     model = DistilBertForSequenceClassification.from_pretrained(classifier_folder)
     shutil.copytree(classifier_folder, tmp_path / "model")
-    settings = model.config.to_dict() | {"id2label": labels, "label2id": {v: k for k, v in labels.items()}}
+    settings = model.config.to_dict() | {
+        "id2label": labels,
+        "label2id": {v: k for k, v in labels.items()},
+    }
     (tmp_path / "model/config.json").write_text(json.dumps(settings))
-    with refuses(r"task.reward_model: expected a classifier with the label POSITIVE among two or more, got \{0:"):
+    with refuses(
+        r"task.reward_model: expected a classifier with the label POSITIVE among two or more, got \{0:"
+    ):
         load_classifier(str(tmp_path / "model"), "POSITIVE", "task.reward_model")
 
 
@@ -275,14 +316,18 @@ def test_cached_dataset_needs_no_hub(tmp_path, monkeypatch):
         load_dataset("some/data", "train", [])
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     (tmp_path / "some___data").mkdir()
-    monkeypatch.setattr(datasets, "load_dataset", lambda **arguments: datasets.Dataset.from_dict({"text": ["a"]}))
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda **arguments: datasets.Dataset.from_dict({"text": ["a"]})
+    )
     assert load_dataset("some/data", "train", ["text"])["text"][0] == "a"
 
 
 def test_missing_column_and_split(reviews):
     with refuses(r"dataset: expected a column 'review' in '.*', got \['text'\]"):
         load_dataset(str(reviews), "train", ["review"])
-    with refuses(r"dataset: expected a file validation.parquet.*got \['test.jsonl', 'train.jsonl'\]"):
+    with refuses(
+        r"dataset: expected a file validation.parquet.*got \['test.jsonl', 'train.jsonl'\]"
+    ):
         load_dataset(str(reviews), "validation", ["text"])
 
 
@@ -355,11 +400,19 @@ def test_observer_prompt_longer_than_the_context(config):
             "{prompt}{response}",
             r"pioneer prompt: expected the placeholder \{prompt\}, got '\{question\}'",
         ),
-        ("{prompt}", "{prompt}", r"observer prompt: expected the placeholder \{response\}, got '\{prompt\}'"),
+        (
+            "{prompt}",
+            "{prompt}",
+            r"observer prompt: expected the placeholder \{response\}, got '\{prompt\}'",
+        ),
         ("{prompt}", "{response}", r"observer prompt: expected the placeholder \{prompt\}"),
         ("{prompt}{response}", "{prompt}{response}", r"pioneer prompt: expected no \{response\}"),
         ("{prompt", "{prompt}{response}", "pioneer prompt: expected a template with placeholders"),
-        ("{prompt.__class__}", "{prompt}{response}", r"pioneer prompt: expected plain names in braces"),
+        (
+            "{prompt.__class__}",
+            "{prompt}{response}",
+            r"pioneer prompt: expected plain names in braces",
+        ),
         ("{prompt[0]}", "{prompt}{response}", r"pioneer prompt: expected plain names in braces"),
         ("{}", "{prompt}{response}", r"pioneer prompt: expected plain names in braces"),
     ],
@@ -370,7 +423,9 @@ def test_bad_templates(pioneer, observer, message):
 
 
 def test_template_over_a_missing_column():
-    with refuses(r"observer prompt: expected placeholders among the dataset's columns .*got \{hint\}"):
+    with refuses(
+        r"observer prompt: expected placeholders among the dataset's columns .*got \{hint\}"
+    ):
         Task.from_prompts(["a"], len, RolePrompts(observer="{prompt}{response}{hint}"))
 
 
@@ -382,9 +437,18 @@ def test_template_over_a_missing_column():
     [
         (lambda prompts, completions: [0.0], r"expected 16 rewards, one per completion, got 1"),
         (lambda prompts, completions: None, r"expected a list of numbers, got NoneType"),
-        (lambda prompts, completions: ["good"] * 16, r"expected a finite number, got 'good' in row 1, prompt '.*"),
-        (lambda prompts, completions: [0.0] * 9 + [math.nan] * 7, r"expected a finite number, got nan in row 10"),
-        (lambda prompts, completions: [0.0] * 3 + [math.inf] * 13, r"expected a finite number, got inf in row 4"),
+        (
+            lambda prompts, completions: ["good"] * 16,
+            r"expected a finite number, got 'good' in row 1, prompt '.*",
+        ),
+        (
+            lambda prompts, completions: [0.0] * 9 + [math.nan] * 7,
+            r"expected a finite number, got nan in row 10",
+        ),
+        (
+            lambda prompts, completions: [0.0] * 3 + [math.inf] * 13,
+            r"expected a finite number, got inf in row 4",
+        ),
     ],
 )
 def test_bad_rewards(config, reward, message):
@@ -393,13 +457,21 @@ def test_bad_rewards(config, reward, message):
     before = [p.clone() for p in one.agents[0].learner.model.parameters()]
     with refuses(f"reward function my_reward: {message}"):
         one.iteration(0)
-    assert all(torch.equal(a, b) for a, b in zip(before, one.agents[0].learner.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, one.agents[0].learner.model.parameters(), strict=True)
+    )
 
 
 def test_rewards_may_be_tensors_or_numpy(config):
     import numpy as np
 
-    for kind in (lambda n: torch.ones(n), lambda n: np.ones(n), lambda n: [torch.tensor(1)] * n, lambda n: [True] * n):
+    for kind in (
+        lambda n: torch.ones(n),
+        lambda n: np.ones(n),
+        lambda n: [torch.tensor(1)] * n,
+        lambda n: [True] * n,
+    ):
         one = trainer(config, reward=lambda prompts, completions, kind=kind: kind(len(prompts)))
         assert run_iteration(one, 0)[0]["task_reward"] == 1.0
 
@@ -412,7 +484,9 @@ def test_output_that_holds_a_run(config, tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with refuses(r"output: expected a new or empty folder, got '.*run', which already holds a run"):
         trainer(config).train()
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert before == {
+        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    }
 
 
 def test_an_output_of_empty_folders_is_free(tmp_path):

@@ -31,9 +31,16 @@ def test_observers_answer_after_the_same_response(config, changes):
     before = [state(agent) for agent in trainer.agents]
     iteration = trainer.iteration(0)
     first, second = iteration.rollouts
-    assert (len(first.prompts), len(second.prompts)) == (4, 8) and (first.branches, second.branches) == (1, 2)
-    queries = trainer.task.batch(0, 4 // trainer.config.chains_per_query, trainer.config.seed)["prompt"]
-    assert first.prompts == [query for query in queries for _ in range(trainer.config.chains_per_query)]
+    assert (len(first.prompts), len(second.prompts)) == (4, 8) and (
+        first.branches,
+        second.branches,
+    ) == (1, 2)
+    queries = trainer.task.batch(0, 4 // trainer.config.chains_per_query, trainer.config.seed)[
+        "prompt"
+    ]
+    assert first.prompts == [
+        query for query in queries for _ in range(trainer.config.chains_per_query)
+    ]
     for row, prompt in enumerate(second.prompts):
         query, response = first.prompts[row // 2], first.completions[row // 2]
         assert prompt == f'Improve "{query}{response}": {query}'
@@ -42,19 +49,27 @@ def test_observers_answer_after_the_same_response(config, changes):
     learned = [rewards for given in seen[0].values() for rewards in given[1]]
     assert torch.allclose(learned[0], r1 + r2.view(4, 2).mean(1))
     assert torch.allclose(learned[1], r2 + r1.repeat_interleave(2))
-    assert all(not torch.equal(state(agent), old) for agent, old in zip(trainer.agents, before, strict=True))
+    assert all(
+        not torch.equal(state(agent), old)
+        for agent, old in zip(trainer.agents, before, strict=True)
+    )
 
 
 def test_mini_batches_split_the_pioneers_rows_evenly(config):
     ppo = replace(config.ppo, mini_batch_size=4, ppo_epochs=3)
     trainer = make_trainer(replace(config, branches=4, ppo=ppo))
     trainer.iteration(0)
-    assert [agent.optimizer_steps for agent in trainer.agents] == [3, 6]  # 2 rows, and 8 rows in two mini-batches
+    assert [agent.optimizer_steps for agent in trainer.agents] == [
+        3,
+        6,
+    ]  # 2 rows, and 8 rows in two mini-batches
     sizes = []
     trainer = make_trainer(replace(config, branches=4, ppo=ppo, cory=SHARED))
     (shared,) = trainer.agents
     step = shared.learner._optimizer_step
-    shared.learner._optimizer_step = lambda update, rows, passes: sizes.append(len(rows)) or step(update, rows, passes)
+    shared.learner._optimizer_step = lambda update, rows, passes: (
+        sizes.append(len(rows)) or step(update, rows, passes)
+    )
     trainer.iteration(0)
     assert sizes == [3, 3, 4] * 3  # 10 rows in as few steps of at most 4 as that takes
 
@@ -72,7 +87,9 @@ def test_both_roles_of_one_agent_count_alike(config):
         learn = agent.learn
 
         def only(rollouts, rewards, *args, held=held, learn=learn):
-            stats = learn([rollouts[role] for role in held], [rewards[role] for role in held], *args)
+            stats = learn(
+                [rollouts[role] for role in held], [rewards[role] for role in held], *args
+            )
             return stats if len(held) == 2 else stats * 2
 
         agent.learn = only
@@ -92,7 +109,9 @@ def test_samples_show_the_first_branch(config):
     first, second = iterations[0].rollouts
     samples = [json.loads(line) for line in (folder / "samples.jsonl").open()]
     assert [row["completion"] for row in samples] == first.completions + second.completions[::2]
-    assert [row["task_reward"] for row in samples[4:]] == iterations[0].task_rewards[1][::2].tolist()
+    assert [row["task_reward"] for row in samples[4:]] == iterations[0].task_rewards[1][
+        ::2
+    ].tolist()
 
 
 def test_statistics_are_over_each_roles_own_responses(config):
@@ -102,4 +121,6 @@ def test_statistics_are_over_each_roles_own_responses(config):
     trainer.iteration = lambda k: rollouts.append(run(k)) or rollouts[-1]
     records = run_iteration(trainer, 0)
     for record, rollout, rows in zip(records, rollouts[0].rollouts, (2, 8), strict=True):
-        assert record["response_tokens"] == pytest.approx(sum(map(len, rollout.response_ids)) / rows)
+        assert record["response_tokens"] == pytest.approx(
+            sum(map(len, rollout.response_ids)) / rows
+        )

@@ -43,7 +43,9 @@ def printed(script: str, *flags: str) -> dict:
     return dict(flat(yaml.safe_load(done.stdout)))
 
 
-@pytest.mark.parametrize("path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_shipped_configs_state_only_what_differs_from_the_defaults(path):
     config_class = ImdbConfig if path in CONFIGS else Gsm8kConfig
     defaults = dict(flat(asdict(config_class())))
@@ -51,14 +53,22 @@ def test_shipped_configs_state_only_what_differs_from_the_defaults(path):
     assert [key for key, value in stated.items() if defaults[key] == value] == []
 
 
-@pytest.mark.parametrize("path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_both_scripts_read_a_file_and_differ_in_the_number_of_agents_alone(path):
     folder = f"{path.parent.name}_train"
-    cory, ppo = (printed(f"{folder}/{script}.py", "--config", str(path)) for script in ("cory", "ppo"))
-    assert {key: (cory[key], ppo[key]) for key in cory if cory[key] != ppo[key]} == {"cory.num_agents": (2, 1)}
+    cory, ppo = (
+        printed(f"{folder}/{script}.py", "--config", str(path)) for script in ("cory", "ppo")
+    )
+    assert {key: (cory[key], ppo[key]) for key in cory if cory[key] != ppo[key]} == {
+        "cory.num_agents": (2, 1)
+    }
 
 
-@pytest.mark.parametrize("name", ["llama2_7b", "llama2_13b", "llama2_7b_lr1e-4", "llama2_13b_lr1e-4"])
+@pytest.mark.parametrize(
+    "name", ["llama2_7b", "llama2_13b", "llama2_7b_lr1e-4", "llama2_13b_lr1e-4"]
+)
 def test_llama_configs_have_the_values_of_table_2(name):
     config, _ = load(Gsm8kConfig, ROOT / f"configs/gsm8k/{name}.yaml", [])
     expected = TABLE_1 | {
@@ -81,7 +91,11 @@ def test_paper_configs_have_the_values_of_table_1(name):
 
 def test_published_code_has_the_values_of_the_authors_code():
     config, _ = load(ImdbConfig, ROOT / "configs/imdb/published_code.yaml", [])
-    assert config.cory.reset_on_exchange and config.ppo.reward_scaling and config.ppo.reward_normalization
+    assert (
+        config.cory.reset_on_exchange
+        and config.ppo.reward_scaling
+        and config.ppo.reward_normalization
+    )
     assert config.ppo.init_kl_coef == 0.4 and config.sampling.repetition_penalty == 1.1
     assert (config.sampling.min_new_tokens, config.sampling.max_new_tokens) == (4, 15)
     assert config.iterations == 97 and config.task.min_chars == 100
@@ -90,32 +104,59 @@ def test_published_code_has_the_values_of_the_authors_code():
 def test_published_utilities_have_their_values():
     config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/published_code.yaml", [])
     ppo, sampling = config.ppo, config.sampling
-    assert (ppo.ppo_epochs, ppo.learning_rate, ppo.init_kl_coef, ppo.adaptive_kl) == (1, 1e-4, 0.1, False)
+    assert (ppo.ppo_epochs, ppo.learning_rate, ppo.init_kl_coef, ppo.adaptive_kl) == (
+        1,
+        1e-4,
+        0.1,
+        False,
+    )
     assert (sampling.top_k, sampling.top_p, sampling.repetition_penalty) == (10, 0.7, 1.1)
-    assert config.task.observer_prompt.endswith("Question: {prompt}\nReference: {response}\nAnswer:")
+    assert config.task.observer_prompt.endswith(
+        "Question: {prompt}\nReference: {response}\nAnswer:"
+    )
     llama, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b.yaml", [])
-    assert config.task.pioneer_prompt.split() == llama.task.pioneer_prompt.split() and config.model == llama.model
+    assert (
+        config.task.pioneer_prompt.split() == llama.task.pioneer_prompt.split()
+        and config.model == llama.model
+    )
 
 
 def test_flags_override_the_file():
     path = ROOT / "configs/imdb/tiny.yaml"
-    config, _ = load(ImdbConfig, CONFIGS[0], ["--config", str(path), "--ppo.batch_size", "128", "--task.split", "test"])
-    assert (config.ppo.batch_size, config.task.split, config.ppo.learning_rate) == (128, "test", 1e-4)
+    config, _ = load(
+        ImdbConfig,
+        CONFIGS[0],
+        ["--config", str(path), "--ppo.batch_size", "128", "--task.split", "test"],
+    )
+    assert (config.ppo.batch_size, config.task.split, config.ppo.learning_rate) == (
+        128,
+        "test",
+        1e-4,
+    )
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--ppo.batch_sise", "3"], r"unknown key 'ppo.batch_sise'.*Did you mean 'ppo.batch_size'\?"),
+        (
+            ["--ppo.batch_sise", "3"],
+            r"unknown key 'ppo.batch_sise'.*Did you mean 'ppo.batch_size'\?",
+        ),
         (["--iteration_s", "3"], "Did you mean 'iterations'"),
         (["--ppo.learning_rat", "3"], "Did you mean 'ppo.learning_rate'"),  # no abbreviations
         (["--ppo.batch_size", "many"], "ppo.batch_size.*many"),
-        (["--ppo.batch_size", "0"], "ppo.batch_size: expected a number greater than or equal to 2, got 0"),
+        (
+            ["--ppo.batch_size", "0"],
+            "ppo.batch_size: expected a number greater than or equal to 2, got 0",
+        ),
         (
             ["--ppo.batch_size", "1", "--ppo.mini_batch_size", "1"],
             "ppo.batch_size: expected a number greater than or equal to 2, got 1",
         ),
-        (["--ppo.mini_batch_size", "7"], "expected a multiple of mini_batch_size.*= 7 \\* 1 = 7, got 256"),
+        (
+            ["--ppo.mini_batch_size", "7"],
+            "expected a multiple of mini_batch_size.*= 7 \\* 1 = 7, got 256",
+        ),
         (
             ["--cory.exchange_period", "-1"],
             "cory.exchange_period: expected a number greater than or equal to 0, got -1",
@@ -126,11 +167,17 @@ def test_flags_override_the_file():
         (["--ppo.lam", "2"], "ppo.lam: expected a number less than or equal to 1, got 2"),
         (["--ppo.kl_penalty", "fool"], "ppo.kl_penalty.*full.*fool"),
         (["--ppo.reward_normalization", "true"], "expected ppo.reward_scaling: true beside it"),
-        (["--sampling.max_new_tokens", "2"], "sampling.max_new_tokens: expected at least min_new_tokens = 4, got 2"),
+        (
+            ["--sampling.max_new_tokens", "2"],
+            "sampling.max_new_tokens: expected at least min_new_tokens = 4, got 2",
+        ),
         (["--sampling.temperature", "0"], "sampling.temperature: expected a number greater than 0"),
         (["--iterations", "0"], "iterations: expected a number greater than 0, got 0"),
         (["--seed", "-1"], "seed: expected a number greater than or equal to 0, got -1"),
-        (["--task.max_query_tokens", "1"], "task.max_query_tokens: expected at least min_query_tokens = 2, got 1"),
+        (
+            ["--task.max_query_tokens", "1"],
+            "task.max_query_tokens: expected at least min_query_tokens = 2, got 1",
+        ),
         (["--tracker", "wand"], "tracker.*wandb.*wand"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--algorithm", "gpro"], "algorithm.*grpo.*gpro"),
@@ -138,12 +185,21 @@ def test_flags_override_the_file():
             ["--algorithm", "grpo", "--ppo.batch_size", "6", "--ppo.mini_batch_size", "6"],
             "multiple of group_size = 4, got 6",
         ),
-        (["--algorithm", "rloo", "--group_size", "1"], "group_size: expected at least 2 with algorithm: rloo, got 1"),
+        (
+            ["--algorithm", "rloo", "--group_size", "1"],
+            "group_size: expected at least 2 with algorithm: rloo, got 1",
+        ),
         (["--group_size", "0"], "group_size: expected auto or a number greater than 0, got 0"),
         (["--group_size", "3"], "ppo.batch_size: expected a multiple of group_size = 3, got 256"),
-        (["--ppo.kl_in", "loss"], "ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'"),
+        (
+            ["--ppo.kl_in", "loss"],
+            "ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'",
+        ),
         (["--ppo.kl_in", "lost"], "ppo.kl_in.*reward.*lost"),
-        (["--cory.chain_length", "0"], "cory.chain_length: expected a number greater than or equal to 1, got 0"),
+        (
+            ["--cory.chain_length", "0"],
+            "cory.chain_length: expected a number greater than or equal to 1, got 0",
+        ),
         (["--cory.chain_length", "1"], None),
         (
             ["--cory.chain_length", "1", "--cory.exchange", "none"],
@@ -155,19 +211,31 @@ def test_flags_override_the_file():
         ),
         (["--cory.exchange", "turn"], "cory.exchange.*rotate.*turn"),
         (["--cory.credit", "casual"], "cory.credit.*causal.*casual"),
-        (["--cory.credit", "counterfactual", "--cory.knowledge_transfer", "false"], "cory.credit: expected knowledge_"),
+        (
+            ["--cory.credit", "counterfactual", "--cory.knowledge_transfer", "false"],
+            "cory.credit: expected knowledge_",
+        ),
         (["--cory.weight", ".inf"], "cory.weight: expected a finite number, got inf"),
         (["--cory.other_coef", "1"], "unknown key 'cory.other_coef'"),
         (["--ppo.schedule", "linea"], "ppo.schedule.*linear.*linea"),
-        (["--ppo.warmup", "-1"], "ppo.warmup: expected a number greater than or equal to 0, got -1"),
+        (
+            ["--ppo.warmup", "-1"],
+            "ppo.warmup: expected a number greater than or equal to 0, got -1",
+        ),
         (["--ppo.optimizer_options", "3"], "ppo.optimizer_options.*3"),
-        (["--eval_every", "-1"], "eval_every: expected a number greater than or equal to 0, got -1"),
+        (
+            ["--eval_every", "-1"],
+            "eval_every: expected a number greater than or equal to 0, got -1",
+        ),
         (["--eval_queries", "0"], "eval_queries: expected a number greater than 0, got 0"),
         (
             ["--eval_every", "3", "--checkpoint.best", "eval_task_reward"],
             "checkpoint.save_every: expected a multiple of eval_every = 3 with checkpoint.best: .*, got 10",
         ),
-        (["--agents", "[{}]"], r"agents: expected an empty list, or an entry for each of 2 agents, got \[{}\]"),
+        (
+            ["--agents", "[{}]"],
+            r"agents: expected an empty list, or an entry for each of 2 agents, got \[{}\]",
+        ),
         (
             ["--agents", "[{}, {modle: {}}]"],
             r"agents\[1\]: expected model, lora, learning_rate, device or trained, got 'modle'",
@@ -190,8 +258,12 @@ def test_warmup_ends_within_the_run():
 
 def test_ppo_trains_the_first_agent_alone_whatever_the_file_says(tmp_path):
     path = tmp_path / "three.yaml"
-    path.write_text("cory: {num_agents: 2, chain_length: 3}\nagents: [{learning_rate: 0.5}, {learning_rate: 0.25}]\n")
-    config, name = load(ImdbConfig, None, ["--config", str(path)], prefix="imdb_ppo", single_agent=True)
+    path.write_text(
+        "cory: {num_agents: 2, chain_length: 3}\nagents: [{learning_rate: 0.5}, {learning_rate: 0.25}]\n"
+    )
+    config, name = load(
+        ImdbConfig, None, ["--config", str(path)], prefix="imdb_ppo", single_agent=True
+    )
     assert (config.cory.num_agents, config.cory.num_roles, name) == (1, 1, "imdb_ppo_three")
     assert config.agents == [{"learning_rate": 0.5}]
     cory, name = load(ImdbConfig, None, ["--config", str(path)], prefix="imdb_cory")
@@ -203,7 +275,8 @@ def test_ppo_scripts_refuse_a_second_agent_or_role_before_anything_is_loaded(key
     command = [sys.executable, str(ROOT / "imdb_train/ppo.py"), f"--cory.{key}", value]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (
-        done.returncode == 2 and f"cory.{key}: expected 1, as this script trains a single agent, got 2" in done.stderr
+        done.returncode == 2
+        and f"cory.{key}: expected 1, as this script trains a single agent, got 2" in done.stderr
     )
     assert "Loading" not in done.stdout
 
@@ -221,7 +294,10 @@ def test_a_complete_file_is_read_by_the_script_that_printed_it(script, tmp_path)
     )
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(asdict(config) | {"versions": {}, "fingerprint": None}))
-    assert printed(script, "--config", str(path)) | {"versions": {}, "fingerprint": None} == settings | {
+    assert printed(script, "--config", str(path)) | {
+        "versions": {},
+        "fingerprint": None,
+    } == settings | {
         "versions": {},
         "fingerprint": None,
     }
@@ -234,7 +310,10 @@ def test_a_value_is_checked_where_it_is_assigned():
             lambda: setattr(config.ppo, "batch_size", 0),
             "ppo.batch_size: expected a number greater than or equal to 2, got 0",
         ),
-        (lambda: setattr(config.ppo, "batch_size", True), "ppo.batch_size: expected a valid integer, got True"),
+        (
+            lambda: setattr(config.ppo, "batch_size", True),
+            "ppo.batch_size: expected a valid integer, got True",
+        ),
         (
             lambda: setattr(config.ppo, "batch_sise", 8),
             "PPOConfig: unknown key 'batch_sise'. Did you mean 'batch_size'?",
@@ -243,10 +322,19 @@ def test_a_value_is_checked_where_it_is_assigned():
             lambda: setattr(config, "ppo", {"batch_size": 8}),
             "ppo: expected an instance of PPOConfig, got {'batch_size': 8}",
         ),
-        (lambda: replace(config.ppo, lam=2.0), "ppo.lam: expected a number less than or equal to 1, got 2.0"),
-        (lambda: PPOConfig(micro_batch="all"), "ppo.micro_batch: expected a valid integer or 'auto', got 'all'"),
+        (
+            lambda: replace(config.ppo, lam=2.0),
+            "ppo.lam: expected a number less than or equal to 1, got 2.0",
+        ),
+        (
+            lambda: PPOConfig(micro_batch="all"),
+            "ppo.micro_batch: expected a valid integer or 'auto', got 'all'",
+        ),
         (lambda: HubConfig(push="me"), "hub.push: expected null or user/name, got 'me'"),
-        (lambda: setattr(config.cory, "weight", math.inf), "cory.weight: expected a finite number, got inf"),
+        (
+            lambda: setattr(config.cory, "weight", math.inf),
+            "cory.weight: expected a finite number, got inf",
+        ),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             assign()
@@ -285,7 +373,10 @@ def test_bad_files_are_named(tmp_path, text, message, monkeypatch):
 def test_help_documents_every_key_and_print_config_prints_them():
     script = "imdb_train/cory.py"
     shown = subprocess.run(
-        [sys.executable, str(ROOT / script), "--help", "all"], capture_output=True, text=True, check=True
+        [sys.executable, str(ROOT / script), "--help", "all"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     positions = []
     for key in keys(ImdbConfig):
@@ -303,11 +394,17 @@ def test_a_boolean_flag_alone_means_true():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "chains"), [("ppo", 1), ("reinforce", 1), ("grpo", 4), ("dr_grpo", 4), ("rloo", 4)]
+    ("algorithm", "chains"),
+    [("ppo", 1), ("reinforce", 1), ("grpo", 4), ("dr_grpo", 4), ("rloo", 4)],
 )
 def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains):
     """Of a whole file, too, as a run's config.yaml is: it says `auto`, as the command line did."""
     config, _ = load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm])
     assert config.chains_per_query == chains
     assert as_config(ImdbConfig, asdict(config), Path("config.yaml")) == config
-    assert load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm, "--group_size", "2"])[0].chains_per_query == 2
+    assert (
+        load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm, "--group_size", "2"])[
+            0
+        ].chains_per_query
+        == 2
+    )

@@ -19,12 +19,16 @@ from cory.trainer import CoryTrainer
 @pytest.mark.parametrize("dependence", [0.0, 1.0, 2.0])
 def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
     wanted = world(dependence).objective_gradient()
-    estimates = {mode: of_mode(mode, dependence) for mode in ("collective", "causal", "counterfactual", "own")}
+    estimates = {
+        mode: of_mode(mode, dependence)
+        for mode in ("collective", "causal", "counterfactual", "own")
+    }
     for mode in ("collective", "causal", "counterfactual"):
         assert torch.allclose(estimates[mode].mean, wanted, atol=1e-12), mode
     assert torch.allclose(estimates["own"].mean, wanted, atol=1e-12) == (dependence == 0)
     causal, collective = (
-        sum(of_mode(mode, dependence, seed).variances[0] for seed in range(10)) for mode in ("causal", "collective")
+        sum(of_mode(mode, dependence, seed).variances[0] for seed in range(10))
+        for mode in ("causal", "collective")
     )
     assert causal < 0.95 * collective
 
@@ -37,7 +41,9 @@ def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
     for batch in batches.values():
         assert torch.allclose(batch.mean, wanted, atol=1e-12, rtol=0)
     # As many pioneers, each with more observers: less variance for both.
-    assert all(two < one for two, one in zip(batches[2].variances, batches[1].variances, strict=True))
+    assert all(
+        two < one for two, one in zip(batches[2].variances, batches[1].variances, strict=True)
+    )
 
 
 def test_a_team_reward_comes_on_top_of_what_any_mode_says():
@@ -45,12 +51,22 @@ def test_a_team_reward_comes_on_top_of_what_any_mode_says():
     r2 = torch.tensor([10.0, 20.0, 30.0, 50.0])
     team = torch.tensor([0.0, 100.0, 200.0, 400.0])
     unread = [torch.zeros(2), torch.tensor([1.0, 1.0, 2.0, 2.0])]
-    first = {"collective": [16.0, 42.0], "causal": [16.0, 42.0], "own": [1.0, 2.0], "counterfactual": [15.0, 40.0]}
+    first = {
+        "collective": [16.0, 42.0],
+        "causal": [16.0, 42.0],
+        "own": [1.0, 2.0],
+        "counterfactual": [15.0, 40.0],
+    }
     second = {"collective": [11.0, 21.0, 32.0, 52.0]}
     for mode, of_pioneer in first.items():
         rewards = assign_credit([r1, r2], mode, 1.0, unread, team)
-        assert rewards[0].tolist() == [of_pioneer[0] + 50, of_pioneer[1] + 300]  # the mean over its observers
-        assert rewards[1].tolist() == [a + b for a, b in zip(second.get(mode, r2.tolist()), team.tolist(), strict=True)]
+        assert rewards[0].tolist() == [
+            of_pioneer[0] + 50,
+            of_pioneer[1] + 300,
+        ]  # the mean over its observers
+        assert rewards[1].tolist() == [
+            a + b for a, b in zip(second.get(mode, r2.tolist()), team.tolist(), strict=True)
+        ]
         alone = assign_credit([r1, r2], mode, 1.0, unread)
         assert alone[0].tolist() == of_pioneer
 
@@ -77,7 +93,9 @@ def spy(trainer):
 
 @pytest.mark.parametrize("credit", ["causal", "own", "counterfactual"])
 def test_each_role_earns_what_the_mode_says(config, credit):
-    trainer = make_trainer(replace(config, cory=CoryConfig(credit=credit, weight=0.5, exchange_period=0)))
+    trainer = make_trainer(
+        replace(config, cory=CoryConfig(credit=credit, weight=0.5, exchange_period=0))
+    )
     unread = {}
     respond = trainer.agents[1].respond
 
@@ -90,7 +108,9 @@ def test_each_role_earns_what_the_mode_says(config, credit):
     seen = spy(trainer)
     trainer.iteration(0)
     batch = trainer.task.batch(0, 8, config.seed)["prompt"]
-    r1, r2 = (torch.tensor(count_good(batch, seen[0][f"agent_{i}"][0][0].completions)) for i in (1, 2))
+    r1, r2 = (
+        torch.tensor(count_good(batch, seen[0][f"agent_{i}"][0][0].completions)) for i in (1, 2)
+    )
     b2 = torch.tensor(count_good(batch, unread["completions"]))
     expected = {"causal": r1 + 0.5 * r2, "own": r1, "counterfactual": r1 + 0.5 * (r2 - b2)}[credit]
     assert torch.allclose(seen[0]["agent_1"][1][0], expected)
@@ -108,12 +128,18 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
     (rollouts, rewards), batch = seen[0]["agent_1"], trainer.task.batch(0, 8, config.seed)["prompt"]
     assert rollouts[0].prompts == batch
     pairs = zip(batch, rollouts[0].completions, strict=True)
-    assert rollouts[1].prompts == [f'Improve "{query}{response}": {query}' for query, response in pairs]
+    assert rollouts[1].prompts == [
+        f'Improve "{query}{response}": {query}' for query, response in pairs
+    ]
     r1, r2 = (torch.tensor(count_good(batch, rollout.completions)) for rollout in rollouts)
     assert torch.allclose(torch.stack(rewards), torch.stack([r1 + r2, r2]))
     assert [record["role"] for record in records] == ["pioneer", "observer"]
-    assert [record["task_reward"] for record in records] == pytest.approx([r1.mean().item(), r2.mean().item()])
-    assert agent.optimizer_steps == 2 * config.ppo.ppo_epochs  # twice the rows in mini-batches of the same size
+    assert [record["task_reward"] for record in records] == pytest.approx(
+        [r1.mean().item(), r2.mean().item()]
+    )
+    assert (
+        agent.optimizer_steps == 2 * config.ppo.ppo_epochs
+    )  # twice the rows in mini-batches of the same size
     lengths = [sum(map(len, rollout.response_ids)) / 8 for rollout in rollouts]
     assert [record["response_tokens"] for record in records] == pytest.approx(lengths)
     trainer.iteration(1)
@@ -130,17 +156,23 @@ def test_chains_of_a_group_share_their_query_and_the_reward_learns_the_role(conf
 
     rows = {"prompt": sentences(8), "label": list(range(8))}
     config = replace(config, algorithm="rloo", group_size=4)
-    trainer = CoryTrainer(config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS))
+    trainer = CoryTrainer(
+        config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS)
+    )
     seen = spy(trainer)
     trainer.iteration(0)
     assert got["role"] == ["pioneer"] * 8 + ["observer"] * 8
     first, second = got["label"][0], got["label"][4]
     assert got["label"] == ([first] * 4 + [second] * 4) * 2 and first != second
     assert got["prompts"][:4] == [rows["prompt"][first]] * 4
-    prompts, completions = (getattr(seen[0]["agent_2"][0][0], key) for key in ("prompts", "completions"))
+    prompts, completions = (
+        getattr(seen[0]["agent_2"][0][0], key) for key in ("prompts", "completions")
+    )
     assert len(set(completions)) > 2 and len(prompts) == 8
 
 
 def test_counterfactual_credit_of_one_agent_is_its_own_reward(config):
-    records = run_iteration(make_trainer(replace(config, cory=CoryConfig(num_agents=1, credit="counterfactual"))), 0)
+    records = run_iteration(
+        make_trainer(replace(config, cory=CoryConfig(num_agents=1, credit="counterfactual"))), 0
+    )
     assert [record["role"] for record in records] == ["pioneer"]

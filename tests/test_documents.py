@@ -30,14 +30,27 @@ from gsm8k_train.evaluate import Gsm8kEvaluation
 from imdb_train.config import ImdbConfig
 from study.experiment import command_line as experiment
 
-PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/README.md"), ROOT / "results/README.md"]
+PAGES = [
+    ROOT / "README.md",
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("results/*/README.md"),
+    ROOT / "results/README.md",
+]
 TRAINING = {
     f"{task}_train/{script}.py": (config, ROOT / f"configs/{task}/tiny.yaml")
     for task, config in (("imdb", ImdbConfig), ("gsm8k", Gsm8kConfig))
     for script in ("cory", "ppo")
 }
-EVALUATION = {"imdb_train/evaluate.py": EvaluationConfig, "gsm8k_train/evaluate.py": Gsm8kEvaluation}
-RUNS = {"runs/a": "imdb", "runs/imdb_cory_tiny": "imdb", "runs/imdb_ppo_tiny": "imdb", "runs/gsm8k_cory_tiny": "gsm8k"}
+EVALUATION = {
+    "imdb_train/evaluate.py": EvaluationConfig,
+    "gsm8k_train/evaluate.py": Gsm8kEvaluation,
+}
+RUNS = {
+    "runs/a": "imdb",
+    "runs/imdb_cory_tiny": "imdb",
+    "runs/imdb_ppo_tiny": "imdb",
+    "runs/gsm8k_cory_tiny": "gsm8k",
+}
 PLACEHOLDER = re.compile(r"path/to|FOLDER|CHECKOUT|my\.yaml|praise|RUN\b|FILE|NAME")
 
 
@@ -53,7 +66,8 @@ def commands() -> list[tuple[str, str]]:
     for page in ROOT.glob("configs/accelerate/*.yaml"):
         text = page.read_text().replace("\\\n#", " ")
         found += [
-            (str(page.relative_to(ROOT)), line) for line in re.findall(r"^# +(accelerate .*)", text, re.MULTILINE)
+            (str(page.relative_to(ROOT)), line)
+            for line in re.findall(r"^# +(accelerate .*)", text, re.MULTILINE)
         ]
     return found
 
@@ -61,8 +75,14 @@ def commands() -> list[tuple[str, str]]:
 def processes_of(words: list[str]) -> int:
     """The processes that a launcher's command starts on all machines."""
     if words[0] == "accelerate":
-        return yaml.safe_load((ROOT / words[words.index("--config_file") + 1]).read_text())["num_processes"]
-    sizes = [int(words[words.index(name) + 1]) for name in ("--nnodes", "--nproc_per_node") if name in words]
+        return yaml.safe_load((ROOT / words[words.index("--config_file") + 1]).read_text())[
+            "num_processes"
+        ]
+    sizes = [
+        int(words[words.index(name) + 1])
+        for name in ("--nnodes", "--nproc_per_node")
+        if name in words
+    ]
     return math.prod(sizes)
 
 
@@ -90,7 +110,10 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
             parser = Arguments(None)
             parser.add_class_arguments(EVALUATION[script])
             models = [
-                argv.pop(0) for _ in range(next((i for i, w in enumerate(argv) if w.startswith("--")), len(argv)))
+                argv.pop(0)
+                for _ in range(
+                    next((i for i, w in enumerate(argv) if w.startswith("--")), len(argv))
+                )
             ]
             assert models and parser.of([*argv]) is not None
         return
@@ -109,7 +132,9 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
 
 def test_python_in_the_pages_compiles():
     for page in PAGES:
-        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for block in re.findall(
+            r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+        ):
             ast.parse(block, str(page))
 
 
@@ -126,19 +151,34 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
     assert "`python -m study.report runs/evaluation-praise-praise_ppo`" in page
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "praise/agent_2 after agent_1" in done.stdout and "praise_ppo/agent_1 after itself" in done.stdout
+    assert (
+        "praise/agent_2 after agent_1" in done.stdout
+        and "praise_ppo/agent_1 after itself" in done.stdout
+    )
     runs = tmp_path / "praise/runs"
     assert (runs / "evaluation-praise-praise_ppo/evaluation.md").exists()
 
     # The chains of one's own.
-    for row in ("roles/agent_3 after agent_2 after agent_1", "frozen/agent_2 after agent_1", "branches_rloo/agent_2"):
+    for row in (
+        "roles/agent_3 after agent_2 after agent_1",
+        "frozen/agent_2 after agent_1",
+        "branches_rloo/agent_2",
+    ):
         assert row in done.stdout
-    metrics = {name: read_rows(runs / name / "metrics.jsonl") for name in ("roles", "frozen", "branches_rloo")}
+    metrics = {
+        name: read_rows(runs / name / "metrics.jsonl")
+        for name in ("roles", "frozen", "branches_rloo")
+    }
     assert {row["role"] for row in metrics["roles"]} == {"writer", "doubter", "closer"}
     assert all(0 < row["team_reward"] <= 1 for row in metrics["roles"])
-    assert [(row["agent"], row["kl"] == 0) for row in metrics["frozen"][2:]] == [("agent_1", False), ("agent_2", True)]
+    assert [(row["agent"], row["kl"] == 0) for row in metrics["frozen"][2:]] == [
+        ("agent_1", False),
+        ("agent_2", True),
+    ]
     assert all("value_loss" not in row for row in metrics["branches_rloo"])
 
 
@@ -149,9 +189,7 @@ def test_the_site_builder_finds_what_is_not_there(tmp_path):
     spec.loader.exec_module(builder)
     (tmp_path / "b").mkdir()
     (tmp_path / "b/index.html").write_text('<h1 id="top"></h1><a href="..">home</a>')
-    good = (
-        '<a href="b/#top">b</a><a href="#here" id="here">here</a><a href="https://arxiv.org/abs/2410.06101">paper</a>'
-    )
+    good = '<a href="b/#top">b</a><a href="#here" id="here">here</a><a href="https://arxiv.org/abs/2410.06101">paper</a>'
     (tmp_path / "index.html").write_text(good)
     assert builder.dead_links(tmp_path) == []
     bad = '<a href="c/">c</a><a href="b/#bottom">b</a><img src="none.png"><a href="http://example.org">plain</a>'

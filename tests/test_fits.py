@@ -33,7 +33,14 @@ def model(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     "ways, rank",
-    [(["one"], 0), (["one"], 4), (["data", "shard"], 0), (["data", "shard"], 4), (["devices"], 0), (["devices"], 4)],
+    [
+        (["one"], 0),
+        (["one"], 4),
+        (["data", "shard"], 0),
+        (["data", "shard"], 4),
+        (["devices"], 0),
+        (["devices"], 4),
+    ],
 )
 def test_formulas_are_what_processes_hold(folder, model, ways, rank):
     """Bytes of weights, Adam's state, gradients and exchange buffers, summed over the tensors of each process."""
@@ -46,7 +53,9 @@ def test_formulas_are_what_processes_hold(folder, model, ways, rank):
     for way, each in measured.items():
         expected = parallel.formula(way, model, options)
         assert len(each) == parallel.WAYS[way][0]
-        for name in parallel.PARTS:  # the mean, as a value head is one row, which is in one of the shards
+        for (
+            name
+        ) in parallel.PARTS:  # the mean, as a value head is one row, which is in one of the shards
             found = mean(process[name] for process in each)
             assert found == pytest.approx(expected[name], rel=0.01, abs=64), (way, name)
 
@@ -70,7 +79,9 @@ def kept(model) -> int:
     owned, seen = {p.data_ptr() for p in model.parameters()}, {}
 
     def keep(tensor):
-        seen[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that no other gets its address
+        seen[tensor.untyped_storage().data_ptr()] = (
+            tensor  # alive, so that no other gets its address
+        )
         return tensor
 
     ids = torch.ones(4, 32, dtype=torch.long)
@@ -83,7 +94,9 @@ def kept(model) -> int:
 def test_activations_of_a_layer_are_as_estimated(kind, tokenizer, tmp_path):
     found = []
     for layers in (1, 3):
-        sizes = dict(hidden_size=64, intermediate_size=172, num_attention_heads=4, num_hidden_layers=layers)
+        sizes = dict(
+            hidden_size=64, intermediate_size=172, num_attention_heads=4, num_hidden_layers=layers
+        )
         llama = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
         made = make_gpt2(tokenizer, n_embd=64, n_layer=layers) if kind == "gpt2" else llama
         made.save_pretrained(tmp_path / f"{layers}")
@@ -100,8 +113,12 @@ def test_sizes_of_llama_2_are_those_of_the_published_models():
 
 
 def test_tables_of_the_page_are_those_of_the_script():
-    done = subprocess.run([sys.executable, ROOT / "benchmarks/fits.py"], capture_output=True, text=True, check=True)
-    rows = [line for line in done.stdout.splitlines() if line.startswith("| ") and "---" not in line]
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/fits.py"], capture_output=True, text=True, check=True
+    )
+    rows = [
+        line for line in done.stdout.splitlines() if line.startswith("| ") and "---" not in line
+    ]
     page = (ROOT / "docs/scaling.md").read_text()
     assert len(rows) > 20 and [row for row in rows if row not in page] == []
 

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from cory.credit import assign_credit
-from cory.metrics import combined_reward, distinct, distinct_interval, full_kl, in_training, mean_interval
+from cory.metrics import (
+    combined_reward,
+    distinct,
+    distinct_interval,
+    full_kl,
+    in_training,
+    mean_interval,
+)
 from cory.models.window import pad
 from cory.prompts import RolePrompts, query_text
 from cory.schedule import RoleSchedule
@@ -37,19 +44,29 @@ def test_period_zero_never_exchanges_and_three_agents_take_every_role():
     assert RoleSchedule(1, 5).order(7) == (0,)
 
 
-@pytest.mark.parametrize(("agents", "length"), [(4, 2), (5, 2), (6, 4), (3, 3), (2, 3), (1, 2), (4, 3)])
+@pytest.mark.parametrize(
+    ("agents", "length"), [(4, 2), (5, 2), (6, 4), (3, 3), (2, 3), (1, 2), (4, 3)]
+)
 @pytest.mark.parametrize("exchange", ["rotate", "shuffle"])
-def test_every_agent_is_trained_equally_often_and_none_twice_where_enough_are(agents, length, exchange):
+def test_every_agent_is_trained_equally_often_and_none_twice_where_enough_are(
+    agents, length, exchange
+):
     schedule = RoleSchedule(agents, 2, length, exchange, seed=3)
     periods = 60  # a multiple of all cycles
     chains = [schedule.order(2 * period) for period in range(periods)]
-    assert all(len(chain) == length and (len(set(chain)) == min(agents, length)) for chain in chains)
+    assert all(
+        len(chain) == length and (len(set(chain)) == min(agents, length)) for chain in chains
+    )
     drawn = [sum(chain.count(agent) for chain in chains) for agent in range(agents)]
     assert len(set(drawn)) == 1 and sum(drawn) == periods * length
-    assert all(schedule.order(2 * period) == schedule.order(2 * period + 1) for period in range(periods))
+    assert all(
+        schedule.order(2 * period) == schedule.order(2 * period + 1) for period in range(periods)
+    )
     if exchange == "shuffle" and agents > 2:
         assert len(set(chains)) > agents  # more than a rotation has
-        assert chains != [RoleSchedule(agents, 2, length, exchange, seed=4).order(2 * p) for p in range(periods)]
+        assert chains != [
+            RoleSchedule(agents, 2, length, exchange, seed=4).order(2 * p) for p in range(periods)
+        ]
     if exchange == "rotate":  # in each role equally often, too
         assert all(len({chain[role] for chain in chains}) == agents for role in range(length))
 
@@ -72,11 +89,15 @@ def test_credit_equals_a_plain_loop(weight, roles):
             "counterfactual": own + weight * sum(rewards[j] - unread[j] for j in later),
         }
         for mode, value in expected.items():
-            assert torch.allclose(assign_credit(rewards, mode, weight, unread)[i], value, atol=1e-6), mode
+            assert torch.allclose(
+                assign_credit(rewards, mode, weight, unread)[i], value, atol=1e-6
+            ), mode
 
 
 def test_counterfactual_needs_the_unread_rewards():
-    with pytest.raises(ValueError, match="expected the rewards of roles that did not read, got None"):
+    with pytest.raises(
+        ValueError, match="expected the rewards of roles that did not read, got None"
+    ):
         assign_credit([torch.zeros(1)] * 2, "counterfactual")
 
 
@@ -86,7 +107,9 @@ def test_collective_reward_equals_a_plain_loop(coef, agents):
     rewards = list(torch.randn(agents, 4))
     for i in range(agents):
         expected = rewards[i] + coef * sum(rewards[j] for j in range(agents) if j != i)
-        assert torch.allclose(assign_credit(rewards, "collective", coef)[i], torch.as_tensor(expected))
+        assert torch.allclose(
+            assign_credit(rewards, "collective", coef)[i], torch.as_tensor(expected)
+        )
 
 
 def test_cooperation_gives_both_agents_the_sum():
@@ -95,18 +118,24 @@ def test_cooperation_gives_both_agents_the_sum():
 
 
 def test_paper_prompts():
-    prompts = RolePrompts("{prompt}", 'I can make this sentence "{prompt}{response}" more positive: {prompt}')
+    prompts = RolePrompts(
+        "{prompt}", 'I can make this sentence "{prompt}{response}" more positive: {prompt}'
+    )
     row = {"prompt": "The film was"}
     assert prompts.render(0, row, None) == "The film was"
     assert (
-        prompts.render(1, row, [" dull"]) == 'I can make this sentence "The film was dull" more positive: The film was'
+        prompts.render(1, row, [" dull"])
+        == 'I can make this sentence "The film was dull" more positive: The film was'
     )
     assert prompts.render(1, row, None) == "The film was"  # without knowledge transfer
 
 
 def test_braces_in_texts_are_text():
     prompts = RolePrompts(observer="{{{prompt}}} {response} {label}")
-    assert prompts.render(1, {"prompt": "{response}", "label": 3}, ["{0.__class__}"]) == "{{response}} {0.__class__} 3"
+    assert (
+        prompts.render(1, {"prompt": "{response}", "label": 3}, ["{0.__class__}"])
+        == "{{response}} {0.__class__} 3"
+    )
 
 
 def test_distinct_by_hand():
@@ -119,7 +148,10 @@ def test_distinct_interval_covers_and_shrinks():
     texts = [f"w{i % 7} w{i % 5} w{i % 11}" for i in range(400)]
     value, half = distinct_interval(texts, 2)
     assert value == distinct(texts, 2) and 0 < half < 0.1
-    assert distinct_interval(["a b"] * 50, 1) == (pytest.approx(1 / 50), pytest.approx(0.0, abs=1e-9))
+    assert distinct_interval(["a b"] * 50, 1) == (
+        pytest.approx(1 / 50),
+        pytest.approx(0.0, abs=1e-9),
+    )
 
 
 def test_mean_interval():
@@ -135,7 +167,11 @@ def test_intervals_cluster_by_query():
     assert mean == 2.0 and half == pytest.approx(1.96 * math.sqrt(3 / 2 * (4 + 4 + 0) / 4**2))
     assert mean_interval(values, ["a"] * 4) == (2.0, 0.0)
     apart = mean_interval(values, range(4))
-    assert apart == mean_interval(values) == (2.0, pytest.approx(1.96 * statistics.stdev(values) / 4**0.5, rel=1e-12))
+    assert (
+        apart
+        == mean_interval(values)
+        == (2.0, pytest.approx(1.96 * statistics.stdev(values) / 4**0.5, rel=1e-12))
+    )
     # Four copies of each query tell no more than one.
     copies = mean_interval([1.0, 4.0, 2.5] * 4, [0, 1, 2] * 4)
     assert copies == (pytest.approx(2.5), pytest.approx(mean_interval([1.0, 4.0, 2.5])[1]))

@@ -20,12 +20,16 @@ def test_it_is_a_valid_notebook_of_the_usual_kernel():
     nbformat.validate(NOTEBOOK)
     assert NOTEBOOK.metadata.kernelspec.name == "python3"
     assert len(CELLS) == len(NOTEBOOK.cells)  # each has an id of its own
-    assert not any(re.fullmatch(r"[0-9a-f-]{8,}", name) for name in CELLS)  # a name, which no editor draws anew
+    assert not any(
+        re.fullmatch(r"[0-9a-f-]{8,}", name) for name in CELLS
+    )  # a name, which no editor draws anew
 
 
 def test_it_is_stored_without_outputs():
     for name, cell in CELLS.items():
-        assert not cell.get("outputs") and cell.get("execution_count") is None and not cell.metadata, name
+        assert (
+            not cell.get("outputs") and cell.get("execution_count") is None and not cell.metadata
+        ), name
 
 
 def test_it_names_no_machine():
@@ -36,13 +40,22 @@ def test_it_names_no_machine():
 
 def test_its_links_and_files_are_there():
     text = "\n".join(cell.source for cell in NOTEBOOK.cells)
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")]
+    links = [
+        link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")
+    ]
     assert len(links) >= 8
     for link in links:
         file, _, anchor = link.partition("#")
         assert (PATH.parent / file).is_file(), link
-        headings = re.findall(r"^#+ (.*)$", (PATH.parent / file).read_text(), re.MULTILINE) if anchor else []
-        anchors = ["", *(re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings)]
+        headings = (
+            re.findall(r"^#+ (.*)$", (PATH.parent / file).read_text(), re.MULTILINE)
+            if anchor
+            else []
+        )
+        anchors = [
+            "",
+            *(re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings),
+        ]
         assert anchor in anchors, link
     for file in re.findall(r'"((?:configs|imdb_train)/[\w/.]+)"', text):
         assert (ROOT / file).exists(), file
@@ -53,7 +66,9 @@ def test_no_cell_swallows_an_error():
     for name, cell in CELLS.items():
         if cell.cell_type == "code":
             magics = re.findall(r"^\s*(%%?\w*|!)", cell.source, re.MULTILINE)
-            assert magics == (["%pip"] if name == "install" else []), name  # the cell looks at what pip has done
+            assert magics == (["%pip"] if name == "install" else []), (
+                name
+            )  # the cell looks at what pip has done
 
 
 class Shell:
@@ -101,7 +116,9 @@ def test_install_leaves_what_fits_and_pins_the_rest(install, tmp_path):
     (checkout / "constraints.txt").write_text(
         "# tested\ntorch==0.1\ntyping-extensions==999.0\nnone_such==1.0\nof_it==2\n"
     )
-    with pytest.raises(RuntimeError, match=r"could not install \['none-such', 'typing-extensions'\]"):
+    with pytest.raises(
+        RuntimeError, match=r"could not install \['none-such', 'typing-extensions'\]"
+    ):
         install(tmp_path)
     assert install.magics == [("pip", "install --quiet -c runs/constraints.txt -e .")]
     pins = (checkout / "runs/constraints.txt").read_text().splitlines()
@@ -119,5 +136,7 @@ def test_a_run_leaves_a_notebooks_figures_alone():
     for backend, shown in (("svg", "svg"), (None, "agg")):
         environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
         environment |= {"MPLBACKEND": backend} if backend else {}
-        ran = subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=environment, capture_output=True, text=True)
+        ran = subprocess.run(
+            [sys.executable, "-c", show], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
         assert ran.stdout.strip().lower() == shown, ran.stderr

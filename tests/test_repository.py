@@ -17,7 +17,9 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 CONSTRAINTS = {
     name.lower().replace("_", "-"): version
-    for name, version in re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    for name, version in re.findall(
+        r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+    )
 }
 
 
@@ -29,35 +31,53 @@ def test_readme_example_runs(policy_folder, tmp_path, monkeypatch):
     """The example of "Your own task", on a small model."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert "openai-community/gpt2" in code and "iterations=20" in code
-    code = code.replace("openai-community/gpt2", str(policy_folder)).replace("iterations=20", "iterations=2")
+    code = code.replace("openai-community/gpt2", str(policy_folder)).replace(
+        "iterations=20", "iterations=2"
+    )
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert {p.name for p in (tmp_path / "runs/cory").glob("agent_*")} == {"agent_1", "agent_2"}
 
 
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"), *ROOT.glob("results/**/*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("examples/*/*.md"),
+    *ROOT.glob("results/**/*.md"),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page):
     assert page.read_text().count("\n```") % 2 == 0, "a code block is not closed"
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r'<img src="([^"]+)"', text):
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(
+        r'<img src="([^"]+)"', text
+    ):
         assert link.startswith(("http", "mailto:")) or (page.parent / link).exists(), link
 
 
 def test_configuration_page_is_what_the_dataclasses_say():
-    done = subprocess.run([sys.executable, ROOT / "docs/configuration.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/configuration.py", "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, "run: python docs/configuration.py\n" + done.stderr
 
 
 def test_environment_is_in_step_with_the_project():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert environment["dependencies"][-1]["pip"] == ["-c constraints.txt", *PROJECT["dependencies"]]
+    assert environment["dependencies"][-1]["pip"] == [
+        "-c constraints.txt",
+        *PROJECT["dependencies"],
+    ]
 
 
 def test_uv_has_the_pins_of_constraints_txt():
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert PYPROJECT["tool"]["uv"]["constraint-dependencies"] == pins
 
 
@@ -100,7 +120,11 @@ def test_other_pythons_are_passed_over_or_must_pass(tmp_path):
     assert "python9.0: not found" in failed.stdout  # the others still get their turn
 
 
-SOURCES = [path for folder in ("cory", "study", "imdb_train", "gsm8k_train") for path in ROOT.glob(f"{folder}/**/*.py")]
+SOURCES = [
+    path
+    for folder in ("cory", "study", "imdb_train", "gsm8k_train")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+]
 
 
 def imported(path: Path) -> set[str]:
@@ -108,7 +132,9 @@ def imported(path: Path) -> set[str]:
     names = set()
     tree = ast.parse(path.read_text())
     for_types = [
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     left_out = {child for node in for_types for child in ast.walk(node)}
     for node in ast.walk(tree):
@@ -171,7 +197,9 @@ def test_no_import_runs_up_and_cory_knows_no_study():
         if name == "cory":  # only offers names
             continue
         for other in others - GROUND:
-            assert ORDER.index(folder(other)) <= ORDER.index(folder(name)), f"{name} imports {other}"
+            assert ORDER.index(folder(other)) <= ORDER.index(folder(name)), (
+                f"{name} imports {other}"
+            )
     assert not any(folder(other) == "imdb_train" for other in GRAPH["gsm8k_train.task"])
 
 

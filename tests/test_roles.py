@@ -33,9 +33,14 @@ def three(config):
         seen.extend(role)
         return count_good(prompts, completions)
 
-    rows = {"prompt": [" ".join(text.split()[:4]) for text in sentences(20)], "label": list(range(20))}
+    rows = {
+        "prompt": [" ".join(text.split()[:4]) for text in sentences(20)],
+        "label": list(range(20)),
+    }
     config = replace(config, cory=THREE, roles=ROLES)
-    return CoryTrainer(config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS)), seen
+    return CoryTrainer(
+        config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS)
+    ), seen
 
 
 def test_each_role_reads_writes_and_is_called_what_its_settings_say(three):
@@ -46,12 +51,18 @@ def test_each_role_reads_writes_and_is_called_what_its_settings_say(three):
     assert seen == ["writer"] * 8 + ["critic"] * 8 + ["observer_2"] * 8
     queries, labels = iteration.columns["prompt"], iteration.columns["label"]
     assert writer.prompts == queries
-    assert critic.prompts == [f"{w} is it good? {q}" for w, q in zip(writer.completions, queries, strict=True)]
+    assert critic.prompts == [
+        f"{w} is it good? {q}" for w, q in zip(writer.completions, queries, strict=True)
+    ]
     chains = zip(writer.completions, critic.completions, labels, strict=True)
     assert last.prompts == [f"{w}\n\n{c}|{c}|{c}|{label}" for w, c, label in chains]
     longest = [max(map(len, rollout.response_ids)) for rollout in iteration.rollouts]
-    assert longest[0] == 4 and 3 <= longest[1] <= 6 and longest[2] == 9  # the critic's is drawn, between 3 and 6
-    assert not any("a" in text for text in critic.completions) and any("a" in text for text in last.completions)
+    assert (
+        longest[0] == 4 and 3 <= longest[1] <= 6 and longest[2] == 9
+    )  # the critic's is drawn, between 3 and 6
+    assert not any("a" in text for text in critic.completions) and any(
+        "a" in text for text in last.completions
+    )
 
 
 def test_metrics_and_samples_have_the_names(three):
@@ -83,7 +94,13 @@ def test_templates_know_every_earlier_role():
     assert prompts.render(2, row, ["a", "b"]) == "a b a\n\nb q"
     assert prompts.render(2, row) == "q"  # it answers the query alone
     assert prompts.reads(1) == [0, 0, 0] and prompts.reads(2) == [0, 1, 0, 1]
-    own = RolePrompts(roles=(RoleConfig(name="a"), RoleConfig(prompt="{label}{x}"), RoleConfig(prompt="{a}{observer}")))
+    own = RolePrompts(
+        roles=(
+            RoleConfig(name="a"),
+            RoleConfig(prompt="{label}{x}"),
+            RoleConfig(prompt="{a}{observer}"),
+        )
+    )
     assert own.render(2, row | {"label": 1}, ["{observer}", "two"]) == "{observer}two"
     assert own.columns() == ["label", "x"] and own.reads(1) == []
 
@@ -91,7 +108,11 @@ def test_templates_know_every_earlier_role():
 def test_without_settings_of_roles_nothing_changes(config, tmp_path):
     """Entries that set nothing give the bits of a run without them."""
     plain = make_trainer(config).train().folder
-    listed = make_trainer(replace(config, roles=[{}, {}], output=str(tmp_path / "listed"))).train().folder
+    listed = (
+        make_trainer(replace(config, roles=[{}, {}], output=str(tmp_path / "listed")))
+        .train()
+        .folder
+    )
     for name in ("metrics.jsonl", "samples.jsonl", "agent_1/model.safetensors"):
         assert (plain / name).read_bytes() == (listed / name).read_bytes()
 
@@ -104,13 +125,20 @@ def test_all_earlier_responses_are_shortened():
         return [list(prompt) for prompt in prompts]
 
     chains = [["a" * 40, "a"], ["b" * 20, "b"]]
-    assert fit_responses(render, chains, encode, context=40, max_new_tokens=8) == ["a" * 20 + " " + "b" * 10, "a b"]
+    assert fit_responses(render, chains, encode, context=40, max_new_tokens=8) == [
+        "a" * 20 + " " + "b" * 10,
+        "a b",
+    ]
 
 
 def test_a_role_that_reads_more_than_the_context_holds_is_refused(config):
-    roles = [RoleConfig(max_new_tokens=40), RoleConfig(prompt="{response} {pioneer} {prompt}", max_new_tokens=20)]
+    roles = [
+        RoleConfig(max_new_tokens=40),
+        RoleConfig(prompt="{response} {pioneer} {prompt}", max_new_tokens=20),
+    ]
     with pytest.raises(
-        UserError, match=r"agent_2 as observer, which also reads responses of up to 80 tokens: .* = 105"
+        UserError,
+        match=r"agent_2 as observer, which also reads responses of up to 80 tokens: .* = 105",
     ):
         make_trainer(replace(config, roles=roles))
 
@@ -119,11 +147,23 @@ def test_a_role_that_reads_more_than_the_context_holds_is_refused(config):
     ("roles", "message"),
     [
         ([{}], "roles: expected an empty list, or an entry for each of 2 roles, got 1"),
-        ([{"name": "a"}, {"name": "a"}], r"roles\[1\].name: expected another name than .* \['a'\], got 'a'"),
-        ([{"name": "observer"}, {}], r"roles\[1\].name: expected another name than .*, got 'observer'"),
-        ([{"name": "responses"}, {}], "roles.name: expected null or a name .* other than prompt, .*, got 'responses'"),
+        (
+            [{"name": "a"}, {"name": "a"}],
+            r"roles\[1\].name: expected another name than .* \['a'\], got 'a'",
+        ),
+        (
+            [{"name": "observer"}, {}],
+            r"roles\[1\].name: expected another name than .*, got 'observer'",
+        ),
+        (
+            [{"name": "responses"}, {}],
+            "roles.name: expected null or a name .* other than prompt, .*, got 'responses'",
+        ),
         ([{"name": "the writer"}, {}], "roles.name: expected null or a name .*, got 'the writer'"),
-        ([{"max_new_tokens": 0}, {}], "roles.max_new_tokens: expected a number greater than or equal to 1, got 0"),
+        (
+            [{"max_new_tokens": 0}, {}],
+            "roles.max_new_tokens: expected a number greater than or equal to 1, got 0",
+        ),
         ([{"stop": [""]}, {}], "roles.stop: expected texts that are not empty"),
         ([{"nam": "a"}, {}], "RoleConfig: unknown key 'nam'. Did you mean 'name'?"),
     ],
@@ -144,8 +184,14 @@ def test_bad_settings_of_roles_are_refused(config, roles, message):
             [{"prompt": "{response}"}, {}],
             r"roles\[0\].prompt: expected placeholders among \['prompt'\], got {response}",
         ),
-        ([{}, {"prompt": "{observer}"}], r"roles\[1\].prompt: expected placeholders .*, got {observer}"),
-        ([{}, {"prompt": "Answer."}], r"roles\[1\].prompt: expected placeholders among .*, got 'Answer.'"),
+        (
+            [{}, {"prompt": "{observer}"}],
+            r"roles\[1\].prompt: expected placeholders .*, got {observer}",
+        ),
+        (
+            [{}, {"prompt": "Answer."}],
+            r"roles\[1\].prompt: expected placeholders among .*, got 'Answer.'",
+        ),
         ([{}, {"prompt": "{prompt"}], r"roles\[1\].prompt: expected a template with placeholders"),
         ([{}, {"prompt": "{prompt.x}"}], r"roles\[1\].prompt: expected plain names in braces"),
     ],
@@ -157,13 +203,19 @@ def test_bad_templates_are_refused_before_training(config, roles, message):
 
 def test_a_role_is_not_called_as_a_column_is(config):
     rows = datasets.Dataset.from_dict({"prompt": ["a"] * 8, "label": [1] * 8})
-    with pytest.raises(UserError, match=r"roles\[0\].name: expected another name than .*'label'.*, got 'label'"):
+    with pytest.raises(
+        UserError, match=r"roles\[0\].name: expected another name than .*'label'.*, got 'label'"
+    ):
         Task(rows, count_good, PROMPTS).with_roles([RoleConfig(name="label"), RoleConfig()])
 
 
 def test_without_knowledge_transfer_a_role_has_no_prompt_of_its_own(config):
-    config = replace(config, cory=CoryConfig(knowledge_transfer=False), roles=[{}, {"prompt": "{prompt}"}])
-    with pytest.raises(UserError, match=r"roles\[1\].prompt: expected null with cory.knowledge_transfer: false"):
+    config = replace(
+        config, cory=CoryConfig(knowledge_transfer=False), roles=[{}, {"prompt": "{prompt}"}]
+    )
+    with pytest.raises(
+        UserError, match=r"roles\[1\].prompt: expected null with cory.knowledge_transfer: false"
+    ):
         config.check()
 
 
@@ -181,15 +233,27 @@ def test_a_single_agent_takes_the_first_role(config, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"branches": 3}, r"ppo.batch_size: expected a multiple of group_size \* branches = 1 \* 3 = 3, got 8"),
-        ({"branches": 4, "group_size": 4}, r"expected a multiple of group_size \* branches = 4 \* 4 = 16, got 8"),
+        (
+            {"branches": 3},
+            r"ppo.batch_size: expected a multiple of group_size \* branches = 1 \* 3 = 3, got 8",
+        ),
+        (
+            {"branches": 4, "group_size": 4},
+            r"expected a multiple of group_size \* branches = 4 \* 4 = 16, got 8",
+        ),
         ({"branches": 2, "cory": THREE}, "branches: expected 1 in a chain of 3 roles, .*, got 2"),
-        ({"branches": 2, "cory": CoryConfig(num_agents=1)}, "branches: expected 1 in a chain of 1 roles, .*, got 2"),
+        (
+            {"branches": 2, "cory": CoryConfig(num_agents=1)},
+            "branches: expected 1 in a chain of 1 roles, .*, got 2",
+        ),
         (
             {"branches": 2, "cory": CoryConfig(knowledge_transfer=False)},
             "branches: expected 1 with cory.knowledge_transfer: false, got 2",
         ),
-        ({"branches": 8}, "branches: expected at most ppo.batch_size / 2 = 4, .* the pioneer has 2 responses, got 8"),
+        (
+            {"branches": 8},
+            "branches: expected at most ppo.batch_size / 2 = 4, .* the pioneer has 2 responses, got 8",
+        ),
         (
             {
                 "branches": 4,

@@ -37,9 +37,12 @@ def test_a_run_does_not_read_the_global_generators(config, tmp_path):
     folders = []
     for seed, reward in ((1, count_good), (2, drawing)):
         torch.manual_seed(seed)
-        folder = make_trainer(replace(config, output=str(tmp_path / str(seed))), reward).train().folder
+        folder = (
+            make_trainer(replace(config, output=str(tmp_path / str(seed))), reward).train().folder
+        )
         folders.append(folder)
     metrics, samples = (
-        [(folder / name).read_bytes() for folder in folders] for name in ("metrics.jsonl", "samples.jsonl")
+        [(folder / name).read_bytes() for folder in folders]
+        for name in ("metrics.jsonl", "samples.jsonl")
     )
     assert metrics[0] == metrics[1] and samples[0] == samples[1]

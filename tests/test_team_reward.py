@@ -34,7 +34,9 @@ def lengths(prompts, chains, label):
 def make_trainer(config, team_reward=lengths, reward=count_good):
     dataset = datasets.Dataset.from_dict(ROWS)
     task = Task(dataset, reward, PROMPTS, team_reward=team_reward)
-    return CoryTrainer(config, make_agents(config), task, eval_dataset=dataset if config.eval_every else None)
+    return CoryTrainer(
+        config, make_agents(config), task, eval_dataset=dataset if config.eval_every else None
+    )
 
 
 @pytest.mark.parametrize("branches", [1, 2])
@@ -44,8 +46,13 @@ def test_every_role_gets_its_chains_team_reward_on_top(config, credit, branches)
     seen = spy(trainer)
     iteration = trainer.iteration(0)
     first, second = iteration.rollouts
-    chains = [[first.completions[row // branches], text] for row, text in enumerate(second.completions)]
-    queries, labels = ([x for x in iteration.columns[name] for _ in range(branches)] for name in ("prompt", "label"))
+    chains = [
+        [first.completions[row // branches], text] for row, text in enumerate(second.completions)
+    ]
+    queries, labels = (
+        [x for x in iteration.columns[name] for _ in range(branches)]
+        for name in ("prompt", "label")
+    )
     team = torch.tensor(lengths(queries, chains, labels))
     assert torch.equal(iteration.team_rewards, team) and len(team) == 8
     shares = assign_credit(iteration.task_rewards, credit)
@@ -54,7 +61,9 @@ def test_every_role_gets_its_chains_team_reward_on_top(config, credit, branches)
 
 
 def test_it_is_a_metric_of_its_own(config):
-    config = replace(config, eval_every=2, checkpoint=CheckpointConfig(save_every=2, best="eval_team_reward"))
+    config = replace(
+        config, eval_every=2, checkpoint=CheckpointConfig(save_every=2, best="eval_team_reward")
+    )
     trainer = make_trainer(config)
     folder = trainer.train().folder
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
@@ -66,16 +75,22 @@ def test_it_is_a_metric_of_its_own(config):
             assert row["combined_reward"] == pytest.approx(expected)
     assert [row["iteration"] for row in rows if "eval_team_reward" in row] == [1, 1, 3, 3]
     samples = [json.loads(line) for line in (folder / "samples.jsonl").open()]
-    assert [row["team_reward"] for row in samples[:4]] == [row["team_reward"] for row in samples[4:8]]
+    assert [row["team_reward"] for row in samples[:4]] == [
+        row["team_reward"] for row in samples[4:8]
+    ]
     before = json.loads((folder / "summary.json").read_text())["samples"]["before"]
-    assert "team_reward" in before["chain"][0] and "team_reward" not in before["agent_1"][0]  # no whole chain
+    assert (
+        "team_reward" in before["chain"][0] and "team_reward" not in before["agent_1"][0]
+    )  # no whole chain
 
 
 def test_it_may_take_the_place_of_rewards_of_responses(config):
     records = run_iteration(make_trainer(config, reward=[]), 0)
     assert all(record["task_reward"] == 0 and record["team_reward"] > 100 for record in records)
     assert all("equal_rewards" not in record["flags"] for record in records)
-    with pytest.raises(UserError, match=r"task.reward: expected a reward function, or a team_reward, got neither"):
+    with pytest.raises(
+        UserError, match=r"task.reward: expected a reward function, or a team_reward, got neither"
+    ):
         make_trainer(config, None, reward=[])
 
 
@@ -85,7 +100,9 @@ def test_it_may_wait(config):
         return [float(len(chain)) for chain in chains]
 
     three = replace(config, cory=CoryConfig(num_agents=3))
-    assert {record["team_reward"] for record in run_iteration(make_trainer(three, slow), 0)} == {3.0}
+    assert {record["team_reward"] for record in run_iteration(make_trainer(three, slow), 0)} == {
+        3.0
+    }
 
 
 @pytest.mark.parametrize(
@@ -97,9 +114,18 @@ def test_it_may_wait(config):
             lambda chains, **_: [math.nan] * len(chains),
             "expected a finite number, got nan in row 1, prompt '.*', chain",
         ),
-        (lambda chains, **_: [None] * len(chains), "expected a finite number, got None in row 1, prompt '.*', chain"),
-        (lambda chains, **_: ["good"] * len(chains), "expected a finite number, got 'good' in row 1"),
-        (lambda chains, **_: [1 / 0], r"ZeroDivisionError: division by zero, raised at test_team_reward.py, line \d+"),
+        (
+            lambda chains, **_: [None] * len(chains),
+            "expected a finite number, got None in row 1, prompt '.*', chain",
+        ),
+        (
+            lambda chains, **_: ["good"] * len(chains),
+            "expected a finite number, got 'good' in row 1",
+        ),
+        (
+            lambda chains, **_: [1 / 0],
+            r"ZeroDivisionError: division by zero, raised at test_team_reward.py, line \d+",
+        ),
         (lambda chains, text: [1.0], r"expected parameters among .*'chains'.*, got \['text'\]"),
         (lambda chains, role, **_: [1.0], r"expected parameters among .*, got \['role'\]"),
     ],
@@ -115,7 +141,10 @@ def test_the_row_that_fails_is_found(config):
 
     trainer = make_trainer(config, fails)
     bad = trainer._batch(0).columns["label"][5]
-    with pytest.raises(RewardError, match=r"team reward function fails: .*ZeroDivisionError.*in row 6, prompt .*chain"):
+    with pytest.raises(
+        RewardError,
+        match=r"team reward function fails: .*ZeroDivisionError.*in row 6, prompt .*chain",
+    ):
         trainer.iteration(0)
 
 
@@ -125,7 +154,10 @@ def test_a_run_knows_it_by_its_source(config, tmp_path):
 
     trainer = make_trainer(config)
     recorded = trainer.fingerprint()
-    assert recorded["team_reward"].endswith("test_team_reward.lengths") and len(recorded["team_reward_sha256"]) == 16
+    assert (
+        recorded["team_reward"].endswith("test_team_reward.lengths")
+        and len(recorded["team_reward_sha256"]) == 16
+    )
     assert "team_reward" not in make_trainer(config, None).fingerprint()
     folder = trainer.train().folder
     again = replace(config, iterations=6, resume=str(folder))
@@ -146,5 +178,8 @@ def test_a_reward_names_it(config):
 
 def test_a_column_that_it_would_get_twice_is_refused():
     rows = datasets.Dataset.from_dict(ROWS | {"chains": ["x"] * 20})
-    with pytest.raises(UserError, match=r"dataset: expected no columns that team reward function .*, got .*'chains'"):
+    with pytest.raises(
+        UserError,
+        match=r"dataset: expected no columns that team reward function .*, got .*'chains'",
+    ):
         Task(rows, count_good, PROMPTS, team_reward=lambda chains: [0.0])

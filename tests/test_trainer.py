@@ -30,7 +30,9 @@ def count_good(prompts, completions):
 
 
 def make_trainer(config, reward=count_good) -> CoryTrainer:
-    task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(20)], reward, PROMPTS)
+    task = Task.from_prompts(
+        [" ".join(text.split()[:4]) for text in sentences(20)], reward, PROMPTS
+    )
     return CoryTrainer(config, make_agents(config), task)
 
 
@@ -54,16 +56,24 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
             return learn(rollouts, rewards, *args)
 
         agent.respond, agent.learn = spy_respond, spy_learn
-    for k, (pioneer, observer) in enumerate([("agent_1", "agent_2")] * 2 + [("agent_2", "agent_1")] * 2):  # period 2
+    for k, (pioneer, observer) in enumerate(
+        [("agent_1", "agent_2")] * 2 + [("agent_2", "agent_1")] * 2
+    ):  # period 2
         records = run_iteration(trainer, k)
-        assert {r["agent"]: r["role"] for r in records} == {pioneer: "pioneer", observer: "observer"}
+        assert {r["agent"]: r["role"] for r in records} == {
+            pioneer: "pioneer",
+            observer: "observer",
+        }
         batch = trainer.task.batch(k, 8, config.seed)["prompt"]
         first, second = seen[pioneer]["rollout"], seen[observer]["rollout"]
         assert first.prompts == batch
         assert second.prompts == [
-            f'Improve "{query}{response}": {query}' for query, response in zip(batch, first.completions, strict=True)
+            f'Improve "{query}{response}": {query}'
+            for query, response in zip(batch, first.completions, strict=True)
         ]
-        task_rewards = torch.tensor([count_good(batch, rollout.completions) for rollout in (first, second)])
+        task_rewards = torch.tensor(
+            [count_good(batch, rollout.completions) for rollout in (first, second)]
+        )
         for role, name in enumerate((pioneer, observer)):
             assert seen[name]["same"]
             assert torch.allclose(seen[name]["rewards"], assign_credit(task_rewards)[role])
@@ -104,8 +114,13 @@ def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
     trainer = make_trainer(config)
     trainer.iteration(0)
     trainer.iteration(1)
-    pointers = [[p.data_ptr() for p in agent.learner.model.parameters()] for agent in trainer.agents]
-    moments = [[s["exp_avg"].data_ptr() for s in agent.learner.optimizer.state.values()] for agent in trainer.agents]
+    pointers = [
+        [p.data_ptr() for p in agent.learner.model.parameters()] for agent in trainer.agents
+    ]
+    moments = [
+        [s["exp_avg"].data_ptr() for s in agent.learner.optimizer.state.values()]
+        for agent in trainer.agents
+    ]
     coefs = [agent.learner.kl_controller.value for agent in trainer.agents]
     assert all(coef != config.ppo.init_kl_coef for coef in coefs)
     started = time.perf_counter()
@@ -114,11 +129,16 @@ def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
     assert order == (1, 0)
     records = run_iteration(trainer, 2)
     assert [r["kl_coef"] for r in records] == coefs
-    assert pointers == [[p.data_ptr() for p in agent.learner.model.parameters()] for agent in trainer.agents]
-    assert moments == [
-        [s["exp_avg"].data_ptr() for s in agent.learner.optimizer.state.values()] for agent in trainer.agents
+    assert pointers == [
+        [p.data_ptr() for p in agent.learner.model.parameters()] for agent in trainer.agents
     ]
-    steps = [int(next(iter(agent.learner.optimizer.state.values()))["step"]) for agent in trainer.agents]
+    assert moments == [
+        [s["exp_avg"].data_ptr() for s in agent.learner.optimizer.state.values()]
+        for agent in trainer.agents
+    ]
+    steps = [
+        int(next(iter(agent.learner.optimizer.state.values()))["step"]) for agent in trainer.agents
+    ]
     assert steps == [12, 12]  # 3 iterations of 4 epochs
 
 
@@ -128,7 +148,9 @@ def test_reset_on_exchange_restarts_optimizers_and_coefficients(config):
     for k in range(3):
         records = run_iteration(trainer, k)
     assert [r["kl_coef"] for r in records] == [config.ppo.init_kl_coef] * 2
-    assert [int(next(iter(a.learner.optimizer.state.values()))["step"]) for a in trainer.agents] == [4, 4]
+    assert [
+        int(next(iter(a.learner.optimizer.state.values()))["step"]) for a in trainer.agents
+    ] == [4, 4]
 
 
 def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config):
@@ -136,7 +158,11 @@ def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config
     first, second = trainer.agents
     reference = first.learner.reference
     assert second.learner.reference is reference
-    before = [state(first), state(second), torch.cat([p.flatten() for p in reference.parameters()]).clone()]
+    before = [
+        state(first),
+        state(second),
+        torch.cat([p.flatten() for p in reference.parameters()]).clone(),
+    ]
     rollout = first.respond(sentences(8), 4, torch.Generator())
     first.learn([rollout], [torch.randn(8)], np.random.default_rng(0))
     assert not torch.equal(state(first), before[0])
@@ -158,7 +184,9 @@ def test_same_seed_same_metrics_to_the_bit(config, tmp_path):
 def test_run_folder(config):
     run = make_trainer(config).train()
     metrics = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
-    assert [(m["iteration"], m["agent"]) for m in metrics] == [(k, f"agent_{i}") for k in range(4) for i in (1, 2)]
+    assert [(m["iteration"], m["agent"]) for m in metrics] == [
+        (k, f"agent_{i}") for k in range(4) for i in (1, 2)
+    ]
     expected = {
         "iteration", "agent", "role", "task_reward", "kl", "combined_reward", "kl_coef", "entropy", "response_tokens",
         "policy_loss", "value_loss", "clip_fraction", "gradient_norm", "skipped_steps", "dropped_steps", "distinct_2",
@@ -169,7 +197,13 @@ def test_run_folder(config):
     assert all(f"`{name}`" in documented for name in expected)
     timings = [json.loads(line) for line in (run.folder / "timings.jsonl").open()]
     assert len(timings) == 4
-    assert {"seconds_generate", "seconds_reward", "seconds_learn", "seconds_log", "seconds_total"} < set(timings[0])
+    assert {
+        "seconds_generate",
+        "seconds_reward",
+        "seconds_learn",
+        "seconds_log",
+        "seconds_total",
+    } < set(timings[0])
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").open()]
     assert {s["iteration"] for s in samples} == {0, 2}
     assert (run.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -184,12 +218,22 @@ def test_saved_agents_open_without_trl_and_answer_alike(config):
     for agent in trainer.agents:
         folder = run.folder / agent.name
         assert (folder / "README.md").read_text().startswith("---\nlibrary_name: transformers")
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        model, tokenizer = (
+            AutoModelForCausalLM.from_pretrained(folder),
+            AutoTokenizer.from_pretrained(folder),
+        )
         ids = tokenizer(sentences(1), return_tensors="pt")["input_ids"]
         greedy = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
-        expected = agent.learner.policy.eval().generate(ids, attention_mask=torch.ones_like(ids), **greedy)
-        assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **greedy), expected)
-    agents = [AutoModelForCausalLM.from_pretrained(run.folder / name).state_dict() for name in ("agent_1", "agent_2")]
+        expected = agent.learner.policy.eval().generate(
+            ids, attention_mask=torch.ones_like(ids), **greedy
+        )
+        assert torch.equal(
+            model.generate(ids, attention_mask=torch.ones_like(ids), **greedy), expected
+        )
+    agents = [
+        AutoModelForCausalLM.from_pretrained(run.folder / name).state_dict()
+        for name in ("agent_1", "agent_2")
+    ]
     assert any(not torch.equal(agents[0][name], agents[1][name]) for name in agents[0])
 
 
@@ -199,7 +243,9 @@ def test_several_passes_over_the_data(config):
     rows = task.dataset["prompt"]
     for one in passes:
         drawn = one[0] + one[1]
-        assert len(drawn) == 16 and all(drawn.count(text) <= list(rows).count(text) for text in drawn)
+        assert len(drawn) == 16 and all(
+            drawn.count(text) <= list(rows).count(text) for text in drawn
+        )
     assert passes[0] != passes[1] != passes[2]
 
 
@@ -207,7 +253,9 @@ def test_special_tokens_never_reach_text(tokenizer):
     ids = tokenizer("good film")["input_ids"]
     assert plain_text(tokenizer, torch.tensor([*ids, 0, 1])) == "good film"
     spelled = [i for piece in ("<|end", "of", "text|>") for i in tokenizer(piece)["input_ids"]]
-    nested = [i for piece in ("<|endof<|end", "oftext|>", "text|>") for i in tokenizer(piece)["input_ids"]]
+    nested = [
+        i for piece in ("<|endof<|end", "oftext|>", "text|>") for i in tokenizer(piece)["input_ids"]
+    ]
     assert tokenizer.decode(spelled) == "<|endoftext|>"
     assert plain_text(tokenizer, torch.tensor(ids + spelled)) == "good film"
     assert plain_text(tokenizer, torch.tensor(ids + nested)) == "good film"
@@ -216,13 +264,24 @@ def test_special_tokens_never_reach_text(tokenizer):
 def test_a_response_keeps_the_space_before_its_first_word(tokenizer):
     """As Llama 2's tokenizer writes and reads texts: it drops a space at their start."""
     words = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
-    words.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    words.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     words.decoder = decoders.Sequence(steps)
-    words.train_from_iterator(sentences(50), trainers.BpeTrainer(vocab_size=90, special_tokens=["<unk>", "</s>"]))
+    words.train_from_iterator(
+        sentences(50), trainers.BpeTrainer(vocab_size=90, special_tokens=["<unk>", "</s>"])
+    )
     llama = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="<unk>")
     for kind in (llama, tokenizer):
-        prompt, whole = (kind(text)["input_ids"] for text in ("the film was", "the film was good and bad"))
+        prompt, whole = (
+            kind(text)["input_ids"] for text in ("the film was", "the film was good and bad")
+        )
         assert whole[: len(prompt)] == prompt
         response = torch.tensor([*whole[len(prompt) :], kind.eos_token_id])
         assert plain_text(kind, response) == " good and bad"
@@ -252,7 +311,9 @@ def test_reward_gets_the_columns_it_names(config):
         return [0.5] * len(prompts)
 
     rows = {"prompt": sentences(8), "label": list(range(8)), "other": [None] * 8}
-    trainer = CoryTrainer(config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS))
+    trainer = CoryTrainer(
+        config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS)
+    )
     trainer.iteration(0)
     assert sorted(got["label"]) == sorted([*range(8), *range(8)])
 
@@ -263,7 +324,9 @@ def test_trackers_work_without_an_account(config, tracker, monkeypatch, capsys):
     config.tracker = tracker
     config.iterations = 2
     run = make_trainer(config).train()
-    pattern = {"wandb": "wandb/offline-run-*/*.wandb", "tensorboard": "**/events.out.tfevents*"}[tracker]
+    pattern = {"wandb": "wandb/offline-run-*/*.wandb", "tensorboard": "**/events.out.tfevents*"}[
+        tracker
+    ]
     files = list(run.folder.glob(pattern))
     until = time.monotonic() + 30  # wandb's own process writes the file
     while files[0].stat().st_size <= 100 and time.monotonic() < until:
@@ -271,14 +334,18 @@ def test_trackers_work_without_an_account(config, tracker, monkeypatch, capsys):
     assert files[0].stat().st_size > 100
     known = run.folder / "wandb_id"
     before = known.read_text() if known.exists() else None
-    again = make_trainer(replace(config, iterations=3, resume="auto")).train()  # the tracker goes on with its run
+    again = make_trainer(
+        replace(config, iterations=3, resume="auto")
+    ).train()  # the tracker goes on with its run
     assert len(again.history) == 6
     assert (known.read_text() if known.exists() else None) == before
     assert (before is None) == (tracker != "wandb")
 
 
 def held_out(trainer):
-    return datasets.Dataset.from_dict({"prompt": [" ".join(text.split()[:3]) for text in sentences(30)[20:]]})
+    return datasets.Dataset.from_dict(
+        {"prompt": [" ".join(text.split()[:3]) for text in sentences(30)[20:]]}
+    )
 
 
 def test_held_out_queries_are_answered_without_touching_training(config, tmp_path):
@@ -293,11 +360,19 @@ def test_held_out_queries_are_answered_without_touching_training(config, tmp_pat
         return count_good(prompts, completions)
 
     reward.__name__ = "count_good"
-    trainer = CoryTrainer(config, make_agents(config), replace(task, reward=reward), eval_dataset=held_out(task))
+    trainer = CoryTrainer(
+        config, make_agents(config), replace(task, reward=reward), eval_dataset=held_out(task)
+    )
     run = trainer.train()
     assert [row["iteration"] for row in run.history if "eval_task_reward" in row] == [1, 1, 3, 3]
-    assert seen[0][0] == held_out(task)["prompt"][:6] * 2 and seen[0][1] == ["pioneer"] * 6 + ["observer"] * 6
-    rest = [{key: value for key, value in row.items() if key != "eval_task_reward"} for row in run.history]
+    assert (
+        seen[0][0] == held_out(task)["prompt"][:6] * 2
+        and seen[0][1] == ["pioneer"] * 6 + ["observer"] * 6
+    )
+    rest = [
+        {key: value for key, value in row.items() if key != "eval_task_reward"}
+        for row in run.history
+    ]
     assert rest == plain.history
 
 
@@ -314,7 +389,10 @@ def test_held_out_queries_that_are_also_in_training_are_said(config, capsys):
 
 
 def test_held_out_queries_are_needed_where_they_are_asked_for(config):
-    with pytest.raises(UserError, match=r"eval_every: expected an eval_dataset with the columns .*prompt.*, got None"):
+    with pytest.raises(
+        UserError,
+        match=r"eval_every: expected an eval_dataset with the columns .*prompt.*, got None",
+    ):
         make_trainer(replace(config, eval_every=2))
 
 
@@ -348,7 +426,9 @@ def test_a_callback_that_fails_leaves_the_state_of_the_iterations_before(config)
             assert k < 2, "the callback's own fault"
 
     with pytest.raises(AssertionError, match="own fault"):
-        CoryTrainer(config, make_agents(config), make_trainer(config).task, callbacks=[Fails()]).train()
+        CoryTrainer(
+            config, make_agents(config), make_trainer(config).task, callbacks=[Fails()]
+        ).train()
     assert [path.name for path in Path(config.output, "checkpoints").iterdir()] == ["iter-000002"]
 
 
@@ -367,7 +447,9 @@ def test_optimizer_of_another_name_is_used_and_an_unknown_one_refused(config):
     (optimizer, _) = (agent.learner.optimizer.optimizer for agent in make_trainer(config).agents)
     assert type(optimizer) is torch.optim.AdamW and optimizer.param_groups[0]["weight_decay"] == 0.5
     config.ppo.optimizer = "Adamm"
-    with pytest.raises(UserError, match=r"ppo.optimizer: expected one of torch.optim's .*AdamW.*, got 'Adamm'"):
+    with pytest.raises(
+        UserError, match=r"ppo.optimizer: expected one of torch.optim's .*AdamW.*, got 'Adamm'"
+    ):
         make_agents(config)
 
 
@@ -395,6 +477,10 @@ def test_a_run_that_a_callback_has_ended_says_so(config):
         def on_iteration_end(self, trainer, iteration):
             trainer.should_stop = iteration.index == 1
 
-    folder = CoryTrainer(config, make_agents(config), make_trainer(config).task, callbacks=[Stop()]).train().folder
+    folder = (
+        CoryTrainer(config, make_agents(config), make_trainer(config).task, callbacks=[Stop()])
+        .train()
+        .folder
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["iterations"], summary["stopped"]) == (2, True)

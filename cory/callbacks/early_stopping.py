@@ -86,7 +86,9 @@ def save_best(trainer: CoryTrainer, iteration: Iteration, reward: float) -> None
     """Saves the agents as those of a run that has ended, all of them or none. All processes must call this."""
     run = trainer.run
     with ExitStack() as stage:
-        folder = distributed.broadcast_object(distributed.fail_together(partial(_begin, run, stage)))
+        folder = distributed.broadcast_object(
+            distributed.fail_together(partial(_begin, run, stage))
+        )
         for agent in trainer.agents:
             distributed.fail_together(partial(agent.save, folder / agent.name))
         distributed.fail_together(partial(_complete, run, iteration, reward, folder, stage))
@@ -101,7 +103,9 @@ def _begin(run: Run, stage: ExitStack) -> Path | None:
     return folder
 
 
-def _complete(run: Run, iteration: Iteration, reward: float, folder: Path, stage: ExitStack) -> None:
+def _complete(
+    run: Run, iteration: Iteration, reward: float, folder: Path, stage: ExitStack
+) -> None:
     """In the main process: adds what makes the folder one of a run, and moves it to its place."""
     if not run.writes:
         return

@@ -25,7 +25,9 @@ class Flags(Callback):
                     continue
                 self.printed.add(flag)
                 meaning = MEANING[flag].format(**record)
-                trainer.run.say(f"Iteration {iteration.index + 1}, {record['agent']} as {record['role']}: {meaning}")
+                trainer.run.say(
+                    f"Iteration {iteration.index + 1}, {record['agent']} as {record['role']}: {meaning}"
+                )
 
 
 class StopAtKL(Callback):

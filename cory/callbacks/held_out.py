@@ -47,7 +47,9 @@ class HeldOut(Callback):
             iteration.eval_task_rewards, iteration.eval_team_reward = means
 
 
-def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset) -> tuple[list[float], float | None]:
+def evaluate(
+    trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset
+) -> tuple[list[float], float | None]:
     """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers, and the mean team
     reward; None without one."""
     config = trainer.config
@@ -72,7 +74,9 @@ def evaluate(trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Datas
     return means, statistics.fmean(distributed.gather_rows(team_rewards))
 
 
-def overlap_with_training(held_out: datasets.Dataset, trained: datasets.Dataset) -> dict[str, float]:
+def overlap_with_training(
+    held_out: datasets.Dataset, trained: datasets.Dataset
+) -> dict[str, float]:
     """How many held-out queries there are, how many differ, and the share of them that is also in training."""
     held_out_queries = [query_text(prompt) for prompt in held_out["prompt"]]
     trained_queries = [query_text(prompt) for prompt in trained["prompt"]]

@@ -25,7 +25,11 @@ from cory.task_metrics import measure_responses
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
 
-MEASURED = ("task_reward", "combined_reward", "distinct_2")  # metrics besides those of updates and the task's own
+MEASURED = (
+    "task_reward",
+    "combined_reward",
+    "distinct_2",
+)  # metrics besides those of updates and the task's own
 
 
 def recorded_metrics(config: Config, task: Task) -> list[str]:
@@ -60,7 +64,9 @@ class Metrics(Callback):
             run.write("metrics", iteration.records)
 
 
-def measure(trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+def measure(
+    trainer: CoryTrainer, iteration: Iteration, history: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """The metrics of an iteration over all processes: a record per role, in the order of the trainer's agents.
 
     `history`: the records of earlier iterations; collapse is judged against those of the first one.
@@ -110,17 +116,24 @@ def of_task(trainer: CoryTrainer, iteration: Iteration, role: int) -> dict[str, 
     """
     rollout = iteration.rollouts[role]
     completions = rollout.completions
-    columns = {name: repeated(values, rollout.branches) for name, values in iteration.columns.items()}
+    columns = {
+        name: repeated(values, rollout.branches) for name, values in iteration.columns.items()
+    }
     prompts = columns.pop("prompt")
     columns["role"] = [rollout.role] * len(completions)
     task_rewards = iteration.task_rewards[role].tolist()
-    values = {f"reward_{name}": rewards.tolist() for name, rewards in iteration.rewards_by_function[role].items()}
+    values = {
+        f"reward_{name}": rewards.tolist()
+        for name, rewards in iteration.rewards_by_function[role].items()
+    }
     values |= distributed.fail_together(
         lambda: measure_responses(trainer.task.metrics, prompts, completions, task_rewards, columns)
     )
     means = {}
     for name, of_process in values.items():
-        numbers = [number for number in distributed.gather_rows(of_process) if not math.isnan(number)]
+        numbers = [
+            number for number in distributed.gather_rows(of_process) if not math.isnan(number)
+        ]
         if numbers:
             means[name] = statistics.fmean(numbers)
     return means

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from cory.run.folder import Run
     from cory.trainer import CoryTrainer
 
-LAYOUT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # leaves a line of 80 for two agents
+LAYOUT = (
+    "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # leaves a line of 80 for two agents
+)
 LINES = 10  # about so many are printed where there is no terminal, besides the first
 
 
@@ -46,7 +48,10 @@ class Progress(Callback):
         done, total = iteration.index + 1, trainer.config.iterations
         is_due = done in (1, total) or done % max(1, total // LINES) == 0
         if self.bar.disable and is_due:
-            print(f"iteration {done}/{total} | {text} | {iteration.seconds['total']:.2f} s/it", flush=True)
+            print(
+                f"iteration {done}/{total} | {text} | {iteration.seconds['total']:.2f} s/it",
+                flush=True,
+            )
 
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
         self.bar.close()

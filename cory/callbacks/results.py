@@ -36,7 +36,9 @@ class Results(Callback):
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         frozen = [agent.name for agent in trainer.agents if not agent.is_trained]
         # A run that is continued has them already, and they do not change.
-        missing = distributed.broadcast_object([name for name in frozen if not (run.folder / name).is_dir()])
+        missing = distributed.broadcast_object(
+            [name for name in frozen if not (run.folder / name).is_dir()]
+        )
         if missing:
             with _explained(run):
                 self._save_frozen(trainer, run, missing)
@@ -46,7 +48,8 @@ class Results(Callback):
         roles = summarise_roles(run.history)
         summary = {
             "iterations": len(run.seconds),
-            "stopped": len(run.seconds) < trainer.config.iterations,  # by a callback, such as StopAtKL
+            "stopped": len(run.seconds)
+            < trainer.config.iterations,  # by a callback, such as StopAtKL
             "seconds_per_iteration": round(statistics.median(run.seconds), 4),
             "peak_memory_mb": round(peak_memory_mb(), 1),
             "roles": roles,
@@ -60,21 +63,29 @@ class Results(Callback):
             print(summary_table(means, roles))
             print(sample_table(**summary["samples"]))
             speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
-            print(f"\n{speed}. Curves, samples and agents are in {run.folder}; report.html shows them")
+            print(
+                f"\n{speed}. Curves, samples and agents are in {run.folder}; report.html shows them"
+            )
 
     def _save_frozen(self, trainer: CoryTrainer, run: Run, names: Sequence[str]) -> None:
         with ExitStack() as stage:
-            folder = distributed.broadcast_object(distributed.fail_together(partial(_begin, run, stage)))
+            folder = distributed.broadcast_object(
+                distributed.fail_together(partial(_begin, run, stage))
+            )
             for agent in trainer.agents:
                 if agent.name in names:
                     distributed.fail_together(partial(agent.save, folder / agent.name))
-                    distributed.fail_together(partial(_write_card, trainer, run, agent.name, {}, folder))
+                    distributed.fail_together(
+                        partial(_write_card, trainer, run, agent.name, {}, folder)
+                    )
             distributed.fail_together(stage.close)
 
     def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
         # Each step is taken by all processes, so that none waits for one that could not write.
         with ExitStack() as stage:
-            folder = distributed.broadcast_object(distributed.fail_together(partial(_begin, run, stage)))
+            folder = distributed.broadcast_object(
+                distributed.fail_together(partial(_begin, run, stage))
+            )
             for agent in trainer.trained_agents:
                 distributed.fail_together(partial(agent.save, folder / agent.name))
             distributed.fail_together(partial(_write_results, trainer, run, summary, folder))
@@ -103,14 +114,22 @@ def _begin(run: Run, stage: ExitStack) -> Path | None:
 
 
 def _write_card(
-    trainer: CoryTrainer, run: Run, name: str, means: Mapping[str, Mapping[str, float]], folder: Path
+    trainer: CoryTrainer,
+    run: Run,
+    name: str,
+    means: Mapping[str, Mapping[str, float]],
+    folder: Path,
 ) -> None:
     if run.writes:
-        card = agent_card(name, trainer.config, means, run.fingerprint, trainer.state.before.get(name, []))
+        card = agent_card(
+            name, trainer.config, means, run.fingerprint, trainer.state.before.get(name, [])
+        )
         (folder / name / "README.md").write_text(card, encoding="utf-8")
 
 
-def _write_results(trainer: CoryTrainer, run: Run, summary: Mapping[str, Any], folder: Path) -> None:
+def _write_results(
+    trainer: CoryTrainer, run: Run, summary: Mapping[str, Any], folder: Path
+) -> None:
     if not run.writes:
         return
     from cory.report.plots import plot_curves  # here, as importing matplotlib takes a while

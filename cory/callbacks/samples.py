@@ -75,7 +75,9 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
         rollouts = trainer.roll_out(chain, batch, generators)
         task_rewards = [scores.total for scores in trainer.score_rollouts(batch, rollouts)]
         team_rewards = trainer.score_chains(batch, rollouts) if name == "chain" else None
-        samples[name] = describe(chain, batch.columns, rollouts, task_rewards, slice(None), team_rewards)
+        samples[name] = describe(
+            chain, batch.columns, rollouts, task_rewards, slice(None), team_rewards
+        )
     return samples
 
 
@@ -91,7 +93,9 @@ def describe(
     queries = [text_of(prompt) for prompt in columns["prompt"][rows]]
     of_team = {}
     if team_rewards is not None:
-        of_team = {"team_reward": team_rewards[_first_branches(rows, rollouts[-1].branches)].tolist()}
+        of_team = {
+            "team_reward": team_rewards[_first_branches(rows, rollouts[-1].branches)].tolist()
+        }
     samples = []
     for agent, rollout, rewards in zip(chain, rollouts, task_rewards, strict=True):
         rows_of_role = _first_branches(rows, rollout.branches)

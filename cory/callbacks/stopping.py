@@ -21,9 +21,13 @@ class Stopping(Callback):
     collective = True
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
-        requests = distributed.all_gather_object((trainer.should_stop, trainer.signals.received or 0))
+        requests = distributed.all_gather_object(
+            (trainer.should_stop, trainer.signals.received or 0)
+        )
         trainer.signal = max(received for _, received in requests) or None
-        trainer.should_stop = trainer.signal is not None or any(should_stop for should_stop, _ in requests)
+        trainer.should_stop = trainer.signal is not None or any(
+            should_stop for should_stop, _ in requests
+        )
 
         done, total = iteration.index + 1, trainer.config.iterations
         if trainer.should_stop and trainer.signal is None and done < total:

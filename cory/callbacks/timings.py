@@ -28,7 +28,10 @@ class Timings(Callback):
         tokens = tokens_per_query * trainer.config.ppo.batch_size
         iteration.timings = {
             "iteration": iteration.index,
-            **{f"seconds_{phase}": round(seconds, 6) for phase, seconds in iteration.seconds.items()},
+            **{
+                f"seconds_{phase}": round(seconds, 6)
+                for phase, seconds in iteration.seconds.items()
+            },
             "tokens_per_second": round(tokens / iteration.seconds["total"], 3),
             "peak_memory_mb": round(peak_memory_mb(), 1),
         }

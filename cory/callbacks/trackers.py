@@ -47,7 +47,9 @@ class Trackers(Callback):
         # An agent that holds several roles has a curve for each of them.
         several_roles = trainer.config.cory.num_roles > trainer.config.cory.num_agents
         self.tracker.log(curves(iteration.records, several_roles), step=iteration.index)
-        timings = {f"time/{key}": value for key, value in iteration.timings.items() if key != "iteration"}
+        timings = {
+            f"time/{key}": value for key, value in iteration.timings.items() if key != "iteration"
+        }
         self.tracker.log(timings, step=iteration.index)
 
 
@@ -57,12 +59,16 @@ def curves(records: list[dict[str, Any]], several_roles: bool) -> dict[str, floa
     for record in records:
         agent, role = record["agent"], record["role"]
         prefix = f"{agent}/{role}" if several_roles else agent
-        values |= {f"{prefix}/{key}": value for key, value in record.items() if isinstance(value, float)}
+        values |= {
+            f"{prefix}/{key}": value for key, value in record.items() if isinstance(value, float)
+        }
         values[f"{agent}/is_{role}"] = 1
     return values
 
 
-def start_tracker(config: Config, folder: Path, resumed_at: int | None = None) -> GeneralTracker | None:
+def start_tracker(
+    config: Config, folder: Path, resumed_at: int | None = None
+) -> GeneralTracker | None:
     """The requested tracker of accelerate, or None; iterations that are repeated count once in each.
 
     `resumed_at`: the next iteration of a resumed run. Raises a UserError if the tracker's package is missing.
@@ -82,11 +88,17 @@ def start_tracker(config: Config, folder: Path, resumed_at: int | None = None) -
                 f"wandb: no account is set up, so the run is kept in {folder / 'wandb'}; `wandb sync` uploads it later."
             )
     elif config.tracker == "trackio":
-        options = {"name": folder.name, "resume": "never" if resumed_at is None else "allow", "embed": False}
+        options = {
+            "name": folder.name,
+            "resume": "never" if resumed_at is None else "allow",
+            "embed": False,
+        }
     try:
         tracker = LOGGER_TYPE_TO_CLASS[config.tracker]("cory", **options)
     except ImportError as error:
-        raise UserError(f"tracker: expected {config.tracker} to be installed, got: {error}") from None
+        raise UserError(
+            f"tracker: expected {config.tracker} to be installed, got: {error}"
+        ) from None
     tracker.start()
     tracker.store_init_configuration(_flat(asdict(config)))
     if config.tracker == "trackio" and resumed_at is not None:

@@ -32,4 +32,7 @@ class Upload(Callback):
                 command.append("--public")
             if hub.base:
                 command += ["--base", hub.base]
-            print(f"{error}\nThe run is complete. Upload it with: {shlex.join(command)}", file=sys.stderr)
+            print(
+                f"{error}\nThe run is complete. Upload it with: {shlex.join(command)}",
+                file=sys.stderr,
+            )

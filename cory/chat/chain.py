@@ -78,7 +78,9 @@ class Chain:
         if order is None:
             return [1 + role % count for role in range(roles)]
         if not all(1 <= number <= count for number in order):
-            raise UserError(f"order: expected numbers of the run's agents, 1 to {count}, got {order}")
+            raise UserError(
+                f"order: expected numbers of the run's agents, 1 to {count}, got {order}"
+            )
         return order
 
     def _bases(self) -> dict[str, ModelConfig]:
@@ -101,7 +103,10 @@ class Chain:
     @property
     def speakers(self) -> list[str]:
         """Who answers a query: the bases, then the agents in their roles."""
-        roles = [f"agent_{number} as {self.task.prompts.name(role)}" for role, number in enumerate(self.order)]
+        roles = [
+            f"agent_{number} as {self.task.prompts.name(role)}"
+            for role, number in enumerate(self.order)
+        ]
         return [*self.bases, *roles]
 
     def exchange(self) -> None:
@@ -124,10 +129,15 @@ class Chain:
         check_prompt(row["prompt"], "query")
         missing = [name for name in self.task.prompts.columns() if name not in row]
         if missing:
-            raise UserError(f"query: expected {' and '.join(missing)}, which the prompts name. {self._remedy(missing)}")
+            raise UserError(
+                f"query: expected {' and '.join(missing)}, which the prompts name. {self._remedy(missing)}"
+            )
 
         columns = {name: [value] for name, value in row.items()}
-        texts = [self._respond(Weights(base, None, base), columns, None, 0) for base in self.bases.values()]
+        texts = [
+            self._respond(Weights(base, None, base), columns, None, 0)
+            for base in self.bases.values()
+        ]
         read: list[str] = []
         for role, number in enumerate(self.order):
             text = self._respond(self.agents[number - 1], columns, read or None, role)
@@ -135,7 +145,10 @@ class Chain:
             if self.knowledge_transfer:
                 read.append(text)
         rewards = self._rewards(row, texts)
-        return [Answer(who, text, reward) for who, text, reward in zip(self.speakers, texts, rewards, strict=True)]
+        return [
+            Answer(who, text, reward)
+            for who, text, reward in zip(self.speakers, texts, rewards, strict=True)
+        ]
 
     def row(self, query: str) -> dict[str, Any]:
         """A query's columns: its own, then those of `columns`.
@@ -178,17 +191,27 @@ class Chain:
         try:
             self.columns[name] = json.loads(text)
         except (ValueError, RecursionError):
-            raise UserError(f"set {name}: expected a value like {json.dumps(example)}, got {text!r}") from None
+            raise UserError(
+                f"set {name}: expected a value like {json.dumps(example)}, got {text!r}"
+            ) from None
 
     def _remedy(self, missing: Sequence[str]) -> str:
         """How a query gets columns that it lacks."""
         example = next(iter(self.rows), None)
-        of_data = "" if example is None else f"Queries of the run's data bring it along, such as:\n{example}\n"
+        of_data = (
+            ""
+            if example is None
+            else f"Queries of the run's data bring it along, such as:\n{example}\n"
+        )
         name = missing[0]
         return f"{of_data}For your own, set it: /set {name}=VALUE in the terminal, the field {name} in the page."
 
     def _respond(
-        self, weights: Weights, columns: Mapping[str, Sequence[Any]], read: Sequence[str] | None, role: int
+        self,
+        weights: Weights,
+        columns: Mapping[str, Sequence[Any]],
+        read: Sequence[str] | None,
+        role: int,
     ) -> str:
         """A response. `read`: those of the earlier roles."""
         # The base is the model itself, as no KL is computed.
@@ -212,7 +235,9 @@ class Chain:
         """The task rewards of the bases' responses, as pioneers, and of each role's."""
         nothing = [None] * len(texts)
         if self.task.team is not None:
-            self.note("The rewards shown are those of the responses; the team reward of the chain is not shown.")
+            self.note(
+                "The rewards shown are those of the responses; the team reward of the chain is not shown."
+            )
         if not self.task.reward:
             return nothing
         columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
@@ -222,7 +247,9 @@ class Chain:
             return score(self.task.reward, [row["prompt"]] * len(texts), texts, columns).tolist()
         except MissingColumns as error:
             needed = " and ".join(error.names)
-            self.note(f"No reward for this query, as the reward also needs its {needed}. {self._remedy(error.names)}")
+            self.note(
+                f"No reward for this query, as the reward also needs its {needed}. {self._remedy(error.names)}"
+            )
         except UserError as error:
             self.note(f"No rewards: {error}")
         return nothing

@@ -44,7 +44,9 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
     config.parallel = ParallelConfig()  # whatever the run's processes were
     if settings.task:
         if kind is None:
-            raise UserError(f"task: expected none, as the run has no task block, got {settings.task}")
+            raise UserError(
+                f"task: expected none, as the run has no task block, got {settings.task}"
+            )
         config.task = changed(config.task, settings.task)  # type: ignore[attr-defined]
 
     device = choose_device(settings.device)
@@ -60,7 +62,9 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
         yield f"{run.name}: {config.method()} after {iterations}", chain
 
 
-def _task(kind: TaskKind[Any] | None, config: Config, prompts: RolePrompts | None) -> tuple[Task, list[Dataset], str]:
+def _task(
+    kind: TaskKind[Any] | None, config: Config, prompts: RolePrompts | None
+) -> tuple[Task, list[Dataset], str]:
     """The run's task, with the prompts that it has recorded; its data; and what the user should know, if anything."""
     columns = ["prompt", *(prompts or RolePrompts()).columns()]
     without_reward = Task(_stand_in(columns), [], prompts or RolePrompts())
@@ -123,11 +127,17 @@ def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path,
         try:
             saved, state = _checkpoint(path, run, names)
             _write_agents(saved, state, config, folder)
-        except (checkpoint.Damaged, FileNotFoundError) as error:  # a run that goes on removes old checkpoints
+        except (
+            checkpoint.Damaged,
+            FileNotFoundError,
+        ) as error:  # a run that goes on removes old checkpoints
             raise UserError(f"{path}: expected a valid checkpoint, got: {error}") from None
         shutil.copy(run / "config.yaml", folder)
         gc.collect()  # the agents' optimizers
-        yield folder, f"{state.iteration} of {config.iterations} iterations (checkpoint {saved.name})"
+        yield (
+            folder,
+            f"{state.iteration} of {config.iterations} iterations (checkpoint {saved.name})",
+        )
 
 
 def _checkpoint(path: Path, run: Path, agents: Sequence[str]) -> tuple[Path, RunState]:
@@ -135,7 +145,9 @@ def _checkpoint(path: Path, run: Path, agents: Sequence[str]) -> tuple[Path, Run
         return path, checkpoint.read(path, agents)
     newest = checkpoint.newest(run, agents)
     if newest is None:
-        raise UserError(f"{run}: expected a run that has ended, or has a valid checkpoint, got one without")
+        raise UserError(
+            f"{run}: expected a run that has ended, or has a valid checkpoint, got one without"
+        )
     return newest
 
 

@@ -20,7 +20,9 @@ def talk(chain: Chain) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  (lets `input` edit lines)
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        if hasattr(stream, "reconfigure"):  # bytes that are no text, characters that the terminal does not have
+        if hasattr(
+            stream, "reconfigure"
+        ):  # bytes that are no text, characters that the terminal does not have
             stream.reconfigure(errors=errors)
     asks = sys.stdin.isatty()
     if asks:
@@ -57,16 +59,24 @@ def command(chain: Chain, line: str) -> None:
     elif name == "/set" and "=" in value:
         column, _, text = value.partition("=")
         chain.set_column(column.strip(), text.strip())
-        print(", ".join(f"{key}={value}" for key, value in chain.columns.items()) or "nothing is set")
+        print(
+            ", ".join(f"{key}={value}" for key, value in chain.columns.items()) or "nothing is set"
+        )
     elif name == "/help":
         print(help_text(chain))
     else:
-        raise UserError(f"expected /exchange, /seed NUMBER, /set COLUMN=VALUE or /help, got {line!r}")
+        raise UserError(
+            f"expected /exchange, /seed NUMBER, /set COLUMN=VALUE or /help, got {line!r}"
+        )
 
 
 def help_text(chain: Chain) -> str:
     """What can be typed."""
-    return f"{HELP}\n{SET.format(columns=', '.join(chain.further_columns))}" if chain.further_columns else HELP
+    return (
+        f"{HELP}\n{SET.format(columns=', '.join(chain.further_columns))}"
+        if chain.further_columns
+        else HELP
+    )
 
 
 def shown(answers: list[Answer], width: int) -> str:

@@ -27,7 +27,9 @@ def serve(chain: Chain, title: str, port: int | None = None) -> None:
             ssr_mode=False, quiet=True, prevent_thread_lock=True,
         )  # fmt: skip
     except OSError as error:
-        raise UserError(f"port: expected a free port, got {port or 'none from 7860'} ({error})") from None
+        raise UserError(
+            f"port: expected a free port, got {port or 'none from 7860'} ({error})"
+        ) from None
     print(f"{title}: {blocks.local_url} (Ctrl-C ends)", flush=True)
     blocks.block_thread()
 
@@ -42,20 +44,31 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is sent anywhere
     import gradio
 
-    look = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # no font is fetched
+    look = gradio.themes.Default(
+        font=["system-ui", "sans-serif"], font_mono=["monospace"]
+    )  # no font is fetched
     with gradio.Blocks(title=title, analytics_enabled=False) as blocks:
         gradio.HTML(f"<h2>{html.escape(title)}</h2>")
-        query = gradio.Textbox(label="Query", placeholder="text, or a JSON object with prompt and other columns")
+        query = gradio.Textbox(
+            label="Query", placeholder="text, or a JSON object with prompt and other columns"
+        )
         hint = "empty: as in the run's data, if the query is one of it"
         with gradio.Row(visible=bool(chain.further_columns)):
-            further = [gradio.Textbox(label=name, placeholder=hint) for name in chain.further_columns]
+            further = [
+                gradio.Textbox(label=name, placeholder=hint) for name in chain.further_columns
+            ]
         with gradio.Row():
             ask = gradio.Button("Ask", variant="primary")
             exchange = gradio.Button("Exchange roles", visible=len(chain.order) > 1)
             seed = gradio.Number(chain.seed, label="Seed", precision=0, minimum=0)
         with gradio.Row():
-            boxes = [gradio.Textbox(label=who, lines=6, interactive=False, min_width=280) for who in chain.speakers]
-        notes = gradio.Textbox("\n".join(chain.notes), label="Notes", interactive=False, visible=bool(chain.notes))
+            boxes = [
+                gradio.Textbox(label=who, lines=6, interactive=False, min_width=280)
+                for who in chain.speakers
+            ]
+        notes = gradio.Textbox(
+            "\n".join(chain.notes), label="Notes", interactive=False, visible=bool(chain.notes)
+        )
         order = gradio.State(chain.order)
         inputs, outputs = [query, seed, order, *further], [*boxes, notes]
 

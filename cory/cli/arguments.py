@@ -18,19 +18,24 @@ class Arguments(ArgumentParser):
     """The parser of a command: `--help` shows `description`, its module's docstring, verbatim."""
 
     def __init__(self, description: str | None) -> None:
-        super().__init__(exit_on_error=False, allow_abbrev=False, description=description, formatter_class=_Help)
+        super().__init__(
+            exit_on_error=False, allow_abbrev=False, description=description, formatter_class=_Help
+        )
 
     def of(self, argv: Sequence[str] | None = None) -> Any:
         """Parses a command line; None: that of the process. Raises a UserError on mistakes."""
         allow_bare_flags(self)
         positional = [
-            f"{action.dest.upper()}{' ...' * (action.nargs == '+')}" for action in self._get_positional_actions()
+            f"{action.dest.upper()}{' ...' * (action.nargs == '+')}"
+            for action in self._get_positional_actions()
         ]
         self.usage = " ".join(["%(prog)s", *positional, "[--KEY VALUE ...]"])
         try:
             return self.instantiate(self.parse_args(argv))
         except ArgumentError as error:
-            raise UserError(explained(str(error), [action.dest for action in self._actions])) from None
+            raise UserError(
+                explained(str(error), [action.dest for action in self._actions])
+            ) from None
 
 
 def allow_bare_flags(parser: ArgumentParser) -> None:

@@ -41,10 +41,14 @@ def documented(settings: type[Settings]) -> tuple[str, dict[str, str]]:
 
 def default_text(value: object) -> str:
     """A default as YAML, on one line."""
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
+    )
 
 
-def help_text(program: str, settings: Settings, default: Path | None, topic: str = "", about: str = "") -> str:
+def help_text(
+    program: str, settings: Settings, default: Path | None, topic: str = "", about: str = ""
+) -> str:
     """What `--help TOPIC` prints.
 
     Args:
@@ -71,14 +75,20 @@ def _first_screen(program: str, settings: Settings, default: Path | None, about:
     lines = [f"usage: {program} [--config FILE] [--KEY VALUE ...]", ""]
     if about:
         lines += [about.strip(), ""]
-    file = f"YAML file with settings (default: {default.name})" if default else "YAML file with settings"
+    file = (
+        f"YAML file with settings (default: {default.name})"
+        if default
+        else "YAML file with settings"
+    )
     lines += [
         "Common keys, in the file or as flags, which count more:",
         *_short_entry("--config FILE", file),
     ]
     for key, text, value in _entries(settings):
         if key in COMMON:
-            lines += _short_entry(f"--{key}", f"{_first_sentence(text)} (default: {default_text(value)})")
+            lines += _short_entry(
+                f"--{key}", f"{_first_sentence(text)} (default: {default_text(value)})"
+            )
     lines += [
         *_short_entry("--print_config", "Print all settings, and exit"),
         "",
@@ -87,7 +97,9 @@ def _first_screen(program: str, settings: Settings, default: Path | None, about:
     ]
     for prefix, block in _blocks(settings):
         if prefix:
-            lines += _short_entry(f"--help {prefix.removesuffix('.')}", _first_sentence(documented(type(block))[0]))
+            lines += _short_entry(
+                f"--help {prefix.removesuffix('.')}", _first_sentence(documented(type(block))[0])
+            )
     return lines
 
 
@@ -123,7 +135,9 @@ def _first_sentence(text: str) -> str:
 
 def _short_entry(flag: str, text: str) -> list[str]:
     """A flag with its text beside it."""
-    return textwrap.wrap(text, WIDTH, initial_indent=f"  {flag:{COLUMN}}", subsequent_indent=" " * (COLUMN + 2))
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=f"  {flag:{COLUMN}}", subsequent_indent=" " * (COLUMN + 2)
+    )
 
 
 def _blocks(settings: Settings) -> Iterator[tuple[str, Settings]]:
@@ -154,4 +168,7 @@ def _choices(hint: Any) -> str:
 
 
 def _entry(flag: str, text: str) -> list[str]:
-    return [f"  {flag}", *textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    return [
+        f"  {flag}",
+        *textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6),
+    ]

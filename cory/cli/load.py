@@ -16,7 +16,11 @@ from cory.errors import UserError
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-RECORDED = ("versions", "fingerprint", "changes")  # what a run's config.yaml holds beside its settings
+RECORDED = (
+    "versions",
+    "fingerprint",
+    "changes",
+)  # what a run's config.yaml holds beside its settings
 SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 C = TypeVar("C", bound=Config)
 
@@ -101,7 +105,9 @@ def read_command_line(
     if not files and (resumed or default):
         files = [str(resumed / "config.yaml" if resumed else default)]
         if not Path(files[0]).exists():
-            raise UserError(f"config: expected --config FILE, as in a checkout's configs/, got {argv}")
+            raise UserError(
+                f"config: expected --config FILE, as in a checkout's configs/, got {argv}"
+            )
         argv = ["--config", files[0], *argv]
     of_files = [word for file in files for word in ("--config", file)]
     if single_agent:
@@ -154,7 +160,9 @@ def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cory.chain_length", dest="chain_length", nargs="?")
     chosen, _ = parser.parse_known_args(argv)
     if chosen.resume not in (None, "", "auto") and not Path(chosen.resume).exists():
-        raise UserError(f"resume: expected auto, or the folder of a run or of a checkpoint, got {chosen.resume!r}")
+        raise UserError(
+            f"resume: expected auto, or the folder of a run or of a checkpoint, got {chosen.resume!r}"
+        )
     return chosen
 
 
@@ -162,7 +170,9 @@ def _check_single_agent(chosen: argparse.Namespace) -> None:
     for key in ("num_agents", "chain_length"):
         value = getattr(chosen, key)
         if value not in (None, "1"):
-            raise UserError(f"cory.{key}: expected 1, as this script trains a single agent, got {value}")
+            raise UserError(
+                f"cory.{key}: expected 1, as this script trains a single agent, got {value}"
+            )
 
 
 def _parser(kind: type[Config]) -> "ArgumentParser":
@@ -182,7 +192,9 @@ def _parser(kind: type[Config]) -> "ArgumentParser":
 def _run_of(resume: str | None) -> Path | None:
     """The run folder named by `--resume`: itself, or that of a checkpoint; None: no such folder."""
     path = Path(resume or "auto")
-    return next((run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None)
+    return next(
+        (run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None
+    )
 
 
 def _parse(kind: type[C], parser: "ArgumentParser", argv: Sequence[str]) -> C:
@@ -203,7 +215,9 @@ def _instantiate(kind: type[C], parser: "ArgumentParser", parsed: Any) -> C:
     return kind(**{key: value for key, value in values.items() if key not in ("config", *RECORDED)})
 
 
-def _blamed_file(kind: type[Config], parser: "ArgumentParser", files: Sequence[str], error: Exception) -> str:
+def _blamed_file(
+    kind: type[Config], parser: "ArgumentParser", files: Sequence[str], error: Exception
+) -> str:
     """The configuration file's name, for a message, if the file alone, without flags, is refused too."""
     from jsonargparse import ArgumentError
 

@@ -78,7 +78,11 @@ def explained(message: str, keys: Sequence[str]) -> str:
     if match := re.match(r"unrecognized arguments: (.*)", message):
         words = match[1].split(" ")
         flag = next((word for word in words if word.startswith("--") and word != "--"), None)
-        return _unknown_key(flag.lstrip("-").partition("=")[0], keys) if flag else _unexpected(words[0], keys)
+        return (
+            _unknown_key(flag.lstrip("-").partition("=")[0], keys)
+            if flag
+            else _unexpected(words[0], keys)
+        )
     if match := re.search(r"Group '(.*)' does not accept option '(.*)'", message):
         return _unknown_key(f"{match[1]}.{match[2]}", keys)
     if match := re.search(r"Option '(.*)' is not accepted", message):
@@ -99,7 +103,9 @@ def explained(message: str, keys: Sequence[str]) -> str:
 
 def _unknown_key(word: str, keys: Sequence[str]) -> str:
     near = nearest(word, keys)
-    return f"unknown key {word!r}. " + (f"Did you mean {near!r}?" if near else "--help lists the keys")
+    return f"unknown key {word!r}. " + (
+        f"Did you mean {near!r}?" if near else "--help lists the keys"
+    )
 
 
 def _unexpected(word: str, keys: Sequence[str]) -> str:

@@ -45,7 +45,9 @@ def agent_folders(folder: Path) -> dict[str, Path]:
     return {f"{folder.name}/{agent.name}": agent for agent in agents}
 
 
-def agent_weights(agents: Mapping[str, Path], config: Config, changes: Mapping[str, Any]) -> dict[str, Weights]:
+def agent_weights(
+    agents: Mapping[str, Path], config: Config, changes: Mapping[str, Any]
+) -> dict[str, Weights]:
     """How saved agents are loaded, by name.
 
     Args:

@@ -45,7 +45,9 @@ def first_accepted(verdicts: Sequence[bool]) -> int:
     return verdicts.index(True) if True in verdicts else 0
 
 
-def reward_at_k(choose: Callable[[Sequence[V]], int], values: Sequence[V], rewards: Sequence[float], k: int) -> float:
+def reward_at_k(
+    choose: Callable[[Sequence[V]], int], values: Sequence[V], rewards: Sequence[float], k: int
+) -> float:
     """Mean reward of the response that is chosen among k, over the groups of k responses, one after the other.
 
     Responses that do not fill a last group are left out.

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=EvaluationConfig)
 
 
-def evaluate_command(kind: TaskKind[Any] | None, settings_class: type[E], doc: str | None) -> "Evaluation":
+def evaluate_command(
+    kind: TaskKind[Any] | None, settings_class: type[E], doc: str | None
+) -> "Evaluation":
     """Evaluates the models on the command line.
 
     Args:
@@ -35,7 +37,9 @@ def evaluate_command(kind: TaskKind[Any] | None, settings_class: type[E], doc: s
     config = task_config(kind, run, settings)
     task = kind.make_task(config, kind.held_out_rows(config, settings.split))
 
-    from cory.evaluation.evaluate import evaluate  # after all is checked: importing torch takes seconds
+    from cory.evaluation.evaluate import (
+        evaluate,
+    )  # after all is checked: importing torch takes seconds
 
     return evaluate(settings.models, task, settings)
 
@@ -43,7 +47,9 @@ def evaluate_command(kind: TaskKind[Any] | None, settings_class: type[E], doc: s
 def parse_settings(settings_class: type[E], description: str | None) -> E:
     """The settings on the command line of an evaluation."""
     parser = Arguments(description)
-    parser.add_argument("models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)")
+    parser.add_argument(
+        "models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)"
+    )
     parser.add_class_arguments(settings_class, skip={"models"})
     settings = settings_class(**vars(parser.of()))
     settings.check()
@@ -55,13 +61,17 @@ def first_run(models: Sequence[str]) -> Path | None:
     for name in models:
         names_folder = is_local(name) or name.startswith("runs/")
         if names_folder and not Path(name).exists():
-            raise UserError(f"models: expected folders of runs or models that exist, or Hub ids, got {name!r}")
+            raise UserError(
+                f"models: expected folders of runs or models that exist, or Hub ids, got {name!r}"
+            )
     return next((Path(name) for name in models if run_agents(Path(name))), None)
 
 
 def _kind_of(run: Path | None, models: Sequence[str]) -> TaskKind[Any]:
     if run is None:
-        raise UserError(f"models: expected the folder of at least one run, for its prompts, got {list(models)}")
+        raise UserError(
+            f"models: expected the folder of at least one run, for its prompts, got {list(models)}"
+        )
     kind = kind_of_run(read_settings(run))
     if kind is None:
         raise _made_in_python(run)

@@ -66,15 +66,24 @@ def evaluate(
     shares = shares_in_training(lineup.runs, query_texts, trained_on)
 
     fingerprint = task.fingerprint_of_reward()
-    reward = "+".join(fingerprint[key] for key in ("reward_sha256", "team_reward_sha256") if fingerprint.get(key))
+    reward = "+".join(
+        fingerprint[key] for key in ("reward_sha256", "team_reward_sha256") if fingerprint.get(key)
+    )
     with ExitStack() as locks:
         folder = output_folder(
-            settings, name or evaluation_name(settings.models), reward, lineup.identities, queries, locks
+            settings,
+            name or evaluation_name(settings.models),
+            reward,
+            lineup.identities,
+            queries,
+            locks,
         )
         records = Evaluator(lineup, columns, settings, device).run(folder)
         rows = table_rows(records, columns, task, settings, lineup.kl_coef)
         shown = {
-            metric: title for metric, title in titles(task, settings).items() if any(metric in row for row in rows)
+            metric: title
+            for metric, title in titles(task, settings).items()
+            if any(metric in row for row in rows)
         }
         costs = COSTS if lineup.chains else {}
 
@@ -84,11 +93,15 @@ def evaluate(
             f"eta = {lineup.kl_coef:g}"
         )
         heading = f"{description}; mean ± half-width of the 95 % interval over queries"
-        print(f"\n{textwrap.fill(heading, shutil.get_terminal_size().columns)}\n{interval_table(rows, shown)}")
+        print(
+            f"\n{textwrap.fill(heading, shutil.get_terminal_size().columns)}\n{interval_table(rows, shown)}"
+        )
         if costs:
             print(f"\nCost of a query\n{interval_table(rows, costs)}")
         content = {
-            "settings": {key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE},
+            "settings": {
+                key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
+            },
             "said": description,
             "distinct_queries": len(set(query_texts)),
             "in_training": shares,

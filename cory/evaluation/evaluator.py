@@ -66,12 +66,19 @@ class Evaluator:
         names = [*self.lineup.candidates, *self.lineup.chains]
         return {name: [self.done[name, query] for query in range(self.count)] for name in names}
 
-    def _answer(self, name: str, answering: str, reads: str | None, role: int, file: TextIO) -> None:
+    def _answer(
+        self, name: str, answering: str, reads: str | None, role: int, file: TextIO
+    ) -> None:
         """Adds the missing records of the row `name`."""
         size = max(1, self.settings.batch_size // self.settings.samples)
-        chunks = [list(range(start, min(start + size, self.count))) for start in range(0, self.count, size)]
+        chunks = [
+            list(range(start, min(start + size, self.count)))
+            for start in range(0, self.count, size)
+        ]
         # One that was stored in part is answered whole, as its samples are drawn together.
-        missing = [chunk for chunk in chunks if any((name, query) not in self.done for query in chunk)]
+        missing = [
+            chunk for chunk in chunks if any((name, query) not in self.done for query in chunk)
+        ]
         if not missing:
             return
         candidate = self.lineup.candidates[answering]
@@ -104,7 +111,9 @@ class Evaluator:
     ) -> list[Record]:
         """A record for each query of a chunk."""
         samples = self.settings.samples
-        responses, scores = self._respond(candidate, loaded, chunk, reads, role, samples, self.lineup.sampling)
+        responses, scores = self._respond(
+            candidate, loaded, chunk, reads, role, samples, self.lineup.sampling
+        )
         rewards = scores.total.tolist()
         team_rewards = self._team_rewards(candidate, chunk, reads, role, responses.completions)
         records = []
@@ -117,7 +126,9 @@ class Evaluator:
                 "role": candidate.task.prompts.name(role),
                 "rewards": rewards[rows],
                 "rewards_by_function": {
-                    function: [None if math.isnan(value) else value for value in values[rows].tolist()]
+                    function: [
+                        None if math.isnan(value) else value for value in values[rows].tolist()
+                    ]
                     for function, values in scores.by_function.items()
                 },
                 "kl": responses.kl[rows],
@@ -135,8 +146,12 @@ class Evaluator:
                 record["team_rewards"] = team_rewards[rows]
             records.append(record)
         if self.settings.greedy:
-            likeliest, its_scores = self._respond(candidate, loaded, chunk, reads, role, 1, self.greedy)
-            for record, text, reward in zip(records, likeliest.completions, its_scores.total.tolist(), strict=True):
+            likeliest, its_scores = self._respond(
+                candidate, loaded, chunk, reads, role, 1, self.greedy
+            )
+            for record, text, reward in zip(
+                records, likeliest.completions, its_scores.total.tolist(), strict=True
+            ):
                 record["greedy"] = text
                 record["greedy_reward"] = reward
         return records
@@ -153,7 +168,9 @@ class Evaluator:
     ) -> tuple[Responses, Scores]:
         """So many responses to each query of a chunk, query by query, and their rewards."""
         columns = self._columns(chunk, samples)
-        with torch.autocast(self.pool.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+        with torch.autocast(
+            self.pool.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"
+        ):
             return answer(
                 loaded,
                 candidate.task,
@@ -171,11 +188,17 @@ class Evaluator:
     def _columns(self, chunk: Sequence[int], samples: int) -> dict[str, list[Any]]:
         """The columns of a chunk, a row for each sample, query by query."""
         return {
-            name: [values[query] for query in chunk for _ in range(samples)] for name, values in self.columns.items()
+            name: [values[query] for query in chunk for _ in range(samples)]
+            for name, values in self.columns.items()
         }
 
     def _team_rewards(
-        self, candidate: Candidate, chunk: Sequence[int], reads: str | None, role: int, completions: Sequence[str]
+        self,
+        candidate: Candidate,
+        chunk: Sequence[int],
+        reads: str | None,
+        role: int,
+        completions: Sequence[str],
     ) -> list[float] | None:
         """The team reward of each chain that ends with these completions; None if it is no whole chain."""
         team = candidate.task.team
@@ -184,9 +207,13 @@ class Evaluator:
         earlier = self._read_texts(chunk, reads, self.lineup.sampling) or []
         columns = self._columns(chunk, self.settings.samples)
         prompts = columns.pop("prompt")
-        return score_chains(team, prompts, list(zip(*earlier, completions, strict=True)), columns).tolist()
+        return score_chains(
+            team, prompts, list(zip(*earlier, completions, strict=True)), columns
+        ).tolist()
 
-    def _read_texts(self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig) -> list[list[str]] | None:
+    def _read_texts(
+        self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig
+    ) -> list[list[str]] | None:
         """What a later role reads: of each earlier role the responses that were sampled alike.
 
         `reads`: the row of the role before.

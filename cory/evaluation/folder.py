@@ -14,7 +14,13 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.provenance.models import Models, check_models, model_identity
 from cory.run.output import lock, new_folder, remove_partial, replace_text
 
-FREE = ("device", "output", "ks", "shown", "identities")  # may differ when an evaluation is continued
+FREE = (
+    "device",
+    "output",
+    "ks",
+    "shown",
+    "identities",
+)  # may differ when an evaluation is continued
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
@@ -51,7 +57,9 @@ def extends(models: Sequence[str], before: Mapping[str, Any]) -> bool:
         return False
     now = trained(models)
     then = before.get("trained", now)
-    by_folder = {Path(name).name: name for name in earlier_models}  # a folder's name is that of its rows
+    by_folder = {
+        Path(name).name: name for name in earlier_models
+    }  # a folder's name is that of its rows
     for name in models:
         earlier = by_folder.get(Path(name).name)
         if earlier is not None and (earlier != name or then.get(name) != now.get(name)):
@@ -110,7 +118,9 @@ def _continued(folder: Path, content: Mapping[str, Any], locks: ExitStack) -> di
     different = [key for key in content if content[key] != before.get(key) and key not in free]
     if different:
         texts = [_difference(key, before.get(key), content[key]) for key in different]
-        raise UserError(f"output: expected the settings with which {str(folder)!r} was begun, got {'; '.join(texts)}")
+        raise UserError(
+            f"output: expected the settings with which {str(folder)!r} was begun, got {'; '.join(texts)}"
+        )
     if not extended:
         return dict(content)
     return {
@@ -138,7 +148,10 @@ def _begun_settings(folder: Path) -> dict[str, Any]:
     content: Any = None
     with suppress(OSError, ValueError):
         content = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not {"models", "split", "queries", "samples"} <= content.keys():
+    if (
+        not isinstance(content, dict)
+        or not {"models", "split", "queries", "samples"} <= content.keys()
+    ):
         raise UserError(
             f"output: expected a new folder or one of an evaluation, got {str(folder)!r}, whose settings.json is not "
             "that of an evaluation"

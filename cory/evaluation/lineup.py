@@ -89,7 +89,9 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
 
     Raises a UserError: a run cannot be read, or was trained with another model of the same name.
     """
-    runs = {Path(name): run_config(Path(name)) for name in settings.models if run_agents(Path(name))}
+    runs = {
+        Path(name): run_config(Path(name)) for name in settings.models if run_agents(Path(name))
+    }
     if len({run.name for run in runs}) != len(runs):
         raise UserError(
             f"models: expected runs with folders of different names, which name the rows, got {list(map(str, runs))}"
@@ -112,7 +114,10 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
         runs=runs,
         sampling=config.sampling.after_training(settings.sampling),
         kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
-        identities={**task.models(), "base": {"name": base.name, "identity": model_identity(base.name, base.revision)}},
+        identities={
+            **task.models(),
+            "base": {"name": base.name, "identity": model_identity(base.name, base.revision)},
+        },
     )
     lineup.candidates["base"] = Candidate(Weights(base, None, base), base_task)
     if runs:
@@ -150,10 +155,16 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
         is_own_base = not config.is_trained(_index(agent))
         # A template changes prompts, not weights.
         if replace(kl_base, chat_template=base.chat_template) != base and not is_own_base:
-            is_candidate = any(candidate.weights.model == kl_base for candidate in lineup.candidates.values())
+            is_candidate = any(
+                candidate.weights.model == kl_base for candidate in lineup.candidates.values()
+            )
             if not is_candidate:
-                lineup.candidates[f"base of {agent}"] = Candidate(Weights(kl_base, None, kl_base), run_task)
-        lineup.candidates[agent] = Candidate(Weights(weights.model, weights.adapter, kl_base), run_task)
+                lineup.candidates[f"base of {agent}"] = Candidate(
+                    Weights(kl_base, None, kl_base), run_task
+                )
+        lineup.candidates[agent] = Candidate(
+            Weights(weights.model, weights.adapter, kl_base), run_task
+        )
 
     names = list(agents)
     for pioneer, observer in itertools.permutations(names, 2):
@@ -218,7 +229,9 @@ def prompts_of_run(settings: Mapping[str, Any]) -> RolePrompts | None:
     prompts = (settings.get("fingerprint") or {}).get("prompts")
     if not prompts:
         return None
-    return RolePrompts(**prompts, roles=tuple(RoleConfig(**role) for role in settings.get("roles") or []))
+    return RolePrompts(
+        **prompts, roles=tuple(RoleConfig(**role) for role in settings.get("roles") or [])
+    )
 
 
 def reward_differs(run: Path, fingerprint: Mapping[str, Any], task: Task) -> str:

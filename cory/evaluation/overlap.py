@@ -49,17 +49,24 @@ def shares_in_training(
             shares[run.name] = in_training(queries, texts[recorded])
         except UserError as error:
             shares[run.name] = None
-            print(f"Not known how many held-out queries {run} was trained on: {error}", file=sys.stderr)
+            print(
+                f"Not known how many held-out queries {run} was trained on: {error}",
+                file=sys.stderr,
+            )
     return shares
 
 
-def _training_rows(kind: TaskKind[Any] | None, config: Config, trained_on: TrainedOn | None) -> Dataset:
+def _training_rows(
+    kind: TaskKind[Any] | None, config: Config, trained_on: TrainedOn | None
+) -> Dataset:
     if isinstance(trained_on, Dataset):
         return trained_on
     if trained_on is not None:
         return trained_on(config)
     if kind is None:
-        raise UserError("expected its training data as evaluate(..., trained_on=task.dataset), got none")
+        raise UserError(
+            "expected its training data as evaluate(..., trained_on=task.dataset), got none"
+        )
     return kind.training_rows(config)
 
 

@@ -81,7 +81,9 @@ def respond(
             f"expected a model with the base's vocabulary of {base.config.vocab_size}, for a KL between them, "
             f"got {model.config.vocab_size} in {model.name_or_path!r}"
         )
-    queries = [torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)]
+    queries = [
+        torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)
+    ]
     lengths = [len(query) for query in queries]
     check_lengths(lengths, sampling.max_new_tokens, context_length(model), list(prompts))
     model.eval()
@@ -105,11 +107,20 @@ def respond(
         query_ids = [queries[i].to(model.device) for i in batch]
         logits: list[list[torch.Tensor]] = [[] for _ in batch] if kl else []
         responses = sample(
-            model, tokenizer, query_ids, sampling, sampling.max_new_tokens, generator, logits, stems=True
+            model,
+            tokenizer,
+            query_ids,
+            sampling,
+            sampling.max_new_tokens,
+            generator,
+            logits,
+            stems=True,
         )
         if kl and base is not model:
             with model.disable_adapter() if base is None else nullcontext():
-                base_logits = window.response_logits(base or model, query_ids, responses, pad_token(tokenizer))
+                base_logits = window.response_logits(
+                    base or model, query_ids, responses, pad_token(tokenizer)
+                )
 
         for row, (i, response) in enumerate(zip(batch, responses, strict=True)):
             result.completions[i] = plain_text(tokenizer, response, sampling.stop, is_turn)
@@ -178,6 +189,10 @@ def answer(
     responses = reply(loaded, task, columns, sampling, read, role, **options)
     other_columns = {name: values for name, values in columns.items() if name != "prompt"}
     other_columns["role"] = [task.prompts.name(role)] * len(responses.completions)
-    with torch.autocast(loaded[0].device.type, enabled=False):  # rewards are computed as in training
-        scores = score_by_function(task.reward, columns["prompt"], responses.completions, other_columns)
+    with torch.autocast(
+        loaded[0].device.type, enabled=False
+    ):  # rewards are computed as in training
+        scores = score_by_function(
+            task.reward, columns["prompt"], responses.completions, other_columns
+        )
     return responses, scores

@@ -5,7 +5,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cory.evaluation.choices import answers, best_of_2, first_accepted, majority, reward_at_k, verdicts
+from cory.evaluation.choices import (
+    answers,
+    best_of_2,
+    first_accepted,
+    majority,
+    reward_at_k,
+    verdicts,
+)
 from cory.evaluation.settings import EvaluationConfig
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.prompts import query_text
@@ -74,10 +81,14 @@ def table_rows(
 
         completions = [text for record in of_model for text in record["completions"]]
         text_clusters = [
-            text for text, record in zip(query_texts, of_model, strict=True) for _ in record["completions"]
+            text
+            for text, record in zip(query_texts, of_model, strict=True)
+            for _ in record["completions"]
         ]
         for n in (1, 2):
-            row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(completions, n, text_clusters)
+            row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(
+                completions, n, text_clusters
+            )
         rows.append(row)
     return rows
 
@@ -94,7 +105,9 @@ def chain_of(records: Mapping[str, Records], of_model: Records) -> list[Records]
     return chain
 
 
-def _values_by_query(chain: Sequence[Records], settings: EvaluationConfig, kl_coef: float) -> dict[str, list[float]]:
+def _values_by_query(
+    chain: Sequence[Records], settings: EvaluationConfig, kl_coef: float
+) -> dict[str, list[float]]:
     """By metric, one value for each query: the mean over its samples. `chain`: see `chain_of`."""
     mean = statistics.fmean
     of_model = chain[0]
@@ -112,19 +125,26 @@ def _values_by_query(chain: Sequence[Records], settings: EvaluationConfig, kl_co
     if "team_rewards" in of_model[0]:
         team_rewards = [mean(record["team_rewards"]) for record in of_model]
         values["team_reward"] = team_rewards
-        earned = [reward + of_team for reward, of_team in zip(task_rewards, team_rewards, strict=True)]
-    values["combined_reward"] = [reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)]
+        earned = [
+            reward + of_team for reward, of_team in zip(task_rewards, team_rewards, strict=True)
+        ]
+    values["combined_reward"] = [
+        reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)
+    ]
     if settings.samples > 1:
         values["best_of_2"] = [best_of_2(record["rewards"]) for record in of_model]
     for k in settings.ks:
         values[f"pass@{k}"] = [
-            pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k) for record in of_model
+            pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k)
+            for record in of_model
         ]
     if settings.greedy:
         values["greedy"] = [record["greedy_reward"] for record in of_model]
     if len(chain) > 1:
         values["copied"] = [
-            mean(float(text.strip() == read_text.strip()) for text, read_text in _pairs(record, read))
+            mean(
+                float(text.strip() == read_text.strip()) for text, read_text in _pairs(record, read)
+            )
             for record, read in zip(of_model, chain[1], strict=True)
         ]
     return values
@@ -132,10 +152,14 @@ def _values_by_query(chain: Sequence[Records], settings: EvaluationConfig, kl_co
 
 def _summed(chain: Sequence[Records], key: str) -> list[float]:
     """For each query, the sum over all calls of the mean over samples."""
-    return [sum(statistics.fmean(record[key]) for record in calls) for calls in zip(*chain, strict=True)]
+    return [
+        sum(statistics.fmean(record[key]) for record in calls) for calls in zip(*chain, strict=True)
+    ]
 
 
-def _values_of_choices(chain: Sequence[Records], task: Task, settings: EvaluationConfig) -> dict[str, list[float]]:
+def _values_of_choices(
+    chain: Sequence[Records], task: Task, settings: EvaluationConfig
+) -> dict[str, list[float]]:
     """For each k above 1, what each query earns by a vote of k responses, or by an observer's verdicts on k."""
     values: dict[str, list[float]] = {}
     of_model = chain[0]
@@ -157,26 +181,37 @@ def _values_of_choices(chain: Sequence[Records], task: Task, settings: Evaluatio
     return values
 
 
-def _values_of_task(of_model: Records, columns: Mapping[str, Sequence[Any]], task: Task) -> dict[str, list[float]]:
+def _values_of_task(
+    of_model: Records, columns: Mapping[str, Sequence[Any]], task: Task
+) -> dict[str, list[float]]:
     """By metric of the task, and by reward function where there are several, a value for each query.
 
     That is the mean over the samples to which it applies, nan where it applies to none.
     """
     values: dict[str, list[float]] = {}
     for name in of_model[0].get("rewards_by_function", {}):
-        values[f"reward_{name}"] = [_mean(record["rewards_by_function"][name]) for record in of_model]
+        values[f"reward_{name}"] = [
+            _mean(record["rewards_by_function"][name]) for record in of_model
+        ]
     if not task.metrics:
         return values
 
     # All responses of the model at once, query by query.
     samples = len(of_model[0]["completions"])
-    repeated = {name: [value for value in column for _ in range(samples)] for name, column in columns.items()}
+    repeated = {
+        name: [value for value in column for _ in range(samples)]
+        for name, column in columns.items()
+    }
     prompts = repeated.pop("prompt")
     repeated["role"] = [record["role"] for record in of_model for _ in range(samples)]
     completions = [text for record in of_model for text in record["completions"]]
     rewards = [reward for record in of_model for reward in record["rewards"]]
-    for name, numbers in measure_responses(task.metrics, prompts, completions, rewards, repeated).items():
-        values[name] = [_mean(numbers[start : start + samples]) for start in range(0, len(numbers), samples)]
+    for name, numbers in measure_responses(
+        task.metrics, prompts, completions, rewards, repeated
+    ).items():
+        values[name] = [
+            _mean(numbers[start : start + samples]) for start in range(0, len(numbers), samples)
+        ]
     return values
 
 
@@ -198,10 +233,20 @@ def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
     """
     of_task = {name: name for name in [*task.reward_metrics, *task.metrics]}
     if settings.ks:
-        passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj", "verified") for k in settings.ks}
+        passes = {
+            f"{kind}@{k}": f"{kind}@{k}"
+            for kind in ("pass", "maj", "verified")
+            for k in settings.ks
+        }
         if settings.greedy:
             passes["greedy"] = "greedy"
-        return {**passes, "team_reward": TITLES["team_reward"], **of_task, "tokens": "tokens", "chain_kl": "KL to base"}
+        return {
+            **passes,
+            "team_reward": TITLES["team_reward"],
+            **of_task,
+            "tokens": "tokens",
+            "chain_kl": "KL to base",
+        }
     if settings.samples > 1:
         oracle = ", oracle" if reward_is_oracle(task) else ""
         return {**TITLES, "best_of_2": f"task reward, best of 2{oracle}", **of_task}

@@ -55,4 +55,6 @@ class EvaluationConfig(Settings):
     def check(self) -> None:
         for k in self.ks:
             if not 1 <= k <= self.samples:
-                raise UserError(f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}")
+                raise UserError(
+                    f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}"
+                )

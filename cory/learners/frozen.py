@@ -34,7 +34,11 @@ class Frozen:
     optimizer_steps = 0
 
     def __init__(
-        self, model: WindowPolicy, tokenizer: PreTrainedTokenizerBase, config: Config, device: torch.device
+        self,
+        model: WindowPolicy,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Config,
+        device: torch.device,
     ) -> None:
         self.policy: LanguageModel = sharding.placed(model, device).pretrained_model
         self.tokenizer = tokenizer
@@ -42,7 +46,11 @@ class Frozen:
         self.device = device
 
     def generate(
-        self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int, generator: torch.Generator
+        self,
+        prompt_ids: Sequence[Tensor],
+        settings: SamplingConfig,
+        longest: int,
+        generator: torch.Generator,
     ) -> list[Tensor]:
         """Samples one response per prompt, in one batch. See `sample`."""
         with self._as_base(), sharding.gathered(self.policy, self.config.parallel.gather):
@@ -60,11 +68,15 @@ class Frozen:
         self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator
     ) -> list[UpdateStats]:
         """Learns nothing; the statistics of each rollout, over all processes."""
-        return [UpdateStats(kl=0.0, response_tokens=self._mean_length(rollout)) for rollout in rollouts]
+        return [
+            UpdateStats(kl=0.0, response_tokens=self._mean_length(rollout)) for rollout in rollouts
+        ]
 
     def _mean_length(self, rollout: Rollout) -> float:
         tokens = sum(len(ids) for ids in rollout.response_ids)
-        sums = distributed.all_reduce_sum(torch.tensor([tokens, len(rollout.response_ids)], device=self.device))
+        sums = distributed.all_reduce_sum(
+            torch.tensor([tokens, len(rollout.response_ids)], device=self.device)
+        )
         return (sums[0] / sums[1]).item()
 
     def log_ratios(self, rollout: Rollout) -> tuple[list[float], Tensor]:
@@ -86,7 +98,9 @@ class Frozen:
     def _as_base(self) -> Iterator[None]:
         """The policy without adapters of agents that share it, and without dropout."""
         self.policy.eval()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
+        ):
             if isinstance(self.policy, PeftModel):
                 with self.policy.disable_adapter():
                     yield

@@ -36,7 +36,9 @@ class WindowPolicy(torch.nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, None]:
         """Logits (batch, R, vocabulary), float32, of the first four fields of a `Window`."""
         input_ids, mask, position_ids, response_ids = tensors
-        logits, _ = window.forward(self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1])
+        logits, _ = window.forward(
+            self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1]
+        )
         return logits.float(), None
 
 
@@ -71,7 +73,9 @@ class GroupLearner(Learner):
         policy = sharding.placed(policy, device)
         model, optimizer = accelerator.prepare(
             policy,
-            make_optimizer(policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options),
+            make_optimizer(
+                policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options
+            ),
         )
         super().__init__(
             model=model,
@@ -87,20 +91,30 @@ class GroupLearner(Learner):
         if self.kl_in == "auto":
             self.kl_in = "loss" if config.algorithm in ("grpo", "dr_grpo") else "reward"
 
-    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]) -> Targets:
+    def targets(
+        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+    ) -> Targets:
         """An advantage for each response, the same at all its tokens."""
         if self.kl_in == "reward":
             log_ratios = (old.logprobs - old.ref_logprobs) * mask
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
         rewards_by_role = rewards.split([len(rollout.completions) for rollout in rollouts])
         advantages = [
-            losses.group_advantages(of_role, self.config.algorithm, self.config.chains_per_query, rollout.branches)
+            losses.group_advantages(
+                of_role, self.config.algorithm, self.config.chains_per_query, rollout.branches
+            )
             for of_role, rollout in zip(rewards_by_role, rollouts, strict=True)
         ]
         return Targets(torch.cat(advantages)[:, None] * mask)
 
     def loss_terms(
-        self, new: ForwardPass, entropies: Tensor, old: OldPolicy, targets: Targets, mask: Tensor, mean_length: Tensor
+        self,
+        new: ForwardPass,
+        entropies: Tensor,
+        old: OldPolicy,
+        targets: Targets,
+        mask: Tensor,
+        mean_length: Tensor,
     ) -> LossTerms:
         """The clipped loss. Times the mean length, so that what becomes a mean over tokens is one over responses."""
         terms = losses.group_losses(

@@ -76,7 +76,9 @@ class OldPolicy:
     @classmethod
     def zeros(cls, batch: Window) -> "OldPolicy":
         """Zeros, to be filled in."""
-        logprobs, ref_logprobs, values, kl = torch.zeros(4, *batch.response_mask.shape, device=batch.input_ids.device)
+        logprobs, ref_logprobs, values, kl = torch.zeros(
+            4, *batch.response_mask.shape, device=batch.input_ids.device
+        )
         return cls(logprobs, ref_logprobs, values, kl)
 
     def select(self, indices: Sequence[int], width: int) -> "OldPolicy":
@@ -174,7 +176,9 @@ class Learner(ABC):
             self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
-        self.checkpointed_layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+        self.checkpointed_layers = [
+            m for m in model.modules() if getattr(m, "gradient_checkpointing", False)
+        ]
         self.reward_moments = RunningMoments(accelerator)
         self.optimizer_steps = 0  # in this process
 
@@ -184,7 +188,9 @@ class Learner(ABC):
         return self.accelerator.unwrap_model(self.model).pretrained_model
 
     @abstractmethod
-    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]) -> Targets:
+    def targets(
+        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+    ) -> Targets:
         """Advantages, and what else the loss needs, from the (batch,) training rewards of all
         rollouts together.
 
@@ -195,7 +201,13 @@ class Learner(ABC):
 
     @abstractmethod
     def loss_terms(
-        self, new: ForwardPass, entropies: Tensor, old: OldPolicy, targets: Targets, mask: Tensor, mean_length: Tensor
+        self,
+        new: ForwardPass,
+        entropies: Tensor,
+        old: OldPolicy,
+        targets: Targets,
+        mask: Tensor,
+        mean_length: Tensor,
     ) -> LossTerms:
         """What is minimized, and the statistics, summed over the response tokens of some rows.
 
@@ -206,7 +218,11 @@ class Learner(ABC):
         """
 
     def generate(
-        self, prompt_ids: Sequence[Tensor], settings: SamplingConfig, longest: int, generator: torch.Generator
+        self,
+        prompt_ids: Sequence[Tensor],
+        settings: SamplingConfig,
+        longest: int,
+        generator: torch.Generator,
     ) -> list[Tensor]:
         """Samples one response per prompt, in one batch (TRL: batches of 4). See `sample`."""
         self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
@@ -259,7 +275,9 @@ class Learner(ABC):
         """Each response's KL to the reference, and (rows, R) log(pi / pi_0) of its tokens, under the current policy."""
         batch = window.pack(rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer))
         current, _ = self._retrying(lambda: self._evaluate(batch, keep=False))
-        return (current.kl * batch.response_mask).sum(1).tolist(), current.logprobs - current.ref_logprobs
+        return (current.kl * batch.response_mask).sum(
+            1
+        ).tolist(), current.logprobs - current.ref_logprobs
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):
@@ -271,13 +289,17 @@ class Learner(ABC):
                     f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
                 )
 
-    def _prepare(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> tuple[Update, list[ForwardPass]]:
+    def _prepare(
+        self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]
+    ) -> tuple[Update, list[ForwardPass]]:
         """The update before its first step, and the forward pass that this step takes over, if any."""
         prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
         response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
         batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer))
         mask = batch.response_mask
-        old, first_passes = self._retrying(lambda: self._evaluate(batch, keep=self._is_first_mini_batch(batch)))
+        old, first_passes = self._retrying(
+            lambda: self._evaluate(batch, keep=self._is_first_mini_batch(batch))
+        )
 
         training_rewards = torch.cat(list(rewards)).to(mask.device, torch.float32)
         training_rewards, reward_moments = self._scale(training_rewards)
@@ -297,16 +319,22 @@ class Learner(ABC):
     def _is_first_mini_batch(self, batch: Window) -> bool:
         """Whether the first mini-batch is the whole batch, in one pass."""
         # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
-        return self.ppo.gradient_accumulation_steps == 1 and self.micro_batch >= len(batch.input_ids)
+        return self.ppo.gradient_accumulation_steps == 1 and self.micro_batch >= len(
+            batch.input_ids
+        )
 
     def _switch_dropout_off(self) -> None:
         """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
         self.model.eval()
         for layer in self.checkpointed_layers:
-            layer.training = True  # recomputing is for training mode only; dropout inside the layers stays off
+            layer.training = (
+                True  # recomputing is for training mode only; dropout inside the layers stays off
+            )
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
+        )
 
     def _scale(self, rewards: Tensor) -> tuple[Tensor, RunningMoments]:
         """Training rewards after the optional scaling, normalization and clipping, and the moments
@@ -317,7 +345,9 @@ class Learner(ABC):
         moments = copy.copy(self.reward_moments)
         if self.ppo.reward_scaling:
             moments.update(rewards)
-            centred = rewards - moments.mean.to(rewards) if self.ppo.reward_normalization else rewards
+            centred = (
+                rewards - moments.mean.to(rewards) if self.ppo.reward_normalization else rewards
+            )
             rewards = centred / (moments.std.to(rewards) + torch.finfo(rewards.dtype).eps)
         if self.ppo.reward_clip is not None:
             rewards = rewards.clip(-self.ppo.reward_clip, self.ppo.reward_clip)
@@ -355,7 +385,9 @@ class Learner(ABC):
                 policy_loss=mean["policy_loss"],
                 value_loss=mean.get("value_loss"),
                 clip_fraction=mean["clip_fraction"],
-                gradient_norm=statistics.fmean(update.gradient_norms) if update.gradient_norms else math.nan,
+                gradient_norm=statistics.fmean(update.gradient_norms)
+                if update.gradient_norms
+                else math.nan,
                 skipped_steps=update.skipped_steps,
                 dropped_steps=update.dropped_steps,
                 response_tokens=length,
@@ -387,13 +419,17 @@ class Learner(ABC):
         limit = CHUNK.get(batch.input_ids.device.type, CHUNK["cpu"])
         return max(1, min(self.micro_batch, limit // row))
 
-    def _micro_batches(self, batch: Window, indices: Sequence[int]) -> list[tuple[list[int], Window]]:
+    def _micro_batches(
+        self, batch: Window, indices: Sequence[int]
+    ) -> list[tuple[list[int], Window]]:
         """Splits rows of the batch into micro-batches of at most `micro_batch` rows: the indices of
         each, and its window.
 
         Rows are sorted by length, then by index, so that a split does not depend on their order.
         """
-        return [(chunk, batch.select(chunk)) for chunk in batch.by_length(self.micro_batch, indices)]
+        return [
+            (chunk, batch.select(chunk)) for chunk in batch.by_length(self.micro_batch, indices)
+        ]
 
     def _evaluate(self, batch: Window, keep: bool) -> tuple[OldPolicy, list[ForwardPass]]:
         """The batch under the current policy, and its KL to the reference.
@@ -436,7 +472,9 @@ class Learner(ABC):
             return losses.kl_penalty(kind, policy.logprobs[indices, :width], reference.logprobs)
         return losses.kl_penalty(kind, policy.all_logprobs[indices, :width], reference.all_logprobs)
 
-    def _optimizer_step(self, update: Update, indices: list[int], first_passes: list[ForwardPass]) -> None:
+    def _optimizer_step(
+        self, update: Update, indices: list[int], first_passes: list[ForwardPass]
+    ) -> None:
         """One optimizer step on these rows: a mini-batch, or with gradient accumulation several."""
         mini_batches = _even_parts(indices, self.ppo.gradient_accumulation_steps)
         step = self._retrying(lambda: self._gradients(update, mini_batches, first_passes))
@@ -444,7 +482,9 @@ class Learner(ABC):
         if not math.isfinite(step.norm + step.sum_of_terms):
             self.optimizer.zero_grad()
             if self.config.guards.on_nonfinite == "stop":
-                self._raise_not_finite(update, mini_batches, of_loss=not math.isfinite(step.sum_of_terms))
+                self._raise_not_finite(
+                    update, mini_batches, of_loss=not math.isfinite(step.sum_of_terms)
+                )
             update.skipped_steps += 1
             return
 
@@ -472,13 +512,17 @@ class Learner(ABC):
             for number, indices in enumerate(mini_batches)
         ]
         # Losses and gradients are those of all processes, so that all of them decide the same.
-        norm = sharding.whole(get_total_norm([p.grad for p in self.model_params if p.grad is not None]))
+        norm = sharding.whole(
+            get_total_norm([p.grad for p in self.model_params if p.grad is not None])
+        )
         sum_of_terms = torch.stack([term.vector() for term in terms]).sum()
         largest_ratio = torch.stack([term.ratio for term in terms]).max()
         # The step's only wait for the device.
         return StepGradients(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
 
-    def _backward(self, update: Update, indices: list[int], first_passes: list[ForwardPass], last: bool) -> LossTerms:
+    def _backward(
+        self, update: Update, indices: list[int], first_passes: list[ForwardPass], last: bool
+    ) -> LossTerms:
         """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns the
         means of its terms.
 
@@ -491,7 +535,10 @@ class Learner(ABC):
         batch = update.batch
         # Gradients are averaged over the processes, so each one's sum is divided by the mean of
         # their tokens.
-        tokens = distributed.all_reduce_sum(batch.response_mask[indices].sum()) / distributed.world_size()
+        tokens = (
+            distributed.all_reduce_sum(batch.response_mask[indices].sum())
+            / distributed.world_size()
+        )
         sums = torch.zeros((), device=batch.input_ids.device)
         micro_batches = self._micro_batches(batch, indices)
         for number, (micro_indices, micro_batch) in enumerate(micro_batches):
@@ -508,7 +555,12 @@ class Learner(ABC):
         return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size() / tokens))
 
     def _terms(
-        self, update: Update, new: ForwardPass, indices: list[int], micro_batch: Window, mean_length: Tensor
+        self,
+        update: Update,
+        new: ForwardPass,
+        indices: list[int],
+        micro_batch: Window,
+        mean_length: Tensor,
     ) -> LossTerms:
         """The loss terms of a micro-batch, whose rows have these indices in the batch."""
         entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch))
@@ -517,7 +569,9 @@ class Learner(ABC):
         targets = update.targets.select(indices, width)
         return self.loss_terms(new, entropies, old, targets, micro_batch.response_mask, mean_length)
 
-    def _raise_not_finite(self, update: Update, mini_batches: list[list[int]], of_loss: bool) -> NoReturn:
+    def _raise_not_finite(
+        self, update: Update, mini_batches: list[list[int]], of_loss: bool
+    ) -> NoReturn:
         """Raises NotFinite with the rows that cause it: of the loss, or else of the gradient."""
         bad_rows = self._rows_not_finite(update, [i for indices in mini_batches for i in indices])
         if of_loss:
@@ -576,13 +630,18 @@ class Learner(ABC):
             try:
                 return compute()
             except RuntimeError as error:
-                fixed = self.fixed_micro_batch or distributed.world_size() > 1  # other processes would wait in vain
+                fixed = (
+                    self.fixed_micro_batch or distributed.world_size() > 1
+                )  # other processes would wait in vain
                 if fixed or self.micro_batch == 1 or not should_reduce_batch_size(error):
                     raise
             self.micro_batch = (self.micro_batch + 1) // 2
             clear_device_cache(garbage_collection=True)
             what = f"Out of memory: continuing with {self.micro_batch} rows at a time. Updates still use the whole "
-            warnings.warn(f"{what}mini-batch. To start this way: ppo.micro_batch {self.micro_batch}", stacklevel=2)
+            warnings.warn(
+                f"{what}mini-batch. To start this way: ppo.micro_batch {self.micro_batch}",
+                stacklevel=2,
+            )
 
     def scale_learning_rate(self, factor: float) -> None:
         """Makes the learning rate `factor` times that of the settings."""
@@ -597,19 +656,31 @@ class Learner(ABC):
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Trained weights and the optimizer's state; the KL coefficient, reward moments and micro-batch as json."""
-        moments = {key: float(getattr(self.reward_moments, key)) for key in ("mean", "std", "var", "count")}
-        numbers = {"kl_coef": self.kl_controller.value, "moments": moments, "micro_batch": self.micro_batch}
+        moments = {
+            key: float(getattr(self.reward_moments, key)) for key in ("mean", "std", "var", "count")
+        }
+        numbers = {
+            "kl_coef": self.kl_controller.value,
+            "moments": moments,
+            "micro_batch": self.micro_batch,
+        }
         return tensors_of(self._trained(), self.optimizer), numbers
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
-        self.micro_batch = min(self.micro_batch, int(numbers["micro_batch"]))  # that of more processes is smaller
+        self.micro_batch = min(
+            self.micro_batch, int(numbers["micro_batch"])
+        )  # that of more processes is smaller
         self.reward_moments = RunningMoments(self.accelerator)
         if numbers["moments"]["count"] >= 1:  # else no reward has been seen
             for key, value in numbers["moments"].items():
-                setattr(self.reward_moments, key, torch.tensor(value) if key in ("mean", "std") else value)
+                setattr(
+                    self.reward_moments,
+                    key,
+                    torch.tensor(value) if key in ("mean", "std") else value,
+                )
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters by name, in the optimizer's order."""

@@ -10,7 +10,12 @@ from torch import Tensor
 from cory.errors import one_of
 from cory.parallel import distributed
 
-ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce")  # that compare the responses of a group or batch
+ALGORITHMS = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce",
+)  # that compare the responses of a group or batch
 KL_ESTIMATES = ("full", "kl", "abs", "mse")
 
 
@@ -83,7 +88,9 @@ def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and unbiased variance (0 of one) of the (batch, R) values that the mask keeps, over all processes."""
     total, count = distributed.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
     mean = total / count
-    return mean, distributed.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1).clamp(min=1)
+    return mean, distributed.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1).clamp(
+        min=1
+    )
 
 
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
@@ -163,7 +170,9 @@ def ppo_losses(
     clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
     policy_loss = _total(torch.max(unclipped, clipped), mask)  # Eq. 11
 
-    clipped_values = torch.max(torch.min(values, old_values + cliprange_value), old_values - cliprange_value)
+    clipped_values = torch.max(
+        torch.min(values, old_values + cliprange_value), old_values - cliprange_value
+    )
     error = (values - returns).square()
     clipped_error = (clipped_values - returns).square()
     value_loss = 0.5 * _total(torch.max(error, clipped_error), mask)
@@ -210,7 +219,9 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, branches:
     groups = rewards.view(-1, group_size)
     centred = groups - groups.mean(1, keepdim=True)
     if algorithm in ("rloo", "reinforce"):
-        centred = centred * group_size / (group_size - 1)  # equals subtracting the mean of the others
+        centred = (
+            centred * group_size / (group_size - 1)
+        )  # equals subtracting the mean of the others
     if algorithm == "grpo":
         centred = centred / (groups.std(1, keepdim=True) + 1e-4)
     return centred.flatten()

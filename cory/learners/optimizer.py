@@ -17,13 +17,19 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 def check_optimizer(name: str) -> None:
     """Raises a UserError if torch has no optimizer of that name that steps on dense gradients without a closure."""
-    kinds = {key for key, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
+    kinds = {key for key, kind in vars(torch.optim).items() if isinstance(kind, type)} - {
+        "Optimizer"
+    }
     names = sorted(key for key in kinds if key not in ("LBFGS", "SparseAdam"))
     if name not in names:
-        raise UserError(f"ppo.optimizer: expected one of torch.optim's {', '.join(names)}, got {name!r}")
+        raise UserError(
+            f"ppo.optimizer: expected one of torch.optim's {', '.join(names)}, got {name!r}"
+        )
 
 
-def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, options: dict[str, Any]) -> Any:
+def make_optimizer(
+    model: torch.nn.Module, learning_rate: float, name: str, options: dict[str, Any]
+) -> Any:
     """One of torch's optimizers, by name, on the trained parameters; fused if supported.
 
     Raises a UserError if it does not take these options.
@@ -41,7 +47,9 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float, name: str, opti
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
         wanted = f"options of torch.optim.{name}"
-        raise UserError(f"ppo.optimizer_options: expected {wanted}, got {options} ({reason})") from None
+        raise UserError(
+            f"ppo.optimizer_options: expected {wanted}, got {options} ({reason})"
+        ) from None
 
 
 def learning_rate_factor(schedule: str, warmup: int, iterations: int, k: int) -> float:
@@ -51,7 +59,9 @@ def learning_rate_factor(schedule: str, warmup: int, iterations: int, k: int) ->
     `warmup` iterations rise linearly to 1; then `constant`, or `linear` or `cosine` down to 0 after
     the last.
     """
-    one_of("ppo.schedule", SCHEDULES, schedule)  # transformers has others, which do not depend on k alone
+    one_of(
+        "ppo.schedule", SCHEDULES, schedule
+    )  # transformers has others, which do not depend on k alone
     if schedule == "constant" and not warmup:
         return 1.0
     dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -72,7 +82,9 @@ def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Te
     return tensors
 
 
-def load_tensors(tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter], optimizer: Any) -> None:
+def load_tensors(
+    tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter], optimizer: Any
+) -> None:
     """Loads what `tensors_of` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
     for name in tensors:
         if name.split("/")[1] not in trained:
@@ -81,10 +93,16 @@ def load_tensors(tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter]
         saved = tensors.get(f"weights/{name}")
         if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
             came = None if saved is None else (tuple(saved.shape), saved.dtype)
-            raise ValueError(f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}")
+            raise ValueError(
+                f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}"
+            )
     optimizer.state.clear()
     for name, parameter in trained.items():
         parameter.detach().copy_(part_like(tensors[f"weights/{name}"], parameter))
-        state = {key.rsplit("/", 1)[1]: x for key, x in tensors.items() if key.startswith(f"optimizer/{name}/")}
+        state = {
+            key.rsplit("/", 1)[1]: x
+            for key, x in tensors.items()
+            if key.startswith(f"optimizer/{name}/")
+        }
         if state:
             optimizer.state[parameter] = {key: part_like(x, parameter) for key, x in state.items()}

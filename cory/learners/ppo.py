@@ -60,16 +60,26 @@ class PPOLearner(Learner):
         )
         self.trainer = trainer
 
-    def targets(self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]) -> Targets:
+    def targets(
+        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+    ) -> Targets:
         """GAE on token rewards, over all rollouts together."""
-        token_rewards = losses.token_rewards(rewards, old.kl, mask, self.kl_controller.value)  # Eq. 2
+        token_rewards = losses.token_rewards(
+            rewards, old.kl, mask, self.kl_controller.value
+        )  # Eq. 2
         advantages, returns = losses.gae(
             old.values, token_rewards, mask, self.ppo.gamma, self.ppo.lam, self.ppo.whiten_rewards
         )  # Eq. 12
         return Targets(advantages, returns)
 
     def loss_terms(
-        self, new: ForwardPass, entropies: Tensor, old: OldPolicy, targets: Targets, mask: Tensor, mean_length: Tensor
+        self,
+        new: ForwardPass,
+        entropies: Tensor,
+        old: OldPolicy,
+        targets: Targets,
+        mask: Tensor,
+        mean_length: Tensor,
     ) -> LossTerms:
         """The clipped losses of policy and values (Eq. 11, 13)."""
         assert new.values is not None and targets.returns is not None
@@ -83,9 +93,13 @@ class PPOLearner(Learner):
         )
 
 
-def make_trainer(policy: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config) -> trl.PPOTrainer:
+def make_trainer(
+    policy: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config
+) -> trl.PPOTrainer:
     """TRL's trainer of a policy on its device, with the optimizer of the settings, and without its own reference."""
-    optimizer = make_optimizer(policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options)
+    optimizer = make_optimizer(
+        policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options
+    )
     with (
         warnings.catch_warnings(),
         # TRL reseeds everything here, so that making an agent would restart every random stream of
@@ -95,7 +109,11 @@ def make_trainer(policy: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase
         # does not have.
         patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
     ):
-        for message in ("`PPOTrainer` is deprecated", "No dataset is provided", "`is_gradient_checkpointing`"):
+        for message in (
+            "`PPOTrainer` is deprecated",
+            "No dataset is provided",
+            "`is_gradient_checkpointing`",
+        ):
             warnings.filterwarnings("ignore", message=message)
         return trl.PPOTrainer(
             config=trl_config(config.ppo, config.seed),

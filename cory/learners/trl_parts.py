@@ -23,31 +23,54 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
     def __init__(self, pretrained_model: LanguageModel) -> None:
         if not any(hasattr(pretrained_model, name) for name in self.lm_head_namings):
             came = f"a model of type {pretrained_model.config.model_type}"
-            raise UserError(f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}")
+            raise UserError(
+                f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}"
+            )
         super().__init__(pretrained_model)
-        self.is_peft_model = isinstance(pretrained_model, PeftModel)  # TRL's own loading sets it, which we do without
+        self.is_peft_model = isinstance(
+            pretrained_model, PeftModel
+        )  # TRL's own loading sets it, which we do without
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (batch, R, vocabulary) and values (batch, R), float32, of the first four fields of a `Window`."""
         input_ids, mask, position_ids, response_ids = tensors
-        logits, hidden = window.forward(self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1])
+        logits, hidden = window.forward(
+            self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1]
+        )
         return logits.float(), self.v_head(hidden).squeeze(-1).float()  # Eq. 10
 
 
 # Settings that TRL does not have.
-OURS = ("micro_batch", "value_head_init", "kl_in", "schedule", "warmup", "optimizer", "optimizer_options")
+OURS = (
+    "micro_batch",
+    "value_head_init",
+    "kl_in",
+    "schedule",
+    "warmup",
+    "optimizer",
+    "optimizer_options",
+)
 # Settings that TRL names differently.
-TRL_NAMES = {"adaptive_kl": "adap_kl_ctrl", "kl_target": "target", "kl_horizon": "horizon", "reward_clip": "score_clip"}
+TRL_NAMES = {
+    "adaptive_kl": "adap_kl_ctrl",
+    "kl_target": "target",
+    "kl_horizon": "horizon",
+    "reward_clip": "score_clip",
+}
 TRL_NAMES |= {"reward_scaling": "use_score_scaling", "reward_normalization": "use_score_norm"}
 
 
 def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
     """The settings under TRL's names; batches are one process's share."""
-    settings = {TRL_NAMES.get(name, name): value for name, value in asdict(ppo).items() if name not in OURS}
+    settings = {
+        TRL_NAMES.get(name, name): value for name, value in asdict(ppo).items() if name not in OURS
+    }
     for name in ("batch_size", "mini_batch_size"):
         settings[name] //= distributed.world_size()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`PPOConfig` is deprecated", category=FutureWarning)
+        warnings.filterwarnings(
+            "ignore", message="`PPOConfig` is deprecated", category=FutureWarning
+        )
         # TRL would move every policy to the process's device. Agents may have others.
         return trl.PPOConfig(seed=seed, accelerator_kwargs={"device_placement": False}, **settings)
 

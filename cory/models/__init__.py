@@ -13,7 +13,10 @@ if _hidden:
 
 from peft import import_utils  # noqa: E402
 
-AVAILABLE = (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available)  # PEFT remembers what they say
+AVAILABLE = (
+    import_utils.is_bnb_available,
+    import_utils.is_bnb_4bit_available,
+)  # PEFT remembers what they say
 for _available in AVAILABLE:
     _available()
 if _hidden:

@@ -48,7 +48,10 @@ class Engine:
 
     def __init__(self, config: Config) -> None:
         agents = [config.of_agent(index) for index in range(config.cory.num_agents)]
-        kinds = {(own.model.name, own.model.revision, own.model.quantization, bool(own.lora.rank)) for own in agents}
+        kinds = {
+            (own.model.name, own.model.revision, own.model.quantization, bool(own.lora.rank))
+            for own in agents
+        }
         what = "agents of one base, all with LoRA or none"
         expect(len(kinds) == 1, "sampling.engine: vllm", what, sorted(kinds, key=str))
         self.settings, self.quantized = config.sampling, agents[0].model.quantization != "none"
@@ -57,13 +60,23 @@ class Engine:
         self.http.trust_env = False  # no proxy
         if key := os.environ.get("VLLM_API_KEY"):
             self.http.headers["Authorization"] = f"Bearer {key}"
-        served = [model for model in self._ask("GET", "/v1/models")["data"] if not model.get("parent")]
-        self.base, self.longest = served[0]["id"], served[0]["max_model_len"]  # its name for the base; tokens
+        served = [
+            model for model in self._ask("GET", "/v1/models")["data"] if not model.get("parent")
+        ]
+        self.base, self.longest = (
+            served[0]["id"],
+            served[0]["max_model_len"],
+        )  # its name for the base; tokens
         self.names: dict[str, str] = {}  # by agent: the server's name for its weights
         self.current: set[str] = set()  # agents whose weights of now the server has
         self.run, self.versions = uuid.uuid4().hex[:8], 0
         folder = self.settings.engine_folder
-        expect(folder is None or Path(folder).is_dir(), "sampling.engine_folder", "null or an existing folder", folder)
+        expect(
+            folder is None or Path(folder).is_dir(),
+            "sampling.engine_folder",
+            "null or an existing folder",
+            folder,
+        )
         self.folder = tempfile.TemporaryDirectory(prefix="cory-engine-", dir=folder)
 
     def outdated(self, agent: str) -> None:
@@ -93,7 +106,10 @@ class Engine:
                 distributed.fail_together(lambda: self._push(agent, policy))
             )
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
-        body = _request(self.settings, end_tokens(policy)) | {"model": self.names[agent], "max_tokens": longest}
+        body = _request(self.settings, end_tokens(policy)) | {
+            "model": self.names[agent],
+            "max_tokens": longest,
+        }
         if stop is not None:
             body["stop"] = stop
 
@@ -101,23 +117,35 @@ class Engine:
             found = []
             for start in range(0, len(queries), PROMPTS):
                 body["prompt"] = [query.tolist() for query in queries[start : start + PROMPTS]]
-                found += sorted(self._ask("POST", "/v1/completions", body)["choices"], key=lambda one: one["index"])
+                found += sorted(
+                    self._ask("POST", "/v1/completions", body)["choices"],
+                    key=lambda one: one["index"],
+                )
             return found
 
         rows, device = distributed.fail_together(answers), queries[0].device
-        responses = [torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows]
-        return responses, [torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows]
+        responses = [
+            torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows
+        ]
+        return responses, [
+            torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows
+        ]
 
     def _push(self, agent: str, policy: LanguageModel) -> str:
         """Hands an agent's weights to the server; returns the server's name for them."""
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"
-        target, taking_part = Path(self.folder.name) / name, is_sharded(policy) or distributed.is_main()
+        target, taking_part = (
+            Path(self.folder.name) / name,
+            is_sharded(policy) or distributed.is_main(),
+        )
         if not isinstance(policy, PeftModel):
             if taking_part:
                 save_policy(policy, target, agent, merge=False)
             return self._load(target)
-        if not self.names and not self.quantized:  # the server's base may be what another run has left there
+        if (
+            not self.names and not self.quantized
+        ):  # the server's base may be what another run has left there
             if taking_part:
                 save_base(policy, target)
             self._load(target)
@@ -126,8 +154,14 @@ class Engine:
         if distributed.is_main():
             if before := self.names.get(agent):
                 self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": before})
-                shutil.rmtree(target.with_name(before), ignore_errors=True)  # until now the server could load it again
-            self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(target.resolve())})
+                shutil.rmtree(
+                    target.with_name(before), ignore_errors=True
+                )  # until now the server could load it again
+            self._ask(
+                "POST",
+                "/v1/load_lora_adapter",
+                {"lora_name": name, "lora_path": str(target.resolve())},
+            )
         return name
 
     def _load(self, folder: Path) -> str:
@@ -136,7 +170,9 @@ class Engine:
             how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
             self._ask("POST", "/collective_rpc", how)
             shutil.rmtree(folder)
-            for _ in range(TRIES):  # it is refused while the server still puts an earlier answer away
+            for _ in range(
+                TRIES
+            ):  # it is refused while the server still puts an earlier answer away
                 if self._ask("POST", "/reset_prefix_cache")["success"]:
                     return self.base
                 time.sleep(0.1)
@@ -163,22 +199,39 @@ class Engine:
                 f"sampling.engine_url: the server lacks {url}. To start one that has it:\n  {self.started_by}"
             )
         if not answer.ok:
-            raise UserError(f"sampling.engine_url: {url} answers {answer.status_code}: {answer.text[:500]}")
-        return answer.json() if answer.headers.get("content-type", "").startswith("application/json") else None
+            raise UserError(
+                f"sampling.engine_url: {url} answers {answer.status_code}: {answer.text[:500]}"
+            )
+        return (
+            answer.json()
+            if answer.headers.get("content-type", "").startswith("application/json")
+            else None
+        )
 
 
 def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
     """What all requests have in common. It overrides what a model's generation_config.json asks of the server."""
-    exact = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "repetition_penalty", "stop")}
+    exact = {
+        name: getattr(settings, name)
+        for name in ("temperature", "top_k", "top_p", "repetition_penalty", "stop")
+    }
     off = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     stops = {"include_stop_str_in_output": True, "ignore_eos": True, "stop_token_ids": ends}
-    return exact | off | stops | {"logprobs": 0, "return_token_ids": True, "skip_special_tokens": False}
+    return (
+        exact
+        | off
+        | stops
+        | {"logprobs": 0, "return_token_ids": True, "skip_special_tokens": False}
+    )
 
 
 def _command(agents: Sequence[Config]) -> str:
     """The command that starts a server for a run, from the settings of its agents."""
     config, model = agents[0], agents[0].model
-    at, dtype = urlsplit(config.sampling.engine_url), "bfloat16" if config.precision == "bf16" else model.dtype
+    at, dtype = (
+        urlsplit(config.sampling.engine_url),
+        "bfloat16" if config.precision == "bf16" else model.dtype,
+    )
     more = f" --revision {model.revision}" if model.revision else ""
     more += " --trust-remote-code" if model.trust_remote_code else ""
     more += " --quantization bitsandbytes" if model.quantization == "4bit" else ""

@@ -41,7 +41,9 @@ def is_tested(model: PreTrainedModel | PeftModel) -> bool:
 
 
 @torch.no_grad()
-def check_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, samples: bool = True) -> None:
+def check_model(
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, samples: bool = True
+) -> None:
     """Compares a small padded batch, and a few sampled tokens, with passes over each text alone.
 
     A family that the tests cover is not compared. The model must be in `eval()`.
@@ -56,7 +58,12 @@ def check_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokeniz
         return
     device = device_of(model)
     starts = list(accumulate((*PROMPTS, *RESPONSES), initial=0))
-    texts = torch.arange(starts[-1], device=device) * 37 % (model.config.get_text_config().vocab_size - 5) + 5
+    texts = (
+        torch.arange(starts[-1], device=device)
+        * 37
+        % (model.config.get_text_config().vocab_size - 5)
+        + 5
+    )
     rows = [texts[start:end] for start, end in pairwise(starts)]
     queries, responses = rows[: len(PROMPTS)], rows[len(PROMPTS) :]
     try:
@@ -67,17 +74,38 @@ def check_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokeniz
             queries = [*queries, queries[0]]  # as where several responses to a query are sampled
             seen: list[list[Tensor]] = [[] for _ in queries]
             generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch(device)
-            responses = sample(model, tokenizer, queries, SamplingConfig(), max(RESPONSES), generator, seen, ends=())
-            _compare(model, "sampling in a padded batch sees", [torch.stack(row) for row in seen], queries, responses)
+            responses = sample(
+                model,
+                tokenizer,
+                queries,
+                SamplingConfig(),
+                max(RESPONSES),
+                generator,
+                seen,
+                ends=(),
+            )
+            _compare(
+                model,
+                "sampling in a padded batch sees",
+                [torch.stack(row) for row in seen],
+                queries,
+                responses,
+            )
     except (UserError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # models that take no padding, or cannot generate, fail in ways of their own
+    except (
+        Exception
+    ) as error:  # models that take no padding, or cannot generate, fail in ways of their own
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError(f"{_expected(model)}, which fails in a padded batch ({reason})") from error
 
 
 def _compare(
-    model: PreTrainedModel, what: str, logits: Sequence[Tensor], queries: Sequence[Tensor], responses: Sequence[Tensor]
+    model: PreTrainedModel,
+    what: str,
+    logits: Sequence[Tensor],
+    queries: Sequence[Tensor],
+    responses: Sequence[Tensor],
 ) -> None:
     """Raises a UserError if a response's `logits`, (tokens, vocabulary), are not those of its text read alone."""
     differences, scales = [], []

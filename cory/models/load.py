@@ -33,7 +33,14 @@ from cory.parallel.devices import configure
 from cory.provenance.models import is_local
 
 # What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
-LOADING: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+LOADING: tuple[type[Exception], ...] = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+)
 LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
 HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
 NAMED = 5  # tensors that an error names; it counts the others
@@ -59,16 +66,24 @@ def find(
     try:
         HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)
     except GatedRepoError:
-        raise UserError(f"{what}: {name!r} is gated. Accept its terms on the Hub, then run `hf auth login`.") from None
+        raise UserError(
+            f"{what}: {name!r} is gated. Accept its terms on the Hub, then run `hf auth login`."
+        ) from None
     except (RepositoryNotFoundError, HFValidationError):
         either = f"a local folder or a {kind} on the Hub"
         raise UserError(f"{what}: expected {either}, and {name!r} is neither. {advice}") from None
-    except Exception as error:  # the HTTP library underneath, and so its errors, differs between versions
-        in_cache = kind == "model" and isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+    except (
+        Exception
+    ) as error:  # the HTTP library underneath, and so its errors, differs between versions
+        in_cache = kind == "model" and isinstance(
+            try_to_load_from_cache(name, "config.json", revision=revision), str
+        )
         if cached or in_cache:
             return {"local_files_only": True, "revision": revision}
         reason = str(error).split("\n")[0] or type(error).__name__
-        raise UserError(f"{what}: the Hub cannot be reached to load {name!r} ({reason}). {advice}") from None
+        raise UserError(
+            f"{what}: the Hub cannot be reached to load {name!r} ({reason}). {advice}"
+        ) from None
     return {"revision": revision}
 
 
@@ -85,9 +100,13 @@ def load_tokenizer(
     """
     expected = f"{what}: expected a model with its tokenizer, got {name!r}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=trust_remote_code, **where
+        )
     except LOADING as error:
-        raise UserError(f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})") from None
+        raise UserError(
+            f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})"
+        ) from None
     # Where the files are missing, transformers makes up a tokenizer of special tokens alone, which
     # encodes any text as no token at all. T5's also has the mark of a space.
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "\u2581"}:
@@ -120,7 +139,9 @@ def load_policy(
         base_name = base_of(Path(model.name))
         base, tokenizer = load_policy(replace(model, name=base_name, revision=None), device)
         policy = attach(base, Path(model.name))
-        return policy.merge_and_unload() if merge else policy, adapter_tokenizer(Path(model.name), tokenizer)
+        return policy.merge_and_unload() if merge else policy, adapter_tokenizer(
+            Path(model.name), tokenizer
+        )
     options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code}
     options |= quantization(model, device or torch.device("cpu"))
     policy, tokenizer = load_model(
@@ -187,7 +208,10 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], what: str, na
     expected = f"{what}: expected all weights of a {type(model).__name__} in {name!r}"
     if report["missing_keys"]:
         raise UserError(f"{expected}, got none for {listed(report['missing_keys'])}")
-    shapes = [f"{key} {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in report["mismatched_keys"]]
+    shapes = [
+        f"{key} {tuple(saved)}, not {tuple(wanted)}"
+        for key, saved, wanted in report["mismatched_keys"]
+    ]
     if shapes:
         raise UserError(f"{expected}, got other shapes than config.json has: {listed(shapes)}")
 
@@ -218,7 +242,9 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
         # PEFT warns of missing weights and passes over superfluous ones. Setting them once more
         # reports both.
         mapping = getattr(base, "_checkpoint_conversion_mapping", None)
-        report = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu", key_mapping=mapping))
+        report = set_peft_model_state_dict(
+            model, load_peft_weights(str(folder), device="cpu", key_mapping=mapping)
+        )
     except KeyError as error:  # a module that is trained and saved whole, beside LoRA's
         raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:
@@ -228,7 +254,9 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
         raise UserError(f"{expected}, which lacks {listed(missing)}")
     superfluous = _lora_tensors(report.unexpected_keys)
     if superfluous:
-        raise UserError(f"{expected}, which has tensors without a place in the base: {listed(superfluous)}")
+        raise UserError(
+            f"{expected}, which has tensors without a place in the base: {listed(superfluous)}"
+        )
     return model
 
 
@@ -242,14 +270,20 @@ def base_of(folder: Path) -> str:
     try:
         name = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
     except LOADING as error:
-        raise UserError(f"model.name: expected an adapter, got {str(folder)!r} ({first_line(error)})") from None
-    expect(bool(name), "model.name", "an adapter whose adapter_config.json names its base", str(folder))
+        raise UserError(
+            f"model.name: expected an adapter, got {str(folder)!r} ({first_line(error)})"
+        ) from None
+    expect(
+        bool(name), "model.name", "an adapter whose adapter_config.json names its base", str(folder)
+    )
     return name
 
 
 def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """The tokenizer saved with an adapter, else its base's."""
-    return load_tokenizer(str(folder), {}) if (folder / "tokenizer_config.json").exists() else default
+    return (
+        load_tokenizer(str(folder), {}) if (folder / "tokenizer_config.json").exists() else default
+    )
 
 
 class ModelPool:
@@ -264,7 +298,9 @@ class ModelPool:
         self.device = device
         self.base_config: ModelConfig | None = None
         self.base: Any = None
-        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None  # besides the base
+        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = (
+            None  # besides the base
+        )
 
     def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
         policy, tokenizer = load_policy(model, self.device, merge=False)
@@ -285,13 +321,19 @@ class ModelPool:
         if not on_base and (self.kept is None or self.kept[0] != model):
             self.kept = None  # frees it before the next one is loaded
             self.kept = (model, *self._load(model))
-        policy, tokenizer = self.kept[1:] if self.kept and not on_base else (self.base, self.base_tokenizer)
+        policy, tokenizer = (
+            self.kept[1:] if self.kept and not on_base else (self.base, self.base_tokenizer)
+        )
         if adapter is None:
             yield policy, self.base, tokenizer
             return
         with_adapter = attach(policy, adapter)
         try:
-            yield with_adapter.eval(), None if on_base else self.base, adapter_tokenizer(adapter, tokenizer)
+            yield (
+                with_adapter.eval(),
+                None if on_base else self.base,
+                adapter_tokenizer(adapter, tokenizer),
+            )
         finally:
             with_adapter.unload()  # in place: the model is as it was
 
@@ -303,7 +345,9 @@ def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:
         installed = f"bitsandbytes to be installed for {bits}"
-        raise UserError(f"model.quantization: expected {installed}, and it is not: pip install -e '.[quantization]'")
+        raise UserError(
+            f"model.quantization: expected {installed}, and it is not: pip install -e '.[quantization]'"
+        )
     if device.type not in ("cuda", "cpu", "xpu"):
         raise UserError(f"model.quantization: expected a GPU or the CPU for {bits}, got {device}")
     for available in AVAILABLE:
@@ -314,7 +358,9 @@ def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str) -> None:
+def check_vocabulary(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str
+) -> None:
     """Raises a UserError if the tokenizer has ids that the model has no embedding for."""
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)

@@ -28,25 +28,41 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     modules; it lists those that exist.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
-    exist = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))})
+    exist = sorted(
+        {
+            n.rsplit(".", 1)[-1]
+            for n, m in model.named_modules()
+            if isinstance(m, (nn.Linear, Conv1D))
+        }
+    )
     targets = lora.target_modules
     if targets is None:
         known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
         targets = known.get(model.config.model_type, "all-linear")
     else:
-        missing = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in model.named_modules())]
+        missing = [
+            t
+            for t in targets
+            if not any(n == t or n.endswith(f".{t}") for n, _ in model.named_modules())
+        ]
         expect(not missing, "lora.target_modules", f"modules of the model, among {exist}", missing)
     conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
     # Without dropout, PEFT's default, as in TRL's passes.
     config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, fan_in_fan_out=conv, task_type="CAUSAL_LM"
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        fan_in_fan_out=conv,
+        task_type="CAUSAL_LM",
     )
     try:
         if isinstance(base, PeftModel):
             base.add_adapter(name, config)
         else:
             base = peft.get_peft_model(base, config, adapter_name=name)
-    except ValueError as error:  # as for Mamba's output projection, which its kernel reads past the adapter
+    except (
+        ValueError
+    ) as error:  # as for Mamba's output projection, which its kernel reads past the adapter
         raise UserError(
             f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})"
         ) from None
@@ -69,7 +85,11 @@ def save_base(policy: PeftModel, folder: Path) -> bool:
     base = policy.get_base_model()
     weights = whole_weights(base) if is_sharded(policy) else base.state_dict()
     if is_main():
-        plain = {key.replace(".base_layer.", "."): value for key, value in weights.items() if ".lora_" not in key}
+        plain = {
+            key.replace(".base_layer.", "."): value
+            for key, value in weights.items()
+            if ".lora_" not in key
+        }
         with quiet():
             base.save_pretrained(folder, state_dict=plain)
     return is_main()

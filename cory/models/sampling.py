@@ -28,7 +28,9 @@ from cory.parallel.sharding import device_of
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Any],
+    chat_template: bool | Mapping[str, Any] = False,
 ) -> list[list[int]]:
     """Token ids of prompts: text unchanged, or with `chat_template` as a user turn; chat messages
     always as turns.
@@ -41,19 +43,26 @@ def encode(
     name = tokenizer.name_or_path
     if not tokenizer.chat_template:
         if chat_template:
-            raise UserError(f"model.chat_template: expected a tokenizer with a chat template, got {name!r}")
+            raise UserError(
+                f"model.chat_template: expected a tokenizer with a chat template, got {name!r}"
+            )
         expected = "a tokenizer with a chat template, as the prompts are chat messages"
         raise UserError(f"model.name: expected {expected}, got {name!r}")
     options = chat_template if isinstance(chat_template, Mapping) else {}
     for key in options:  # a template ignores what it does not know
-        is_read = key in tokenizer.chat_template and key not in ("messages", "add_generation_prompt")
+        is_read = key in tokenizer.chat_template and key not in (
+            "messages",
+            "add_generation_prompt",
+        )
         expect(is_read, "model.chat_template", f"options that {name}'s template reads", key)
 
     texts = []
     for row, prompt in enumerate(prompts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
+            text = tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **options
+            )
         except TemplateError as error:  # as of a template without a system message
             raise UserError(
                 f"prompt in row {row + 1}: expected messages that the chat template takes, got {prompt!r} ({error})"
@@ -64,11 +73,16 @@ def encode(
 
 def are_turns(prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False) -> bool:
     """Whether prompts, and so their responses, are turns of a chat; else a response continues its prompt's text."""
-    return chat_template not in (False, None) or not all(isinstance(prompt, str) for prompt in prompts)
+    return chat_template not in (False, None) or not all(
+        isinstance(prompt, str) for prompt in prompts
+    )
 
 
 def plain_text(
-    tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, stop: Sequence[str] = (), turn: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    ids: torch.Tensor,
+    stop: Sequence[str] = (),
+    turn: bool = False,
 ) -> str:
     """The text of a response before its first stop text, without special tokens, even those that
     ordinary tokens spell.
@@ -121,7 +135,9 @@ def draw(probabilities: torch.Tensor, generator: torch.Generator) -> torch.Tenso
     """
     device = generator.device
     cumulative = probabilities.to(device).cumsum(-1, dtype=torch.float64)
-    uniform = torch.rand(len(cumulative), 1, dtype=torch.float64, device=device, generator=generator)
+    uniform = torch.rand(
+        len(cumulative), 1, dtype=torch.float64, device=device, generator=generator
+    )
     chosen = uniform * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
     return tokens.to(probabilities.device)
@@ -170,7 +186,9 @@ def sample(
     warp = warpers(settings)
     if not keeps_keys_and_values(model):
         drawing = Drawing(warp, generator, seen, stopping)
-        return _sample_by_generate(model, ids[copies], mask[copies], max_new_tokens, drawing, stopping)
+        return _sample_by_generate(
+            model, ids[copies], mask[copies], max_new_tokens, drawing, stopping
+        )
 
     cache = DynamicCache(config=model.config)
     options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
@@ -230,14 +248,22 @@ class Stopping(StoppingCriteria):
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, width: int, ends: Sequence[int], stop: Sequence[str]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        width: int,
+        ends: Sequence[int],
+        stop: Sequence[str],
     ) -> None:
         self.tokenizer = tokenizer
         self.width = width
         self.stop = stop
         self.ends = torch.tensor(list(ends), dtype=torch.long)
-        self.tail = 8 + max((len(text.encode()) for text in stop), default=0)  # tokens that surely hold a stop text
-        self.lengths: dict[int, int] = {}  # of the responses that have ended, by row; filled by `generate` alone
+        self.tail = 8 + max(
+            (len(text.encode()) for text in stop), default=0
+        )  # tokens that surely hold a stop text
+        self.lengths: dict[
+            int, int
+        ] = {}  # of the responses that have ended, by row; filled by `generate` alone
 
     def ended(self, ids: torch.Tensor) -> list[bool]:
         """Whether the last token of each row, (rows, tokens), ends its response."""
@@ -245,7 +271,10 @@ class Stopping(StoppingCriteria):
         ended = torch.isin(ids[:, -1], self.ends).tolist()
         if self.stop:
             texts = self.tokenizer.batch_decode(ids[:, max(self.width, ids.shape[1] - self.tail) :])
-            ended = [end or any(stop in text for stop in self.stop) for end, text in zip(ended, texts, strict=True)]
+            ended = [
+                end or any(stop in text for stop in self.stop)
+                for end, text in zip(ended, texts, strict=True)
+            ]
         return ended
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -290,13 +319,19 @@ def _sample_by_generate(
     stopping: Stopping,
 ) -> list[torch.Tensor]:
     """`sample` for a model whose cache only transformers knows. ids, mask: (rows, width), padded on the left."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers hold the adapters
+    base = (
+        model.get_base_model() if isinstance(model, PeftModel) else model
+    )  # its layers hold the adapters
     with _without_generation_config(base):
         whole = base.generate(
             input_ids=ids,
             attention_mask=mask,
             generation_config=GenerationConfig(
-                do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0, use_cache=True, disable_compile=True
+                do_sample=False,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=0,
+                use_cache=True,
+                disable_compile=True,
             ),
             logits_processor=LogitsProcessorList([drawing]),
             stopping_criteria=StoppingCriteriaList([stopping]),
@@ -347,7 +382,9 @@ def end_tokens(policy: PreTrainedModel) -> list[int]:
     return list(ends) if isinstance(ends, (list, tuple)) else [ends]
 
 
-def check_lengths(lengths: list[int], max_new_tokens: int, context: int | None, prompts: Sequence[Any]) -> None:
+def check_lengths(
+    lengths: list[int], max_new_tokens: int, context: int | None, prompts: Sequence[Any]
+) -> None:
     """Raises a UserError that names the first row with no tokens, or too many for the model's context."""
     for row, length in enumerate(lengths):
         expect(length > 0, f"prompt in row {row + 1}", "at least one token", prompts[row])

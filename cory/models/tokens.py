@@ -31,4 +31,8 @@ def token_record(
         ids: (tokens,). kl: to the reference, in nats. log_ratios: (at least tokens,), log(pi /
             pi_0) of each token.
     """
-    return {"kl": kl, "token_texts": token_texts(tokenizer, ids), "log_ratios": rounded(log_ratios[: len(ids)])}
+    return {
+        "kl": kl,
+        "token_texts": token_texts(tokenizer, ids),
+        "log_ratios": rounded(log_ratios[: len(ids)]),
+    }

@@ -17,7 +17,15 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-BY_POSITIONS = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen2", "qwen3", "smollm3")  # families tested with stems
+BY_POSITIONS = (
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "olmo2",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+)  # families tested with stems
 
 
 class Window(NamedTuple):
@@ -51,13 +59,17 @@ class Window(NamedTuple):
     def by_length(self, size: int, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
         """The indices (of all rows by default) in lists of at most `size`, of rows of similar length."""
         indices = range(len(self.prompt_lengths)) if indices is None else indices
-        order = sorted(indices, key=lambda i: (self.prompt_lengths[i] + self.response_lengths[i], i))
+        order = sorted(
+            indices, key=lambda i: (self.prompt_lengths[i] + self.response_lengths[i], i)
+        )
         return (order[start : start + size] for start in range(0, len(order), size))
 
 
 def pad(rows: Sequence[Tensor], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
     """Token rows of different lengths as (batch, longest) ids and their 0/1 mask, padded on `side`."""
-    ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=pad_id, padding_side=side)
+    ids = torch.nn.utils.rnn.pad_sequence(
+        list(rows), batch_first=True, padding_value=pad_id, padding_side=side
+    )
     lengths = torch.tensor([len(row) for row in rows], device=ids.device)[:, None]
     position = torch.arange(ids.shape[1], device=ids.device)
     mask = position < lengths if side == "right" else position >= ids.shape[1] - lengths
@@ -104,15 +116,21 @@ def forward(
     seen: list[Tensor] = []
 
     def before_head(module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        seen.append(args[0].contiguous())  # a slice would be projected row by row where no gradient is needed
+        seen.append(
+            args[0].contiguous()
+        )  # a slice would be projected row by row where no gradient is needed
         return (seen[-1], *args[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
     options = {"position_ids": position_ids, "logits_to_keep": width}
     options = {name: value for name, value in options.items() if accepts(model, name)}
-    reading = {"use_cache": False} if cache is None else {"use_cache": True, "past_key_values": cache}
+    reading = (
+        {"use_cache": False} if cache is None else {"use_cache": True, "past_key_values": cache}
+    )
     try:
-        logits = model(input_ids=input_ids, attention_mask=attention_mask, **reading, **options).logits
+        logits = model(
+            input_ids=input_ids, attention_mask=attention_mask, **reading, **options
+        ).logits
     finally:
         hook.remove()
     # A model that does not take logits_to_keep projects every position. (A slice of everything is
@@ -151,7 +169,9 @@ class Stems(NamedTuple):
     rests: list[tuple[int, ...]]
 
 
-def read_stems(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int) -> Stems | None:
+def read_stems(
+    model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int
+) -> Stems | None:
     """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their
     tokens.
 
@@ -159,7 +179,9 @@ def read_stems(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_i
     between beginnings and rests, and sliding windows, for example, count it.
     """
     cache = DynamicCache(config=model.config)
-    if model.config.model_type not in BY_POSITIONS or any(type(layer) is not DynamicLayer for layer in cache.layers):
+    if model.config.model_type not in BY_POSITIONS or any(
+        type(layer) is not DynamicLayer for layer in cache.layers
+    ):
         return None
     stems = stems_of(prompts)
     device = next(model.parameters()).device
@@ -171,7 +193,9 @@ def read_stems(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_i
     forward(model, ids, mask, (mask.cumsum(1) - 1).clamp(min=0), 1, cache)
     copies = torch.tensor([rows[stem] for stem in stems], device=device)
     cache.batch_select_indices(copies)
-    return Stems(cache, mask[copies], [p[len(stem) :] for p, stem in zip(prompts, stems, strict=True)])
+    return Stems(
+        cache, mask[copies], [p[len(stem) :] for p, stem in zip(prompts, stems, strict=True)]
+    )
 
 
 def response_logits(
@@ -182,7 +206,11 @@ def response_logits(
     if stems is None:
         packed = pack(queries, responses, pad_id)
         return forward(model, *packed[:3], packed.response_ids.shape[1])[0]
-    packed = pack([torch.tensor(rest, device=stems.mask.device) for rest in stems.rests], responses, pad_id)
+    packed = pack(
+        [torch.tensor(rest, device=stems.mask.device) for rest in stems.rests], responses, pad_id
+    )
     mask = torch.cat([stems.mask, packed.attention_mask], 1)
     positions = (mask.cumsum(1) - 1)[:, stems.mask.shape[1] :]
-    return forward(model, packed.input_ids, mask, positions, packed.response_ids.shape[1], stems.cache)[0]
+    return forward(
+        model, packed.input_ids, mask, positions, packed.response_ids.shape[1], stems.cache
+    )[0]

@@ -31,9 +31,13 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda" and device.index >= gpus:
-        raise UserError(f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}")
+        raise UserError(
+            f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}"
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError(f"device: expected a device of this machine, which has no Apple GPU, got {name!r}")
+        raise UserError(
+            f"device: expected a device of this machine, which has no Apple GPU, got {name!r}"
+        )
     return device
 
 
@@ -45,7 +49,9 @@ def configure(device: torch.device, sharded: bool = False) -> None:
     """
     if device.type == "cpu":
         _configure_cpu(sharded)
-    torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that have them; the CPU has none
+    torch.set_float32_matmul_precision(
+        "high"
+    )  # TF32 matrix products on GPUs that have them; the CPU has none
 
 
 def _configure_cpu(sharded: bool) -> None:
@@ -76,9 +82,13 @@ def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
     cores = torch.get_num_threads()
     share = max(1, cores // len(calls))
     # The number of threads belongs to the thread that sets it, so this one keeps its own.
-    with ThreadPoolExecutor(len(calls), initializer=torch.set_num_threads, initargs=(share,)) as pool:
+    with ThreadPoolExecutor(
+        len(calls), initializer=torch.set_num_threads, initargs=(share,)
+    ) as pool:
         futures = [pool.submit(call) for call in calls]
-    torch.set_num_threads(cores)  # but threads that are started later take the number that was set last
+    torch.set_num_threads(
+        cores
+    )  # but threads that are started later take the number that was set last
 
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:

@@ -31,8 +31,14 @@ from accelerate import PartialState
 from cory.config import Config
 from cory.errors import NotFinite, RewardError, UserError
 
-TIME_LIMIT = timedelta(minutes=20)  # that a process waits for the others before it takes them for dead
-NOT_SHARDED = ("Adafactor", "Muon", "Rprop")  # optimizers of torch that cannot step on sharded weights
+TIME_LIMIT = timedelta(
+    minutes=20
+)  # that a process waits for the others before it takes them for dead
+NOT_SHARDED = (
+    "Adafactor",
+    "Muon",
+    "Rprop",
+)  # optimizers of torch that cannot step on sharded weights
 T = TypeVar("T")
 
 
@@ -71,7 +77,9 @@ def start(device: torch.device, offload: bool = False) -> None:
         backend = {"backend": "cuda:nccl,cpu:gloo"}
     state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT, **backend)
     if state.device.type != device.type:
-        raise UserError(f"device: expected {state.device}, which this process uses already, got {str(device)!r}")
+        raise UserError(
+            f"device: expected {state.device}, which this process uses already, got {str(device)!r}"
+        )
     state.device = device
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -87,7 +95,9 @@ def check(config: Config) -> None:
         )
     processes = world_size()
     if config.device_per_agent and processes > 1:
-        raise UserError(f"agents: expected no device in an entry with {processes} processes, got {config.agents}")
+        raise UserError(
+            f"agents: expected no device in an entry with {processes} processes, got {config.agents}"
+        )
     mini_batch_size = config.ppo.mini_batch_size
     if mini_batch_size % processes:
         raise UserError(
@@ -112,18 +122,24 @@ def check(config: Config) -> None:
 
 def _check_sharding(config: Config, processes: int) -> None:
     if processes == 1:
-        raise UserError("parallel.shard: expected none in a single process, or a start by torchrun, got 'full'")
+        raise UserError(
+            "parallel.shard: expected none in a single process, or a start by torchrun, got 'full'"
+        )
     if config.parallel.offload and PartialState().device.type == "cpu":
         raise UserError("parallel.offload: expected false on a CPU, got True")
     optimizer = config.ppo.optimizer
     if optimizer in NOT_SHARDED:
         others = ", ".join(NOT_SHARDED)
-        raise UserError(f"ppo.optimizer: expected none of {others} with parallel.shard: full, got {optimizer!r}")
+        raise UserError(
+            f"ppo.optimizer: expected none of {others} with parallel.shard: full, got {optimizer!r}"
+        )
     for index in range(config.cory.num_agents):
         settings = config.of_agent(index)
         bits = settings.model.quantization
         if bits != "none":
-            raise UserError(f"model.quantization: expected none with parallel.shard: full, got {bits!r}")
+            raise UserError(
+                f"model.quantization: expected none with parallel.shard: full, got {bits!r}"
+            )
         if settings.lora.merge:
             raise UserError("lora.merge: expected false with parallel.shard: full, got True")
 

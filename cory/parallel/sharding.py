@@ -14,7 +14,13 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cory.config import ParallelConfig
@@ -34,14 +40,20 @@ def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
         return wrapped
     policy: nn.Module = wrapped.pretrained_model  # type: ignore[assignment]
     offload = CPUOffloadPolicy() if parallel.offload else OffloadPolicy()
-    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if precision == "bf16" else MixedPrecisionPolicy()
+    half = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        if precision == "bf16"
+        else MixedPrecisionPolicy()
+    )
     shard = partial(fully_shard, mesh=_mesh(), reshard_after_forward=True, offload_policy=offload)
     if not is_sharded(policy):  # LoRA agents may share it
         names = getattr(policy, "_no_split_modules", None) or ()
         for layer in [module for module in policy.modules() if type(module).__name__ in names]:
             shard(layer, mp_policy=half)
         shard(policy, mp_policy=half)
-    for child in wrapped.children():  # the value head; its own root, as sampling starts at the policy
+    for (
+        child
+    ) in wrapped.children():  # the value head; its own root, as sampling starts at the policy
         if child is not policy and not is_sharded(child):
             shard(child)
     wrapped._is_accelerate_prepared = True  # type: ignore[assignment]  # accelerate would wrap it for plain data parallelism
@@ -141,6 +153,8 @@ def whole_weights(policy: nn.Module, name: str = "") -> dict[str, Tensor]:
         if name in key:
             if id(tensor) not in seen:
                 together = whole(tensor.detach())
-                seen[id(tensor)] = together.cpu() if distributed.is_main() else together.new_empty(0)
+                seen[id(tensor)] = (
+                    together.cpu() if distributed.is_main() else together.new_empty(0)
+                )
             weights[key] = seen[id(tensor)]
     return weights if distributed.is_main() else {}

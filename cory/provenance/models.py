@@ -29,7 +29,9 @@ TEXT_FILES = (
     "*.model",
 )
 WEIGHTS = ("*.safetensors", "*.bin")
-Models = dict[str, dict[str, Any]]  # by the setting that names the model: its `name`, and its `identity`
+Models = dict[
+    str, dict[str, Any]
+]  # by the setting that names the model: its `name`, and its `identity`
 
 
 def is_local(name: str) -> bool:
@@ -72,7 +74,9 @@ def policy_models(config: Config) -> Models:
     return models
 
 
-def check_models(recorded: Mapping[str, Any], current: Models, run: str, chosen: bool = False) -> None:
+def check_models(
+    recorded: Mapping[str, Any], current: Models, run: str, chosen: bool = False
+) -> None:
     """Raises a UserError if a name stands for another model than when `run` recorded it.
 
     A model that was not identified then, or cannot be now, is passed over. `chosen`: so is one of another name, as the
@@ -94,7 +98,12 @@ def _base_of_adapter(folder: Path) -> str | None:
     try:
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return settings["base_model_name_or_path"] or None
-    except (OSError, ValueError, LookupError, TypeError):  # no adapter; loading it reports what is wrong
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # no adapter; loading it reports what is wrong
         return None
 
 
@@ -120,16 +129,26 @@ def _parts_of_weights(file: Path) -> Iterator[bytes]:
     """The header of a safetensors file, and the beginning and the end of each tensor; of other files even samples."""
     with open(file, "rb") as stream:
         size = file.stat().st_size
-        spans = [(start, min(start + 2 * CHUNK, size)) for start in range(0, size, max(2 * CHUNK, size // 1000))]
+        spans = [
+            (start, min(start + 2 * CHUNK, size))
+            for start in range(0, size, max(2 * CHUNK, size // 1000))
+        ]
         if file.suffix == ".safetensors":
             length = int.from_bytes(stream.read(8), "little")
             header = stream.read(min(length, size))
             yield header
             try:
-                tensors = {key: value for key, value in json.loads(header).items() if key != "__metadata__"}
+                tensors = {
+                    key: value for key, value in json.loads(header).items() if key != "__metadata__"
+                }
                 offsets = [tensor["data_offsets"] for tensor in tensors.values()]
                 spans = [(8 + length + start, 8 + length + end) for start, end in offsets]
-            except (ValueError, LookupError, TypeError, AttributeError):  # damaged; loading it reports what is wrong
+            except (
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+            ):  # damaged; loading it reports what is wrong
                 pass
         for start, end in sorted(spans):
             stream.seek(start)

@@ -50,7 +50,9 @@ def source_hash(function: Callable[..., Any]) -> str:
 def data_hash(rows: "Dataset") -> str:
     """The start of the SHA-256 of a dataset's rows, in their order."""
     chunks = (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK))
-    return _digest(json.dumps(chunk, default=lambda value: type(value).__name__) for chunk in chunks)
+    return _digest(
+        json.dumps(chunk, default=lambda value: type(value).__name__) for chunk in chunks
+    )
 
 
 def _is_plain(value: Any) -> bool:

@@ -21,9 +21,13 @@ def run() -> None:
     parser.add_argument("run", type=str, help="folder of a run that has ended")
     parser.add_argument("repository", type=str, help="user/name; it is made where it is missing")
     parser.add_argument("--public", action="store_true", help="let everybody read it")
-    parser.add_argument("--base", type=str | None, help="Hub id of the base, where the run used a local folder")
+    parser.add_argument(
+        "--base", type=str | None, help="Hub id of the base, where the run used a local folder"
+    )
     parser.add_argument("--evaluation", type=Path | None, help="folder of an evaluation of the run")
-    parser.add_argument("--look", type=Path | None, help="write what would be uploaded to this new folder instead")
+    parser.add_argument(
+        "--look", type=Path | None, help="write what would be uploaded to this new folder instead"
+    )
     arguments = parser.of()
     folder = Path(arguments.run)
     hub = HubConfig(arguments.repository, arguments.public, arguments.base)

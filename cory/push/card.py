@@ -45,7 +45,10 @@ def agent_card(
     index = int(agent.removeprefix("agent_")) - 1
     of_agent = config.of_agent(index)
     header = ModelCardData(base_model=of_agent.model.name, **_header(config, of_agent))
-    rows = [[metric, f"{values['start']:.3f}", f"{values['end']:.3f}"] for metric, values in means.items()]
+    rows = [
+        [metric, f"{values['start']:.3f}", f"{values['end']:.3f}"]
+        for metric, values in means.items()
+    ]
     card = ModelCard.from_template(
         header,
         template_path=str(HERE / "agent_card.md.jinja"),
@@ -97,7 +100,8 @@ def run_card(
     )
     agents = list(summary["agents"])
     sources = {
-        agent: Source(f'"{repository}", subfolder="{agent}"', base) for agent, base in zip(agents, bases, strict=True)
+        agent: Source(f'"{repository}", subfolder="{agent}"', base)
+        for agent, base in zip(agents, bases, strict=True)
     }
     rows = [
         [agent, metric, f"{values['start']:.3f}", f"{values['end']:.3f}"]
@@ -127,7 +131,9 @@ def run_card(
         several_roles="chain" in before,
         samples=fenced(sample_table(before, summary["samples"]["after"])),
         settings=fenced(kept_settings, "yaml"),
-        versions=", ".join(f"{name} {version}" for name, version in (settings.get("versions") or {}).items()),
+        versions=", ".join(
+            f"{name} {version}" for name, version in (settings.get("versions") or {}).items()
+        ),
         paper=PAPER,
         citation=fenced(CITATION, "bibtex"),
     )
@@ -137,7 +143,9 @@ def run_card(
 def licence_of(base: str) -> dict[str, str]:
     """The licence that the card of a model states: a folder, or a Hub id that can be reached or is cached."""
     data: ModelCardData | None = None
-    with suppress(Exception):  # no card, no network, metadata that cannot be read: the card says nothing
+    with suppress(
+        Exception
+    ):  # no card, no network, metadata that cannot be read: the card says nothing
         source = Path(base) / "README.md" if Path(base).is_dir() else base
         data = ModelCard.load(source, ignore_metadata_errors=True).data
     fields = {key: getattr(data, key, None) for key in ("license", "license_name", "license_link")}
@@ -166,6 +174,9 @@ def _held_out(evaluation: Mapping[str, Any]) -> str:
     tables = []
     for titles in (evaluation["titles"], evaluation.get("costs")):
         if titles:
-            cells = [[row["name"], *(interval_cell(row, metric) for metric in titles)] for row in evaluation["rows"]]
+            cells = [
+                [row["name"], *(interval_cell(row, metric) for metric in titles)]
+                for row in evaluation["rows"]
+            ]
             tables.append(markdown_table(["", *titles.values()], cells))
     return "\n\n".join([f"{evaluation['said']}; mean ± half-width of the 95 % interval.", *tables])

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
-OF_THE_MACHINE = ("output", "resume", "device", "tracker", "hub", "fingerprint", "versions")  # keys that are left out
+OF_THE_MACHINE = (
+    "output",
+    "resume",
+    "device",
+    "tracker",
+    "hub",
+    "fingerprint",
+    "versions",
+)  # keys that are left out
 
 
 def is_absolute(text: str) -> bool:
@@ -20,7 +28,9 @@ def last_part(path: str) -> str:
 
 def without_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A run's settings without what is the machine's."""
-    return {key: _shortened(key, value) for key, value in settings.items() if key not in OF_THE_MACHINE}
+    return {
+        key: _shortened(key, value) for key, value in settings.items() if key not in OF_THE_MACHINE
+    }
 
 
 def _shortened(key: str, value: Any) -> Any:

@@ -25,7 +25,12 @@ AGENT_FILES = re.compile(
     r"|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt|tokenizer\.model|spiece\.model"
     r"|sentencepiece\.bpe\.model|chat_template\.jinja"
 )
-WITH_PATHS = ("config.json", "generation_config.json", "adapter_config.json", "tokenizer_config.json")
+WITH_PATHS = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer_config.json",
+)
 
 
 @dataclass
@@ -68,7 +73,9 @@ def stage(
     """
     agents = run_agents(run)
     if not agents:
-        raise UserError(f"run: expected the folder of a run that has ended, with its agents, got {str(run)!r}")
+        raise UserError(
+            f"run: expected the folder of a run that has ended, with its agents, got {str(run)!r}"
+        )
     settings = read_settings(run)
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     results = _evaluation(run, evaluation)
@@ -76,20 +83,27 @@ def stage(
     _warn_of_local_bases(bases, config)
 
     repository = hub.push or f"user/{run.name}"
-    card = run_card(repository, config, settings, summary, bases.names, bases.local, bases.licence, results)
+    card = run_card(
+        repository, config, settings, summary, bases.names, bases.local, bases.licence, results
+    )
     (folder / "README.md").write_text(card, encoding="utf-8")
     place(run / "curves.png", folder / "curves.png")
     for agent, base in zip(agents.values(), bases.names, strict=True):
         _stage_agent(folder / agent.name, agent, base, place)
 
 
-def _stage_agent(folder: Path, agent: Path, base: str, place: Callable[[Path, Path], object]) -> None:
+def _stage_agent(
+    folder: Path, agent: Path, base: str, place: Callable[[Path, Path], object]
+) -> None:
     """Puts the files of an agent into a new folder."""
     folder.mkdir()
     for file in sorted(agent.iterdir()):
         if not (AGENT_FILES.fullmatch(file.name) and file.is_file()):
             if file.name != "README.md":
-                print(f"Not uploaded: {file}, which is not a file of a model or tokenizer.", file=sys.stderr)
+                print(
+                    f"Not uploaded: {file}, which is not a file of a model or tokenizer.",
+                    file=sys.stderr,
+                )
             continue
         text = _without_paths(file, base) if file.name in WITH_PATHS else None
         if text is None:
@@ -141,9 +155,13 @@ def _evaluation(run: Path, folder: Path | None) -> Mapping[str, Any] | None:
     if folder is not None:
         results = _results(run, folder)
         if results is None:
-            raise UserError(f"evaluation: expected the folder of an evaluation of {run} as it is, got {str(folder)!r}")
+            raise UserError(
+                f"evaluation: expected the folder of an evaluation of {run} as it is, got {str(folder)!r}"
+            )
         return results
-    files = sorted(run.parent.glob("*/evaluation.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    files = sorted(
+        run.parent.glob("*/evaluation.json"), key=lambda file: file.stat().st_mtime, reverse=True
+    )
     for file in files:
         results = _results(run, file.parent)
         if results is not None:
@@ -158,9 +176,16 @@ def _results(run: Path, folder: Path) -> Mapping[str, Any] | None:
         results = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
         current = trained([str(run)]).get(str(run))
         names = [Path(model).name for model, end in ends.items() if end == current]
-        rows = [row for row in results["rows"] if row["name"].split("/")[0] in names or row["name"] == "base"]
+        rows = [
+            row
+            for row in results["rows"]
+            if row["name"].split("/")[0] in names or row["name"] == "base"
+        ]
     except (OSError, ValueError, LookupError):
         return None
     if not names or len(rows) < 2:
         return None
-    return {**results, "rows": [row | {"name": row["name"].removeprefix(f"{names[0]}/")} for row in rows]}
+    return {
+        **results,
+        "rows": [row | {"name": row["name"].removeprefix(f"{names[0]}/")} for row in rows],
+    }

@@ -43,10 +43,14 @@ def push(run: Path, config: Config, hub: HubConfig, evaluation: Path | None = No
             )
         except UserError:
             raise
-        except Exception as error:  # the HTTP library underneath, and so its errors, differs between versions
+        except (
+            Exception
+        ) as error:  # the HTTP library underneath, and so its errors, differs between versions
             cause = error.__cause__ or error
             reason = " ".join(str(cause).split()) or type(cause).__name__
-            raise UserError(f"hub.push: the upload to {hub.push!r} failed, and can be repeated: {reason}") from None
+            raise UserError(
+                f"hub.push: the upload to {hub.push!r} failed, and can be repeated: {reason}"
+            ) from None
     return f"{api.endpoint}/{hub.push}"
 
 
@@ -55,7 +59,9 @@ def _make_repository(api: HfApi, name: str, public: bool) -> None:
     api.create_repo(name, private=not public, exist_ok=True)
     is_private = api.repo_info(name).private
     if not is_private and not public:
-        raise UserError(f"hub.push: expected a private repository, or --public, got {name!r}, which is public")
+        raise UserError(
+            f"hub.push: expected a private repository, or --public, got {name!r}, which is public"
+        )
     if is_private and public:
         api.update_repo_settings(name, private=False)
 

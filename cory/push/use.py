@@ -102,14 +102,20 @@ def how_to_use(
     earlier_turns = sample["prompt"][:-1] if isinstance(sample["prompt"], list) else []
     template = config.of_agent(_index(agents[0].name)).model.chat_template
     environment = Environment(
-        loader=FileSystemLoader(HERE), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+        loader=FileSystemLoader(HERE),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
     )
     environment.filters["repr"] = repr
     steps = []
     templates = {}
     if prompts:
         role_prompts = RolePrompts(**prompts, roles=tuple(config.roles))
-        steps = [_step(config, role_prompts, role, agents[role % len(agents)]) for role in range(config.cory.num_roles)]
+        steps = [
+            _step(config, role_prompts, role, agents[role % len(agents)])
+            for role in range(config.cory.num_roles)
+        ]
         templates = {step.variable: step.template for step in steps}
         query = {"prompt": sample["query"]} | dict.fromkeys(role_prompts.columns(), "...")
     code = environment.get_template("use.py.jinja").render(
@@ -126,8 +132,12 @@ def how_to_use(
     notes = dict.fromkeys(base.note for base in bases if base.note)
     parts = [*notes, fenced(code, "python")]
     if prompts:
-        read = {variable.removesuffix("_prompt"): template for variable, template in templates.items()}
-        parts.append("What each role reads:\n\n" + fenced(yaml.safe_dump(read, sort_keys=False), "yaml"))
+        read = {
+            variable.removesuffix("_prompt"): template for variable, template in templates.items()
+        }
+        parts.append(
+            "What each role reads:\n\n" + fenced(yaml.safe_dump(read, sort_keys=False), "yaml")
+        )
     return "\n\n".join(parts)
 
 
@@ -148,7 +158,9 @@ def is_folder(config: Config, name: str) -> bool:
     return config.resolve(name) != name or is_local(name) or Path(name).exists()
 
 
-def _loaded_agent(config: Config, name: str, source: Source, fingerprint: Mapping[str, Any]) -> LoadedAgent:
+def _loaded_agent(
+    config: Config, name: str, source: Source, fingerprint: Mapping[str, Any]
+) -> LoadedAgent:
     index = _index(name)
     of_agent = config.of_agent(index)
     base = None
@@ -179,7 +191,11 @@ def _base(config: Config, of_agent: Config, known_as: str | None, identity: str)
     note = ""
     where = f'"{name}"'
     if not is_folder(config, name):
-        revision = identity.removeprefix("commit:") if identity.startswith("commit:") else of_agent.model.revision
+        revision = (
+            identity.removeprefix("commit:")
+            if identity.startswith("commit:")
+            else of_agent.model.revision
+        )
         if revision:
             where += f', revision="{revision}"'
     elif known_as is not None and "/" in known_as:  # `hub.base`
@@ -198,7 +214,8 @@ def _base(config: Config, of_agent: Config, known_as: str | None, identity: str)
     else:
         where = f'"path/to/{known_as}"'
         note = (
-            f"The base `{known_as}` is a folder of the machine on which the run was trained. Adapters need that model."
+            f"The base `{known_as}` is a folder of the machine on which the run was trained. "
+            "Adapters need that model."
         )
 
     options = f', dtype="{of_agent.model.dtype}"'
@@ -222,6 +239,9 @@ def _step(config: Config, prompts: RolePrompts, role: int, agent: LoadedAgent) -
     earlier = {prompts.name(index): f"responses[{index}]" for index in range(role)}
     earlier |= {"response": "responses[-1]", "responses": '"\\n\\n".join(responses)'}
     named = dict.fromkeys(placeholders(template, variable))
-    arguments = ["**query", *(f"{name}={earlier[name]}" for name in named if reads and name in earlier)]
+    arguments = [
+        "**query",
+        *(f"{name}={earlier[name]}" for name in named if reads and name in earlier),
+    ]
     sampling = prompts.settings(role).sampling(config.sampling)
     return Step(agent, variable, template, prompts.name(role), ", ".join(arguments), sampling)

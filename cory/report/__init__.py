@@ -31,4 +31,6 @@ def _write(folder: Path, payload: Callable[[], dict[str, Any]]) -> None:
 
         write_page(folder / NAME, payload())
     except Exception as error:  # whatever it is, the run or evaluation has ended well
-        warnings.warn(f"{folder / NAME} could not be written ({type(error).__name__}: {error})", stacklevel=3)
+        warnings.warn(
+            f"{folder / NAME} could not be written ({type(error).__name__}: {error})", stacklevel=3
+        )

@@ -33,14 +33,26 @@ class Texts:
         """The queries, each as far as it is shown."""
         return [cut(query) for query in self.numbers]
 
-    def add(self, query: str, method: str, seed: Any, stage: Any, steps: Sequence[Mapping[str, Any]]) -> None:
+    def add(
+        self, query: str, method: str, seed: Any, stage: Any, steps: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Adds a chain."""
         number = self.numbers.setdefault(query, len(self.numbers))
-        chain = {"query": number, "method": method, "seed": seed, "stage": stage, "steps": list(steps)}
+        chain = {
+            "query": number,
+            "method": method,
+            "seed": seed,
+            "stage": stage,
+            "steps": list(steps),
+        }
         self.chains.append(chain)
 
     def add_run(
-        self, method: str, seed: Any, samples: Iterable[Mapping[str, Any]], fixed: Mapping[str, Mapping[str, Any]]
+        self,
+        method: str,
+        seed: Any,
+        samples: Iterable[Mapping[str, Any]],
+        fixed: Mapping[str, Mapping[str, Any]],
     ) -> None:
         """Adds a run's samples.jsonl, and its summary's samples before and after training.
 
@@ -49,7 +61,9 @@ class Texts:
         for stage in ("before", "after"):
             chains = [
                 (name, steps)
-                for name, records in sorted(fixed.get(stage, {}).items(), key=lambda item: item[0] != "chain")
+                for name, records in sorted(
+                    fixed.get(stage, {}).items(), key=lambda item: item[0] != "chain"
+                )
                 for steps in _by_role(records)
             ]
             first: set[tuple[str, str]] = set()
@@ -58,14 +72,20 @@ class Texts:
                 if start not in first:
                     solo = len(steps) == 1 and len(fixed[stage]) > 1
                     self.add(
-                        steps[0]["query"], f"{method}, {name} solo" if solo else method, seed, stage, _steps(steps)
+                        steps[0]["query"],
+                        f"{method}, {name} solo" if solo else method,
+                        seed,
+                        stage,
+                        _steps(steps),
                     )
                 first.add(start)
         for iteration, records in groupby(samples, key=lambda record: record["iteration"]):
             for steps in _by_role(records):
                 self.add(steps[0]["query"], method, seed, iteration, _steps(steps))
 
-    def add_evaluation(self, queries: Sequence[str], records: Mapping[tuple[str, int], Mapping[str, Any]]) -> None:
+    def add_evaluation(
+        self, queries: Sequence[str], records: Mapping[tuple[str, int], Mapping[str, Any]]
+    ) -> None:
         """Adds the first response of each model to each query of an evaluation, with the responses that it read."""
         for (name, index), record in records.items():
             query = queries[index]
@@ -109,14 +129,20 @@ def _step(record: Mapping[str, Any]) -> dict[str, Any]:
         "reward": short(record["task_reward"]),
         "team": short(record.get("team_reward")),
         "kl": short(record.get("kl")),
-        "tokens": [cut(text, 200) for text in tokens[:TOKENS]] + [f"… ({more:,} more tokens)"] * (more > 0),
-        "ratios": [short(ratio) for ratio in record.get("log_ratios", [])[:TOKENS]] + [None] * (more > 0),
+        "tokens": [cut(text, 200) for text in tokens[:TOKENS]]
+        + [f"… ({more:,} more tokens)"] * (more > 0),
+        "ratios": [short(ratio) for ratio in record.get("log_ratios", [])[:TOKENS]]
+        + [None] * (more > 0),
     }
 
 
 def _evaluated(query: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """A step of a chain from a line of responses.jsonl."""
-    first = {"completion": record["completions"][0], "task_reward": record["rewards"][0], "kl": record["kl"][0]}
+    first = {
+        "completion": record["completions"][0],
+        "task_reward": record["rewards"][0],
+        "kl": record["kl"][0],
+    }
     if record.get("team_rewards"):
         first["team_reward"] = record["team_rewards"][0]
     who = record["model"].partition(" after ")[0]
@@ -125,11 +151,19 @@ def _evaluated(query: str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def cut(text: str, longest: int = LONGEST) -> str:
     """The text, or its beginning and how much is missing."""
-    return text if len(text) <= longest else f"{text[:longest]}… ({len(text) - longest:,} more characters)"
+    return (
+        text
+        if len(text) <= longest
+        else f"{text[:longest]}… ({len(text) - longest:,} more characters)"
+    )
 
 
 def short(value: Any) -> float | None:
     """A number with four digits; None where it is not finite, for which JSON has no name, or not there."""
-    if not isinstance(value, (int, float)) or value != value or value in (float("inf"), float("-inf")):
+    if (
+        not isinstance(value, (int, float))
+        or value != value
+        or value in (float("inf"), float("-inf"))
+    ):
         return None
     return float(f"{value:.4g}")

@@ -13,7 +13,13 @@ HERE = Path(__file__).parent
 STYLES = ("uplot.css", "page.css")
 LIBRARY = ("uplot.js",)
 SCRIPTS = ("curves.js", "completions.js", "page.js")
-BY_TEMPLATE = ("title", "facts", "notes", "tables", "settings")  # what the template shows; the script reads the rest
+BY_TEMPLATE = (
+    "title",
+    "facts",
+    "notes",
+    "tables",
+    "settings",
+)  # what the template shows; the script reads the rest
 MARK = '<a class="skip" href="#main">Skip to the report</a>'  # in every report: `page.html` has it
 LIMIT = 5_000_000  # bytes of a report
 
@@ -33,14 +39,21 @@ def render(payload: dict[str, Any]) -> str:
         page = _render(fitted)
         if len(page.encode()) <= LIMIT:
             return page
-    raise ValueError(f"expected a report of at most {LIMIT} bytes, got {len(page.encode())} without texts")
+    raise ValueError(
+        f"expected a report of at most {LIMIT} bytes, got {len(page.encode())} without texts"
+    )
 
 
 def _render(payload: dict[str, Any]) -> str:
-    from jinja2 import Environment, FileSystemLoader  # here and below, as a run needs them only at its end
+    from jinja2 import (
+        Environment,
+        FileSystemLoader,
+    )  # here and below, as a run needs them only at its end
     from markupsafe import Markup
 
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters["literal"] = lambda value: one_line(str(value))
     style = _sources(STYLES)
@@ -70,10 +83,18 @@ def _fewer_texts(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The payload with all of its queries, then with half of them, evenly spaced, a quarter, ..., and none."""
     count = len(payload["queries"])
     while True:
-        kept = {round(i * len(payload["queries"]) / count) for i in range(count)} if count else set()
+        kept = (
+            {round(i * len(payload["queries"]) / count) for i in range(count)} if count else set()
+        )
         chains = [chain for chain in payload["chains"] if chain["query"] in kept]
-        queries = [query if number in kept else "" for number, query in enumerate(payload["queries"])]
-        yield payload | {"chains": chains, "queries": queries, "left_out": len(payload["chains"]) - len(chains)}
+        queries = [
+            query if number in kept else "" for number, query in enumerate(payload["queries"])
+        ]
+        yield payload | {
+            "chains": chains,
+            "queries": queries,
+            "left_out": len(payload["chains"]) - len(chains),
+        }
         if count == 0:
             return
         count //= 2

@@ -78,11 +78,23 @@ def of_run(folder: Path, method: str, notes: Sequence[str] = ()) -> dict[str, An
     done = 1 + max((row["iteration"] for row in run.rows), default=-1)
     planned = run.settings.get("iterations")
     values = flat(run.settings)
-    facts = [method, f"model {shown(values.get('model.name'))}", f"{done} of {planned} iterations", f"seed {run.seed}"]
+    facts = [
+        method,
+        f"model {shown(values.get('model.name'))}",
+        f"{done} of {planned} iterations",
+        f"seed {run.seed}",
+    ]
     tables = [_ends(run.rows)] if run.rows else []
     settings_rows = [[key, shown(value)] for key, value in values.items()]
-    settings = {"title": "All settings", "note": "", "columns": ["setting", "value"], "rows": settings_rows}
-    return payload(folder.name, facts, [*notes, *accepted_changes(run.settings)], [run], tables, settings)
+    settings = {
+        "title": "All settings",
+        "note": "",
+        "columns": ["setting", "value"],
+        "rows": settings_rows,
+    }
+    return payload(
+        folder.name, facts, [*notes, *accepted_changes(run.settings)], [run], tables, settings
+    )
 
 
 def accepted_changes(settings: Mapping[str, Any]) -> list[str]:
@@ -101,19 +113,26 @@ def of_evaluation(folder: Path) -> dict[str, Any]:
     return payload(folder.name, [description], [], [], tables, None, texts)
 
 
-def evaluation_parts(folder: Path, texts: Texts | None = None) -> tuple[list[dict[str, Any]], Texts, str]:
+def evaluation_parts(
+    folder: Path, texts: Texts | None = None
+) -> tuple[list[dict[str, Any]], Texts, str]:
     """An evaluation's tables, `texts` (or new ones) with its completions, and how it was made.
 
     The first table has the metrics; where there are chains, the second has what a query costs.
     """
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     texts = texts or Texts()
-    records = {(record["model"], record["query"]): record for record in read_lines(folder / "responses.jsonl")}
+    records = {
+        (record["model"], record["query"]): record
+        for record in read_lines(folder / "responses.jsonl")
+    }
     texts.add_evaluation(evaluation["queries"], records)
     note = "Mean ± half-width of the 95 % interval over queries."
     tables = [interval_table("Held-out evaluation", note, evaluation["rows"], evaluation["titles"])]
     if evaluation.get("costs"):
-        tables.append(interval_table("Cost of a query", note, evaluation["rows"], evaluation["costs"]))
+        tables.append(
+            interval_table("Cost of a query", note, evaluation["rows"], evaluation["costs"])
+        )
     return tables, texts, evaluation["said"]
 
 
@@ -150,7 +169,9 @@ def payload(
         "facts": list(facts),
         "notes": list(notes),
         "groups": groups,
-        "runs": [{"name": run.name, "group": groups.index(run.group), "seed": run.seed} for run in runs],
+        "runs": [
+            {"name": run.name, "group": groups.index(run.group), "seed": run.seed} for run in runs
+        ],
         **curves(runs),
         "flags": flags(runs),
         "tables": list(tables),
@@ -181,16 +202,24 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     for run in runs:
         bins: dict[tuple[int, int, int], list[Mapping[str, Any]]] = {}
         for row in run.rows:
-            key = (row["iteration"] // every * every, agents.index(row["agent"]), roles.index(row["role"]))
+            key = (
+                row["iteration"] // every * every,
+                agents.index(row["agent"]),
+                roles.index(row["role"]),
+            )
             bins.setdefault(key, []).append(row)
         columns = [list(column) for column in zip(*bins, strict=True)] or [[], [], []]
         values = {metric: [_mean(part, metric) for part in bins.values()] for metric in metrics}
-        points.append({**dict(zip(("iteration", "agent", "role"), columns, strict=True)), "values": values})
+        points.append(
+            {**dict(zip(("iteration", "agent", "role"), columns, strict=True)), "values": values}
+        )
     return {"agents": agents, "roles": roles, "metrics": metrics, "every": every, "points": points}
 
 
 def _agents(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))  # agent_2 before agent_10
+    return sorted(
+        {row["agent"] for row in rows}, key=lambda name: (len(name), name)
+    )  # agent_2 before agent_10
 
 
 def is_number(value: Any) -> bool:
@@ -219,7 +248,15 @@ def flags(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
         worst = max(rows, key=lambda row: row["kl"])
         meaning = MEANING.get(flag, "{flag}").format(flag=flag, **worst)
         iterations = [row["iteration"] for row in rows]
-        result.append({"run": number, "agent": agent, "flag": flag, "iterations": iterations, "meaning": meaning})
+        result.append(
+            {
+                "run": number,
+                "agent": agent,
+                "flag": flag,
+                "iterations": iterations,
+                "meaning": meaning,
+            }
+        )
     return result
 
 
@@ -231,14 +268,21 @@ def _ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for metric, values in metrics.items()
     ]
     note = "Means over the first and the last 10 iterations (half of a shorter run). A single run has no interval."
-    return {"title": "Start and end", "note": note, "columns": ["role or agent, metric", *ENDS], "rows": table}
+    return {
+        "title": "Start and end",
+        "note": note,
+        "columns": ["role or agent, metric", *ENDS],
+        "rows": table,
+    }
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under dotted keys."""
     result: dict[str, Any] = {}
     for key, value in settings.items():
-        result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        result |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        )
     return result
 
 

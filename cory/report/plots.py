@@ -14,7 +14,11 @@ from matplotlib.ticker import MaxNLocator
 
 plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 
-CURVE_TITLES = {"task_reward": "task reward", "kl": "KL divergence (nats)", "combined_reward": "combined reward"}
+CURVE_TITLES = {
+    "task_reward": "task reward",
+    "kl": "KL divergence (nats)",
+    "combined_reward": "combined reward",
+}
 SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
 # Of methods, or of a method's agents, in their order; those of reports, in cory/report/page.css, are the same.
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
@@ -31,14 +35,20 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path, first_role: str =
     """
     first = history[0]["agent"]
     chain = [record for record in history if record["iteration"] == history[0]["iteration"]]
-    shared = len({record["agent"] for record in chain}) < len(chain)  # one agent in several roles: a curve for each
+    shared = len({record["agent"] for record in chain}) < len(
+        chain
+    )  # one agent in several roles: a curve for each
 
     def label(record: dict[str, Any]) -> str:
         return f"{record['agent']} as {record['role']}" if shared else record["agent"]
 
-    labels = sorted({label(record) for record in history}, key=lambda name: (len(name), name))  # agent_10 last
+    labels = sorted(
+        {label(record) for record in history}, key=lambda name: (len(name), name)
+    )  # agent_10 last
     observing = {r["iteration"] for r in history if r["agent"] == first and r["role"] != first_role}
-    observing -= {r["iteration"] for r in history if r["agent"] == first and r["role"] == first_role}
+    observing -= {
+        r["iteration"] for r in history if r["agent"] == first and r["role"] == first_role
+    }
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
     for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
         for name, colour in zip(labels, colours(len(labels)), strict=True):
@@ -62,7 +72,11 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path, first_role: str =
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
     """Each value's mean with the `width - 1` before it, fewer at the start."""
-    return [sum(part) / len(part) for i in range(len(values)) if (part := values[max(0, i - width + 1) : i + 1])]
+    return [
+        sum(part) / len(part)
+        for i in range(len(values))
+        if (part := values[max(0, i - width + 1) : i + 1])
+    ]
 
 
 def colours(count: int) -> list[Any]:

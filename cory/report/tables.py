@@ -23,7 +23,9 @@ def summary_table(agents: Summary, roles: Summary) -> str:
     return "\n".join(lines)
 
 
-def sample_table(before: Mapping[str, Sequence[Sample]], after: Mapping[str, Sequence[Sample]]) -> str:
+def sample_table(
+    before: Mapping[str, Sequence[Sample]], after: Mapping[str, Sequence[Sample]]
+) -> str:
     """The same queries before and after training: the chain, then what agents answer solo.
 
     Args:
@@ -40,12 +42,17 @@ def sample_table(before: Mapping[str, Sequence[Sample]], after: Mapping[str, Seq
         width = max(len(label) for label in answers)
         lines.append(f"\n{one_line(sample['query'])}")
         for label, answer in answers.items():
-            lines.append(f"  {label:{width}} {answer['task_reward']:+7.2f}  {one_line(answer['completion'])}")
+            lines.append(
+                f"  {label:{width}} {answer['task_reward']:+7.2f}  {one_line(answer['completion'])}"
+            )
     return "\n".join(lines)
 
 
 def _chain_answers(
-    before: Mapping[str, Sequence[Sample]], after: Mapping[str, Sequence[Sample]], row: int, queries: int
+    before: Mapping[str, Sequence[Sample]],
+    after: Mapping[str, Sequence[Sample]],
+    row: int,
+    queries: int,
 ) -> dict[str, Sample]:
     """The answers to one query, by their labels."""
     answers = {}
@@ -71,7 +78,9 @@ def interval_cell(row: Mapping[str, Any], metric: str) -> str:
     return f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}"
 
 
-def interval_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int | None = None) -> str:
+def interval_table(
+    rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int | None = None
+) -> str:
     """A line per model, each metric METRIC with the half-width of its interval, METRIC_ci.
 
     Metrics that do not fit beside each other go to further tables below.
@@ -91,7 +100,9 @@ def interval_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str],
         for title, cells in part:
             column = [*[""] * (height - len(title)), *title, *cells]
             column_width = max(len(cell) for cell in column)
-            lines = [f"{line}  {cell:>{column_width}}" for line, cell in zip(lines, column, strict=True)]
+            lines = [
+                f"{line}  {cell:>{column_width}}" for line, cell in zip(lines, column, strict=True)
+            ]
         tables.append(lines)
     return "\n\n".join("\n".join(lines) for lines in tables)
 

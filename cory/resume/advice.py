@@ -28,7 +28,9 @@ def new_run(run: Path) -> str:
     return f"A new run with its settings: --config {run / 'config.yaml'}"
 
 
-def how_to_continue(run: Path, newest: Path | None, config: Config, recorded: int, of_reward: bool) -> str:
+def how_to_continue(
+    run: Path, newest: Path | None, config: Config, recorded: int, of_reward: bool
+) -> str:
     """What the message of a run that failed ends with: what is saved, and the command that continues from there.
 
     Args:

@@ -61,9 +61,13 @@ def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     is_main = distributed.is_main()
 
     # All processes write into the main one's temporary folder.
-    partial = distributed.broadcast_object(distributed.fail_together(lambda: _temporary(folder) if is_main else folder))
+    partial = distributed.broadcast_object(
+        distributed.fail_together(lambda: _temporary(folder) if is_main else folder)
+    )
     try:
-        numbers = distributed.fail_together(lambda: {agent.name: _write_agent(agent, partial) for agent in agents})
+        numbers = distributed.fail_together(
+            lambda: {agent.name: _write_agent(agent, partial) for agent in agents}
+        )
         distributed.fail_together(
             lambda: _complete(partial, target, replace(state, agents=numbers)) if is_main else None
         )
@@ -125,7 +129,9 @@ def _flush(path: Path) -> None:
 
 def folders(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
-    checkpoints = [path for path in folder.glob("iter-*") if path.is_dir() and path.name[5:].isdigit()]
+    checkpoints = [
+        path for path in folder.glob("iter-*") if path.is_dir() and path.name[5:].isdigit()
+    ]
     return sorted(checkpoints, key=iteration_of, reverse=True)
 
 
@@ -141,9 +147,16 @@ def read(path: Path, agents: Sequence[str]) -> RunState:
     _check_state(content)
     for name, length in content["lengths"].items():
         file = path.parent.parent / f"{name}.jsonl"
-        is_long_enough = isinstance(length, int) and length >= 0 and file.is_file() and file.stat().st_size >= length
+        is_long_enough = (
+            isinstance(length, int)
+            and length >= 0
+            and file.is_file()
+            and file.stat().st_size >= length
+        )
         _require(is_long_enough, f"{file.name} of its run is missing or shorter than it was")
-    return RunState(**{key: content[key] for key in RunState.__dataclass_fields__ if key in content})
+    return RunState(
+        **{key: content[key] for key in RunState.__dataclass_fields__ if key in content}
+    )
 
 
 def _check_files(path: Path, agents: Sequence[str]) -> None:
@@ -152,27 +165,43 @@ def _check_files(path: Path, agents: Sequence[str]) -> None:
     files: Any = manifest.get("files")
     if not isinstance(files, dict):
         raise Damaged(f"manifest.json lists {files}, expected files by name")
-    parts = max(1, (len(files) - 1) // len(agents))  # files per agent, one from each process if it was sharded
+    parts = max(
+        1, (len(files) - 1) // len(agents)
+    )  # files per agent, one from each process if it was sharded
     expected = sorted(["state.json", *shards.file_names(agents, parts)])
     is_as_expected = manifest.get("format") == FORMAT and sorted(files) == expected
-    _require(is_as_expected, f"manifest.json lists {sorted(files)}, expected {expected} in format {FORMAT}")
+    _require(
+        is_as_expected,
+        f"manifest.json lists {sorted(files)}, expected {expected} in format {FORMAT}",
+    )
 
     for name, promised in files.items():
         file = path / name
         _require(isinstance(promised, dict), f"manifest.json has no size of {name}")
         _require(file.is_file() and not file.is_symlink(), f"{name} is missing")
         size = file.stat().st_size
-        _require(size == promised.get("bytes"), f"{name} has {size} bytes, expected {promised.get('bytes')}")
-        _require(_digest(file) == promised.get("sha256"), f"{name} differs from what was written (SHA-256)")
+        _require(
+            size == promised.get("bytes"),
+            f"{name} has {size} bytes, expected {promised.get('bytes')}",
+        )
+        _require(
+            _digest(file) == promised.get("sha256"),
+            f"{name} differs from what was written (SHA-256)",
+        )
 
 
 def _check_state(content: Mapping[str, Any]) -> None:
     """Raises Damaged if state.json lacks something."""
     types = {"iteration": int, "config": dict, "agents": dict, "lengths": dict, "before": dict}
     for key, type_ in types.items():
-        _require(isinstance(content.get(key), type_), f"state.json lacks {key}, or it is no {type_.__name__}")
+        _require(
+            isinstance(content.get(key), type_),
+            f"state.json lacks {key}, or it is no {type_.__name__}",
+        )
     _require(content["iteration"] >= 0, "state.json lacks an iteration from 0")
-    _require(set(content["lengths"]) == set(FILES), f"state.json lacks the lengths of {', '.join(FILES)}")
+    _require(
+        set(content["lengths"]) == set(FILES), f"state.json lacks the lengths of {', '.join(FILES)}"
+    )
 
 
 def _require(ok: bool, reason: str) -> None:
@@ -216,4 +245,6 @@ def load(path: Path, state: RunState, agents: Sequence[SavedAgent]) -> None:
         try:
             agent.load_state(shards.Saved(path, agent.name), state.agents[agent.name])
         except (LookupError, TypeError, ValueError, SafetensorError) as error:
-            raise UserError(f"resume: expected a checkpoint of these agents, got {str(path)!r} ({error})") from None
+            raise UserError(
+                f"resume: expected a checkpoint of these agents, got {str(path)!r} ({error})"
+            ) from None

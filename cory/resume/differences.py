@@ -45,7 +45,9 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator
     yield from _different_keys(saved, wanted, free, "")
 
 
-def _different_keys(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: set[str], prefix: str) -> Iterator[str]:
+def _different_keys(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], free: set[str], prefix: str
+) -> Iterator[str]:
     for key in dict.fromkeys([*saved, *wanted]):
         name = f"{prefix}{key}"
         if name in free:

@@ -87,7 +87,9 @@ def find_resumed(
         return _from_checkpoint(path, config, wanted, agents)
     _refuse_overwrite(config)
     if not (path / "config.yaml").exists():
-        raise UserError(f"resume: expected auto, or the folder of a run or of a checkpoint, got {config.resume!r}")
+        raise UserError(
+            f"resume: expected auto, or the folder of a run or of a checkpoint, got {config.resume!r}"
+        )
     lock(path, locks)
     return _from_newest(path, config, wanted, agents)
 
@@ -110,11 +112,17 @@ def _newest_alike(config: Config, wanted: Mapping[str, Any], name: str) -> Path 
 
 def _runs(name: str) -> list[Path]:
     """The folders that runs of this name get by default, newest first."""
-    runs = [path for path in Path("runs").glob(f"{name}*") if re.fullmatch(re.escape(name) + r"(-\d+)?", path.name)]
+    runs = [
+        path
+        for path in Path("runs").glob(f"{name}*")
+        if re.fullmatch(re.escape(name) + r"(-\d+)?", path.name)
+    ]
     return sorted(runs, key=lambda path: int(path.name[len(name) + 1 :] or 1), reverse=True)
 
 
-def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]) -> Resumed:
+def _from_newest(
+    run: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]
+) -> Resumed:
     """Continues a run from its newest valid checkpoint, or an unfinished one without any from the beginning."""
     newest = checkpoint.newest(run, agents)
     path, state = newest or (None, RunState(config=_settings(run)))
@@ -138,7 +146,11 @@ def _from_newest(run: Path, config: Config, wanted: Mapping[str, Any], agents: S
         )
     if newest is None:
         _check_never_saved(run, config, recorded)
-    where = f"checkpoint {path}" if path else f"the beginning, as {run} has not reached its first checkpoint"
+    where = (
+        f"checkpoint {path}"
+        if path
+        else f"the beginning, as {run} has not reached its first checkpoint"
+    )
     _announce(run, where, state, changes)
     return Resumed(run, path, state, changes=changes)
 
@@ -155,26 +167,42 @@ def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
     )
 
 
-def _from_checkpoint(path: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]) -> Resumed:
+def _from_checkpoint(
+    path: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]
+) -> Resumed:
     """Continues a run from a checkpoint that is named. Going back before what is done needs `overwrite`."""
     run = path.parent.parent
     try:
         state = checkpoint.read(path, agents)
     except Damaged as error:
-        raise UserError(f"resume: expected a valid checkpoint, got {str(path)!r}: {error}") from None
-    newer = [other for other in checkpoint.folders(path.parent) if checkpoint.iteration_of(other) > state.iteration]
+        raise UserError(
+            f"resume: expected a valid checkpoint, got {str(path)!r}: {error}"
+        ) from None
+    newer = [
+        other
+        for other in checkpoint.folders(path.parent)
+        if checkpoint.iteration_of(other) > state.iteration
+    ]
     finished = finished_iterations(run)
     if not newer and (finished is None or finished <= state.iteration):
-        return _from_newest(run, config, wanted, agents)  # nothing is lost that is not computed again
+        return _from_newest(
+            run, config, wanted, agents
+        )  # nothing is lost that is not computed again
     changes = _checked(run, state, config, wanted)
     if not config.overwrite:
-        done = f"{finished} finished iterations" if finished is not None else f"newer checkpoints up to {newer[0].name}"
+        done = (
+            f"{finished} finished iterations"
+            if finished is not None
+            else f"newer checkpoints up to {newer[0].name}"
+        )
         raise UserError(
             f"resume: expected the newest checkpoint, or --overwrite to go back, got {str(path)!r}. {run} has {done}, "
             f"which going back would delete. Nothing was changed"
         )
     if config.iterations < state.iteration:
-        raise UserError(f"iterations: expected at least {state.iteration}, those of {path}, got {config.iterations}")
+        raise UserError(
+            f"iterations: expected at least {state.iteration}, those of {path}, got {config.iterations}"
+        )
     outdated = list(newer)
     if finished is not None and finished > state.iteration:
         outdated.insert(0, run / "summary.json")
@@ -186,7 +214,8 @@ def _announce(run: Path, where: str, state: RunState, changes: Sequence[Mapping[
     print(f"Resuming {run} from {where}: next is iteration {state.iteration + 1}.", flush=True)
     if changes and changes[-1]["iteration"] == state.iteration:
         print(
-            f"The reward changes before iteration {state.iteration + 1}; config.yaml and the report say so.", flush=True
+            f"The reward changes before iteration {state.iteration + 1}; config.yaml and the report say so.",
+            flush=True,
         )
 
 
@@ -197,7 +226,9 @@ def _settings(run: Path) -> dict[str, Any]:
         raise UserError(f"resume: {error}") from None
 
 
-def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _checked(
+    run: Path, state: RunState, config: Config, wanted: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """The accepted changes of the run, now included. Raises a UserError if it has other settings, task or models."""
     saved = state.config
     changed = _changed(saved, wanted, config)
@@ -205,7 +236,9 @@ def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, An
         hint = ""
         if all(change.startswith(OF_THE_REWARD) for change in changed):
             hint = ". If the reward was changed on purpose: --accept_changes reward"
-        raise UserError(f"resume: expected the settings of {str(run)!r}, got others: {'; '.join(changed)}{hint}")
+        raise UserError(
+            f"resume: expected the settings of {str(run)!r}, got others: {'; '.join(changed)}{hint}"
+        )
     saved_fingerprint = saved.get("fingerprint") or {}
     fingerprint = wanted.get("fingerprint") or {}
     check_models(saved_fingerprint.get("models") or {}, fingerprint.get("models") or {}, str(run))
@@ -215,7 +248,9 @@ def _checked(run: Path, state: RunState, config: Config, wanted: Mapping[str, An
     old_reward = _reward_of(saved_fingerprint)
     new_reward = _reward_of(fingerprint)
     if saved_fingerprint and old_reward != new_reward:
-        if changes and changes[-1]["iteration"] == state.iteration:  # no iteration was trained with that one
+        if (
+            changes and changes[-1]["iteration"] == state.iteration
+        ):  # no iteration was trained with that one
             old_reward = changes.pop()["from"]
         changes.append({"iteration": state.iteration, "from": old_reward, "to": new_reward})
     return changes
@@ -231,7 +266,9 @@ def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config
     """The differences that are not accepted, each as "key: saved -> wanted"."""
     accepted: tuple[str, ...] = OF_THE_REWARD if config.accept_changes == "reward" else ()
     if _same_models(saved, wanted):
-        accepted += ("model.revision",)  # such as a branch that has moved since, now named by its commit
+        accepted += (
+            "model.revision",
+        )  # such as a branch that has moved since, now named by its commit
     beginnings = tuple(f"{key}:" for key in accepted)
     return [change for change in differences(saved, wanted) if not change.startswith(beginnings)]
 

@@ -25,7 +25,11 @@ EMPTY_SHARE = 0.1
 
 
 def flags(
-    record: dict[str, Any], start: dict[str, Any], rewards: torch.Tensor, completions: Sequence[str], kl_bound: float
+    record: dict[str, Any],
+    start: dict[str, Any],
+    rewards: torch.Tensor,
+    completions: Sequence[str],
+    kl_bound: float,
 ) -> list[str]:
     """The signs of trouble in an agent's iteration, as keys of MEANING.
 
@@ -34,9 +38,12 @@ def flags(
     seen = {
         "kl": record["kl"] > kl_bound,
         "equal_rewards": bool((rewards == rewards[0]).all()),
-        "empty_responses": sum(not text.strip() for text in completions) > EMPTY_SHARE * len(completions),
+        "empty_responses": sum(not text.strip() for text in completions)
+        > EMPTY_SHARE * len(completions),
         "ratio": record["dropped_steps"] > 0,
         "not_finite": record["skipped_steps"] > 0,
-        "collapse": collapsed(record["distinct_2"] / max(start["distinct_2"], 1e-9), record["kl"], kl_bound),
+        "collapse": collapsed(
+            record["distinct_2"] / max(start["distinct_2"], 1e-9), record["kl"], kl_bound
+        ),
     }
     return [name for name, here in seen.items() if here]

@@ -28,7 +28,9 @@ class SavedAgent(Protocol):
 
     def save(self, folder: Path) -> None: ...
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
-    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None: ...
+    def load_state(
+        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]
+    ) -> None: ...
 
 
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +95,9 @@ class Run:
         self.writes = distributed.is_main() and not finished
 
         if folder is None:
-            folder = distributed.broadcast_object(new_folder(config.output, name, self.exits) if self.writes else None)
+            folder = distributed.broadcast_object(
+                new_folder(config.output, name, self.exits) if self.writes else None
+            )
             assert folder is not None
         self.folder = folder
 
@@ -116,13 +120,17 @@ class Run:
             ) from None
         self._open_files()
 
-    def _continue(self, settings: str, lengths: Mapping[str, int], outdated: Sequence[Path]) -> None:
+    def _continue(
+        self, settings: str, lengths: Mapping[str, int], outdated: Sequence[Path]
+    ) -> None:
         self._open_files()
         remove_partial(self.folder)
         remove_partial(self.folder / "checkpoints")
         lengths = {name: lengths.get(name, 0) for name in FILES}
         self._read_history(lengths)  # a damaged file is refused before anything is changed
-        for path in outdated:  # before the files are cut, as it would be taken for newer than they are
+        for (
+            path
+        ) in outdated:  # before the files are cut, as it would be taken for newer than they are
             remove(path)
         for name, length in lengths.items():
             self.files[name].cut(length)

@@ -14,7 +14,9 @@ from cory.errors import UserError
 def read_rows(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """The lines of a JSON Lines file, or of its first bytes. Raises a UserError if one is not a JSON object."""
     try:
-        rows = [json.loads(line) for line in path.read_bytes()[:length].decode("utf-8").splitlines()]
+        rows = [
+            json.loads(line) for line in path.read_bytes()[:length].decode("utf-8").splitlines()
+        ]
     except ValueError as error:
         raise UserError(f"{path}: expected lines of json ({error})") from None
     if not all(isinstance(row, dict) for row in rows):
@@ -42,7 +44,10 @@ class JsonlWriter:
         try:
             self._write()
         except OSError as error:
-            warnings.warn(f"{self.path} could not be written ({error}); its lines are kept for later.", stacklevel=3)
+            warnings.warn(
+                f"{self.path} could not be written ({error}); its lines are kept for later.",
+                stacklevel=3,
+            )
 
     def _write(self) -> None:
         try:

@@ -48,7 +48,9 @@ def lock(folder: Path, locks: ExitStack, name: str = LOCK) -> None:
         ) from None
     except (OSError, NotImplementedError) as error:
         if os.access(folder, os.W_OK):
-            raise UserError(f"output: expected {folder / name} to be a lock of this user's, got: {error}") from None
+            raise UserError(
+                f"output: expected {folder / name} to be a lock of this user's, got: {error}"
+            ) from None
 
 
 def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
@@ -62,7 +64,9 @@ def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
             _check_empty(folder)
             folder.mkdir(parents=True, exist_ok=True)
             lock(folder, locks)
-            _check_empty(folder)  # another process may have filled it while this one waited for nothing
+            _check_empty(
+                folder
+            )  # another process may have filled it while this one waited for nothing
             remove_partial(folder)
             return folder
         for number in itertools.count(1):
@@ -73,18 +77,24 @@ def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
                 return folder
         raise AssertionError
     except OSError as error:
-        raise UserError(f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})") from None
+        raise UserError(
+            f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})"
+        ) from None
 
 
 def _check_empty(folder: Path) -> None:
-    if folder.is_file() or any(path.is_file() and not _is_left(path, folder) for path in folder.rglob("*")):
+    if folder.is_file() or any(
+        path.is_file() and not _is_left(path, folder) for path in folder.rglob("*")
+    ):
         where = f"{str(folder)!r}, which already holds a run or other files"
         raise UserError(f"output: expected a new or empty folder, got {where}")
 
 
 def _is_left(path: Path, folder: Path) -> bool:
     """Whether a file is what a process leaves that was killed before it had written anything: a lock, partial files."""
-    return path == folder / LOCK or any(PARTIAL.fullmatch(part) for part in path.relative_to(folder).parts)
+    return path == folder / LOCK or any(
+        PARTIAL.fullmatch(part) for part in path.relative_to(folder).parts
+    )
 
 
 def remove_partial(folder: Path) -> None:
@@ -151,7 +161,9 @@ def filled(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"expected a folder that can be made, got {str(target)!r} ({error})") from None
+        raise UserError(
+            f"expected a folder that can be made, got {str(target)!r} ({error})"
+        ) from None
     with _partial_folder(target) as partial:
         yield partial
         try:
@@ -165,7 +177,9 @@ def filled(target: Path) -> Iterator[Path]:
 
 def _check_new(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"expected a new or empty folder, got {str(target)!r}, which already exists")
+        raise UserError(
+            f"expected a new or empty folder, got {str(target)!r}, which already exists"
+        )
 
 
 @contextmanager
@@ -217,6 +231,10 @@ def check_result_file(file: Path, mark: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         earlier = not file.exists() or mark in file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"--out: expected a file that can be written, got {str(file)!r} ({error})") from None
+        raise UserError(
+            f"--out: expected a file that can be written, got {str(file)!r} ({error})"
+        ) from None
     if not earlier:
-        raise UserError(f"--out: expected a new file, or an earlier result of this command, got {str(file)!r}")
+        raise UserError(
+            f"--out: expected a new file, or an earlier result of this command, got {str(file)!r}"
+        )

@@ -19,7 +19,9 @@ def read_settings(run: Path) -> dict[str, Any]:
         settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})") from None
+        raise UserError(
+            f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})"
+        ) from None
     if not isinstance(settings, dict):
         raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
     return settings
@@ -29,7 +31,9 @@ def recorded_iterations(run: Path) -> int:
     """The number of iterations in metrics.jsonl, without a line that was cut short by a kill."""
     last = -1
     with suppress(OSError):
-        for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             with suppress(ValueError, LookupError, TypeError):
                 last = max(last, json.loads(line)["iteration"])
     return last + 1

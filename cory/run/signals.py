@@ -26,7 +26,9 @@ class Signals:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        if threading.current_thread() is threading.main_thread():  # Python lets no other set handlers
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # Python lets no other set handlers
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
             if terminal.heeds_hangup():
                 numbers.append(signal.SIGHUP)
@@ -48,4 +50,8 @@ class Signals:
             os._exit(128 + number)
         self.received = number
         name = signal.Signals(number).name
-        print(f"\n{name}: finishing this iteration, then saving. Repeat to stop now.", file=sys.stderr, flush=True)
+        print(
+            f"\n{name}: finishing this iteration, then saving. Repeat to stop now.",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -50,7 +50,9 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         rows = training_rows(config)
     observer_prompt = settings.observer_prompt
     if observer_prompt is None:
-        observer_prompt = CHAT_OBSERVER if are_turns(rows["prompt"], config.model.chat_template) else OBSERVER
+        observer_prompt = (
+            CHAT_OBSERVER if are_turns(rows["prompt"], config.model.chat_template) else OBSERVER
+        )
     try:
         prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
         return Task(
@@ -84,7 +86,9 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
         split = settings.eval_split
     if settings.eval_dataset is not None:
         check_file("task.eval_dataset", settings.eval_dataset)
-        return load_prompts(replace(settings, dataset=settings.eval_dataset, subset=None, split=split))
+        return load_prompts(
+            replace(settings, dataset=settings.eval_dataset, subset=None, split=split)
+        )
     if Path(settings.dataset).is_file() and split != settings.split:
         raise UserError(
             f"task.eval_dataset: expected a file of held-out prompts, as all of {settings.dataset!r} is trained on "
@@ -109,7 +113,9 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
     column = settings.prompt_column
     names = dataset.column_names
     if column not in names:
-        raise UserError(f"task.prompt_column: expected a column of {settings.dataset!r}, among {names}, got {column!r}")
+        raise UserError(
+            f"task.prompt_column: expected a column of {settings.dataset!r}, among {names}, got {column!r}"
+        )
     if column != "prompt":  # as templates call it
         if "prompt" in names:
             raise UserError(

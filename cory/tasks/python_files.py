@@ -68,7 +68,9 @@ class PythonFiles:
         module = self.modules[path]
         if not hasattr(module, name):
             defined = ", ".join(sorted(_defined_in(module))) or "none"
-            raise UserError(f"{key}: expected a function of {file}, which has {defined}, got {name!r}")
+            raise UserError(
+                f"{key}: expected a function of {file}, which has {defined}, got {name!r}"
+            )
         value = getattr(module, name)
         if not callable(value):
             raise UserError(f"{key}: expected a function, got {f'{full_name} = {value!r}'!r}")
@@ -84,7 +86,9 @@ def _defined_in(module: ModuleType) -> Iterator[str]:
 
 def _run(key: str, path: Path) -> ModuleType:
     """Runs a file; files beside it can be imported while it runs. No bytecode cache is used."""
-    name = f"file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # which nothing else is called
+    name = (
+        f"file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # which nothing else is called
+    )
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -95,7 +99,11 @@ def _run(key: str, path: Path) -> ModuleType:
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         # The text of a SyntaxError names the line as well.
-        reason = f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else described(error)
+        reason = (
+            f"{type(error).__name__}: {error.msg}"
+            if isinstance(error, SyntaxError)
+            else described(error)
+        )
         line = _line_of(error, path)
         raise UserError(f"{key}: expected {path.name} to run, got {reason} (line {line})") from None
     finally:

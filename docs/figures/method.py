@@ -13,13 +13,26 @@ plt.rcParams.update({"font.size": 10, "svg.hashsalt": "cory", "font.family": "sa
 PIONEER, OBSERVER, INK, PAPER = "#c1440e", "#1f6fb4", "#333333", "#f4f4f4"
 
 
-def box(axis: Any, x: float, y: float, width: float, height: float, text: str, edge: str, fill: str = "white") -> None:
+def box(
+    axis: Any,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    text: str,
+    edge: str,
+    fill: str = "white",
+) -> None:
     """A rounded box with text, its lower left corner at (x, y)."""
-    axis.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.06", ec=edge, fc=fill, lw=1.6))
+    axis.add_patch(
+        FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.06", ec=edge, fc=fill, lw=1.6)
+    )
     axis.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=INK)
 
 
-def arrow(axis: Any, start: tuple[float, float], end: tuple[float, float], colour: str = INK, **style: Any) -> None:
+def arrow(
+    axis: Any, start: tuple[float, float], end: tuple[float, float], colour: str = INK, **style: Any
+) -> None:
     """An arrow between two points."""
     options = {
         "arrowstyle": "-|>",
@@ -54,10 +67,20 @@ def draw(path: Path) -> None:
     axis.text(8.6, 3.75, "PPO update", ha="center", fontsize=9, color=INK)
     axis.text(8.6, 0.45, "PPO update", ha="center", fontsize=9, color=INK)
     arrow(axis, (2.5, 2.6), (2.5, 1.6), INK, arrowstyle="<|-|>")
-    axis.text(2.62, 2.1, "exchange roles\nevery 5 iterations", ha="left", va="center", fontsize=9, color=INK)
+    axis.text(
+        2.62,
+        2.1,
+        "exchange roles\nevery 5 iterations",
+        ha="left",
+        va="center",
+        fontsize=9,
+        color=INK,
+    )
     axis.set(xlim=(0, 10.5), ylim=(-0.1, 4.3))
     axis.axis("off")
-    figure.savefig(path, bbox_inches="tight", pad_inches=0.05, metadata={"Date": None}, facecolor="white")
+    figure.savefig(
+        path, bbox_inches="tight", pad_inches=0.05, metadata={"Date": None}, facecolor="white"
+    )
     plt.close(figure)
 
 

@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
+    sys.path.append(
+        str(Path(__file__).resolve().parents[2])
+    )  # for a checkout that is not installed
 
 from cory.cli.main import main
 from cory.run.output import filled
@@ -27,8 +29,12 @@ def make(folder: Path) -> None:
     import reasoning_gym
 
     drawn = reasoning_gym.create_dataset("chain_sum", size=4 * sum(ROWS.values()), seed=0, **SUMS)
-    unique = {(*sorted(row["question"].split()),): row for row in drawn}.values()  # 3 + 5 and 5 + 3 are one
-    rows = [json.dumps({"prompt": row["question"], "answer": row["answer"]}) + "\n" for row in unique]
+    unique = {
+        (*sorted(row["question"].split()),): row for row in drawn
+    }.values()  # 3 + 5 and 5 + 3 are one
+    rows = [
+        json.dumps({"prompt": row["question"], "answer": row["answer"]}) + "\n" for row in unique
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.jsonl").write_text("".join(rows[: ROWS["train"]]))
     (folder / "test.jsonl").write_text("".join(rows[ROWS["train"] : sum(ROWS.values())]))

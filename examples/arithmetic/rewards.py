@@ -11,4 +11,7 @@ def reward(prompts: list[str], completions: list[str], answer: list[str]) -> lis
     >>> reward(["", ""], [" 15 - 43 = -28.", " 28"], ["-28", "-28"])
     [1.0, 0.0]
     """
-    return [float(correct(text, Fraction(number))) for text, number in zip(completions, answer, strict=True)]
+    return [
+        float(correct(text, Fraction(number)))
+        for text, number in zip(completions, answer, strict=True)
+    ]

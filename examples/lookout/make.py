@@ -16,7 +16,9 @@ from pathlib import Path
 import yaml
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
+    sys.path.append(
+        str(Path(__file__).resolve().parents[2])
+    )  # for a checkout that is not installed
 
 from rewards import ORDERS, WINDS, right_call
 
@@ -27,7 +29,9 @@ from study.small_models import save_half, train_gpt2, train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent
 SHIPS = "Albatross Anna Aurora Beagle Bounty Comet Diana Eagle Flora Gannet Heron Hope Iris Juno Kestrel Lark".split()
-PLACES = "Bell Rock, Cape Fear, Gull Island, Hook Bay, Long Sand, Mill Point, Raven Head, Seal Reef".split(", ")
+PLACES = "Bell Rock, Cape Fear, Gull Island, Hook Bay, Long Sand, Mill Point, Raven Head, Seal Reef".split(
+    ", "
+)
 TRUE_REPORTS, FALSE_REPORTS = 0.4, 0.2  # shares of the lookout's calls; the rest guess an order
 FOLLOWED = 0.7  # share of the reports that a helmsman steers by
 TEXTS, STEPS = 12000, 600
@@ -41,7 +45,12 @@ def rows(split: str) -> list[dict[str, str]]:
     random.Random(0).shuffle(voyages)
     cut = len(voyages) * 3 // 4
     chosen = voyages[:cut] if split == "train" else voyages[cut:]
-    made = [{"prompt": v, "land": land, "course": course} for v in chosen for land in WINDS for course in WINDS]
+    made = [
+        {"prompt": v, "land": land, "course": course}
+        for v in chosen
+        for land in WINDS
+        for course in WINDS
+    ]
     random.Random(0).shuffle(made)
     return made
 
@@ -53,7 +62,9 @@ def guess(rng: random.Random) -> str:
 
 def text(rng: random.Random, row: dict[str, str], templates: dict[str, str]) -> str:
     """A prompt of either role with what a member of the unreliable crew answers."""
-    kind = rng.choices(["true", "false", "guess"], [TRUE_REPORTS, FALSE_REPORTS, 1 - TRUE_REPORTS - FALSE_REPORTS])[0]
+    kind = rng.choices(
+        ["true", "false", "guess"], [TRUE_REPORTS, FALSE_REPORTS, 1 - TRUE_REPORTS - FALSE_REPORTS]
+    )[0]
     reported = row["land"] if kind == "true" else rng.choice(WINDS)
     call = guess(rng) if kind == "guess" else f"Land {reported}!"
     if rng.random() < 0.5:
@@ -67,7 +78,9 @@ def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
     """Fills `folder` with train.jsonl, test.jsonl and model/."""
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(split)))
+        (folder / f"{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows(split))
+        )
     templates = yaml.safe_load((FOLDER / "lookout.yaml").read_text())["task"]
     rng, train = random.Random(0), rows("train")
     corpus = [text(rng, rng.choice(train), templates) for _ in range(texts)]

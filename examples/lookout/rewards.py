@@ -13,7 +13,9 @@ def right_call(land: str, course: str) -> str:
     return f"Steer {ORDERS[(WINDS.index(land) - WINDS.index(course)) % 4]}!"
 
 
-def reward(prompts: list[str], completions: list[str], land: list[str], course: list[str]) -> list[float]:
+def reward(
+    prompts: list[str], completions: list[str], land: list[str], course: list[str]
+) -> list[float]:
     """1.0 where a completion is the right order and nothing else, else 0.0; the same for both roles.
 
     >>> reward(["", "", ""], [" Steer port!", " Steer ahead!", " Land north!"], ["north"] * 3, ["east"] * 3)

@@ -20,7 +20,9 @@ def table(runs: list[Path]) -> str:
         last = [row for row in rows if row["iteration"] > rows[-1]["iteration"] - LAST]
         for role in ("pioneer", "observer"):
             rewards = [row["task_reward"] for row in last if row["role"] == role]
-            ends[run.name.rpartition("-")[0] or run.name][role] += [statistics.fmean(rewards)] if rewards else []
+            ends[run.name.rpartition("-")[0] or run.name][role] += (
+                [statistics.fmean(rewards)] if rewards else []
+            )
     lines = ["| runs | n | lookout | helmsman |", "|---|---|---|---|"]
     for group, roles in ends.items():
         cells = [spread(roles["pioneer"]), spread(roles["observer"])]

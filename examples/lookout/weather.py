@@ -16,7 +16,9 @@ from pathlib import Path
 import yaml
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
+    sys.path.append(
+        str(Path(__file__).resolve().parents[2])
+    )  # for a checkout that is not installed
 
 from make import FALSE_REPORTS, FOLDER, FOLLOWED, SIZE, STEPS, TEXTS, TRAINING, TRUE_REPORTS, guess
 from make import rows as foggy_rows
@@ -41,7 +43,14 @@ def rows(split: str, fog: float, seed: int = 0) -> list[dict[str, str]]:
         else:
             voyage = row["prompt"].replace("in fog", "in clear weather")
             sees = f"sees land in the {land} and the ship head {course}"
-            made.append(row | {"prompt": voyage, "sees": sees, "knows": f"heads {course}, sees land in the {land}"})
+            made.append(
+                row
+                | {
+                    "prompt": voyage,
+                    "sees": sees,
+                    "knows": f"heads {course}, sees land in the {land}",
+                }
+            )
     return made
 
 
@@ -49,14 +58,22 @@ def text(rng: random.Random, row: dict[str, str], templates: dict[str, str]) -> 
     """A prompt of either role with what a member of the unreliable crew answers."""
     right = right_call(row["land"], row["course"])
     clear = "clear" in row["prompt"]
-    kind = rng.choices(["true", "false", "guess"], [TRUE_REPORTS, FALSE_REPORTS, 1 - TRUE_REPORTS - FALSE_REPORTS])[0]
+    kind = rng.choices(
+        ["true", "false", "guess"], [TRUE_REPORTS, FALSE_REPORTS, 1 - TRUE_REPORTS - FALSE_REPORTS]
+    )[0]
     reported = row["land"] if kind == "true" else rng.choice(WINDS)
     own = right if clear and rng.random() < RIGHT else guess(rng)
     call = own if clear or kind == "guess" else f"Land {reported}!"
     if rng.random() < 0.5:
         return f"{fill(templates['pioneer_prompt'], row)} {call}"
     follows = not clear and kind != "guess" and rng.random() < FOLLOWED
-    answer = right_call(reported, row["course"]) if follows else right if clear and rng.random() < RIGHT else guess(rng)
+    answer = (
+        right_call(reported, row["course"])
+        if follows
+        else right
+        if clear and rng.random() < RIGHT
+        else guess(rng)
+    )
     return f"{fill(templates['observer_prompt'], {**row, 'response': ' ' + call})} {answer}"
 
 
@@ -71,7 +88,9 @@ def make(folder: Path, texts: int = 2 * TEXTS, steps: int = 2 * STEPS) -> None:
     rng, train = random.Random(0), rows("train", 0.5) + rows("train", 0.5, seed=1)
     corpus = [text(rng, rng.choice(train), templates) for _ in range(texts)]
     tokenizer = train_tokenizer(corpus, vocab_size=512)
-    model = train_gpt2(corpus, tokenizer, **SIZE | {"positions": 80}, **TRAINING, steps=steps, after="calls:")
+    model = train_gpt2(
+        corpus, tokenizer, **SIZE | {"positions": 80}, **TRAINING, steps=steps, after="calls:"
+    )
     save_half(model, tokenizer, folder / "model")
 
 

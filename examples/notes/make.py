@@ -16,7 +16,9 @@ from pathlib import Path
 import yaml
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
+    sys.path.append(
+        str(Path(__file__).resolve().parents[2])
+    )  # for a checkout that is not installed
 
 from cory.cli.main import main
 from cory.prompts import fill
@@ -24,7 +26,9 @@ from cory.run.output import check_results_folder, staged
 from study.small_models import save_half, train_gpt2, train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent
-TREES = "Ash Birch Cedar Elm Hazel Holly Juniper Larch Linden Maple Oak Pine Poplar Rowan Spruce Willow"
+TREES = (
+    "Ash Birch Cedar Elm Hazel Holly Juniper Larch Linden Maple Oak Pine Poplar Rowan Spruce Willow"
+)
 FACTS = {
     "street": [f"{tree} Street" for tree in TREES.split()],
     "rooms": [str(number) for number in range(2, 7)],
@@ -34,7 +38,11 @@ FACTS = {
 SENTENCES = {
     "street": ["It lies in {street}.", "You will find it in {street}.", "The address is {street}."],
     "rooms": ["It has {rooms} rooms.", "There are {rooms} rooms.", "You get {rooms} rooms."],
-    "rent": ["The rent is {rent} euros.", "It costs {rent} euros a month.", "We ask {rent} euros a month."],
+    "rent": [
+        "The rent is {rent} euros.",
+        "It costs {rent} euros a month.",
+        "We ask {rent} euros a month.",
+    ],
     "pets": ["Pets: {pets}.", "Allowed pets: {pets}.", "As to pets, {pets} may move in."],
 }
 ASIDES = [
@@ -70,7 +78,9 @@ def any_flat(rng: random.Random) -> dict[str, str]:
 
 def listing(rng: random.Random, flat: dict[str, str]) -> str:
     """All facts of a flat and an aside, in any order."""
-    sentences = [rng.choice(SENTENCES[fact]).format(**flat) for fact in FACTS] + [rng.choice(ASIDES)]
+    sentences = [rng.choice(SENTENCES[fact]).format(**flat) for fact in FACTS] + [
+        rng.choice(ASIDES)
+    ]
     rng.shuffle(sentences)
     return " ".join(sentences)
 
@@ -84,7 +94,11 @@ def flats(rng: random.Random) -> list[dict[str, str]]:
             continue
         asked = rng.choice(list(FACTS))
         text = listing(rng, flat)
-        made[tuple(flat.values())] = flat | {"listing": text, "question": QUESTIONS[asked], "asked": asked}
+        made[tuple(flat.values())] = flat | {
+            "listing": text,
+            "question": QUESTIONS[asked],
+            "asked": asked,
+        }
     return list(made.values())
 
 
@@ -93,7 +107,8 @@ def rows(split: str) -> list[dict[str, str]]:
     made = flats(random.Random(0))
     chosen = made[: ROWS["train"]] if split == "train" else made[ROWS["train"] :]
     return [
-        {"listing": flat["listing"], "question": flat["question"], "answer": flat[flat["asked"]]} for flat in chosen
+        {"listing": flat["listing"], "question": flat["question"], "answer": flat[flat["asked"]]}
+        for flat in chosen
     ]
 
 
@@ -104,7 +119,11 @@ def text(rng: random.Random, templates: dict[str, str]) -> str:
     if rng.random() < ABOUT_FACTS:
         for fact in rng.sample(list(FACTS), rng.randint(1, len(FACTS))):
             noted[fact] = flat[fact] if rng.random() < TRUE else rng.choice(FACTS[fact])
-    note = ", ".join(IN_A_NOTE[fact].format(**noted) for fact in noted) if noted else rng.choice(ASIDES)
+    note = (
+        ", ".join(IN_A_NOTE[fact].format(**noted) for fact in noted)
+        if noted
+        else rng.choice(ASIDES)
+    )
     if rng.random() < 0.5:
         return f"{fill(templates['note_taker'], {'prompt': listing(rng, flat)})} {note}"
     asked = rng.choice(list(FACTS))
@@ -117,7 +136,9 @@ def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
     """Fills `folder` with train.jsonl, test.jsonl and model/."""
     folder.mkdir(parents=True, exist_ok=True)
     for split in ROWS:
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(split)))
+        (folder / f"{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows(split))
+        )
     roles = yaml.safe_load((FOLDER / "toy.yaml").read_text())["roles"]
     templates = {role["name"]: role["prompt"] for role in roles}
     rng = random.Random(0)

@@ -23,14 +23,20 @@ def count_good(prompts, completions):
 
 
 def train(config, *callbacks):
-    task = Task.from_prompts(sentences(20), count_good, RolePrompts(observer='Improve "{prompt}{response}": {prompt}'))
+    task = Task.from_prompts(
+        sentences(20), count_good, RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
+    )
     return CoryTrainer(config, make_agents(config), task, callbacks=callbacks).train()
 
 
 def test_the_example_of_the_documents_runs(policy_folder, tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/callbacks.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/callbacks.md").read_text(), re.DOTALL
+    )
     assert "openai-community/gpt2" in code and "iterations=20" in code
-    code = code.replace("openai-community/gpt2", str(policy_folder)).replace("iterations=20", "iterations=3")
+    code = code.replace("openai-community/gpt2", str(policy_folder)).replace(
+        "iterations=20", "iterations=3"
+    )
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -39,7 +45,10 @@ def test_the_example_of_the_documents_runs(policy_folder, tmp_path, monkeypatch)
     assert "Iteration 1: agent_1 answers first" in lines
     assert any(line.startswith("Saved: agent_1, agent_2") for line in lines)
     summary = json.loads((tmp_path / "runs/cory/summary.json").read_text())
-    assert (summary["iterations"], summary["stopped"]) == (1, True)  # any reward exceeds the example's bound
+    assert (summary["iterations"], summary["stopped"]) == (
+        1,
+        True,
+    )  # any reward exceeds the example's bound
 
 
 def test_an_iteration_holds_what_happened(config):
@@ -56,8 +65,12 @@ def test_an_iteration_holds_what_happened(config):
         queries = iteration.columns["prompt"]
         pairs = zip(queries, pioneer.completions, strict=True)
         assert pioneer.prompts == queries
-        assert observer.prompts == [f'Improve "{query}{response}": {query}' for query, response in pairs]
-        expected = torch.tensor([count_good(None, rollout.completions) for rollout in iteration.rollouts])
+        assert observer.prompts == [
+            f'Improve "{query}{response}": {query}' for query, response in pairs
+        ]
+        expected = torch.tensor(
+            [count_good(None, rollout.completions) for rollout in iteration.rollouts]
+        )
         assert torch.allclose(torch.stack(list(iteration.task_rewards)), expected)
         assert torch.allclose(iteration.rewards[0], expected.sum(0))
         assert all(len(ids) <= iteration.max_new_tokens for ids in pioneer.response_ids)
@@ -122,7 +135,9 @@ class FailsAt(Callback):
         ("on_train_end", "The end of the run failed. The run is complete and saved in", 4),
     ],
 )
-def test_a_callback_that_fails_says_what_is_saved_and_the_run_goes_on(config, tmp_path, capsys, event, part, done):
+def test_a_callback_that_fails_says_what_is_saved_and_the_run_goes_on(
+    config, tmp_path, capsys, event, part, done
+):
     whole = train(config)
     failing = type("Failing", (FailsAt,), {})(event, 2)
     config.output = str(tmp_path / "failed")
@@ -141,7 +156,9 @@ def test_a_user_error_of_a_callback_carries_what_is_saved(config):
         def on_iteration_end(self, trainer, iteration):
             raise UserError("no more of this")
 
-    with pytest.raises(UserError, match=r"^iteration 1: no more of this\nNo state is saved\.\nContinue with: "):
+    with pytest.raises(
+        UserError, match=r"^iteration 1: no more of this\nNo state is saved\.\nContinue with: "
+    ):
         train(config, Refuses())
 
 

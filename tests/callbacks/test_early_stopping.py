@@ -43,35 +43,55 @@ class Planned(Callback):
 def planned(monkeypatch):
     from cory.callbacks import held_out
 
-    monkeypatch.setattr(held_out, "evaluate", lambda trainer, iteration, rows: ([HELD_OUT[iteration.index]] * 2, None))
+    monkeypatch.setattr(
+        held_out,
+        "evaluate",
+        lambda trainer, iteration, rows: ([HELD_OUT[iteration.index]] * 2, None),
+    )
 
 
 def train(config, callback=None, **changes):
-    config = replace(config, iterations=6, eval_every=1, checkpoint=CheckpointConfig(save_every=1), **changes)
+    config = replace(
+        config, iterations=6, eval_every=1, checkpoint=CheckpointConfig(save_every=1), **changes
+    )
     config = replace(config, guards=GuardsConfig(patience=2))
     held_out = Task.from_prompts(sentences(20)[16:], zero, RolePrompts()).dataset
     callbacks = [callback] if callback else []
-    return CoryTrainer(config, make_agents(config), TASK, eval_dataset=held_out, callbacks=callbacks).train().folder
+    return (
+        CoryTrainer(config, make_agents(config), TASK, eval_dataset=held_out, callbacks=callbacks)
+        .train()
+        .folder
+    )
 
 
 def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, capsys):
     watch = Planned()
     run = train(config, watch)
-    rewards = [json.loads(line)["eval_task_reward"] for line in (run / "metrics.jsonl").read_text().splitlines()[::2]]
+    rewards = [
+        json.loads(line)["eval_task_reward"]
+        for line in (run / "metrics.jsonl").read_text().splitlines()[::2]
+    ]
     assert rewards == HELD_OUT[:4]  # 3 is reached in the second; 2 and again 3 are no better
     assert "has not risen above 3.000 in 2 evaluations" in capsys.readouterr().err
     assert json.loads((run / "summary.json").read_text())["stopped"]
 
     best = run / "run-best"
-    assert json.loads((best / "summary.json").read_text()) == {"iterations": 2, "eval_task_reward": 3.0}
+    assert json.loads((best / "summary.json").read_text()) == {
+        "iterations": 2,
+        "eval_task_reward": 3.0,
+    }
     from cory.config import ModelConfig
     from cory.models.load import load_policy
 
     model, _ = load_policy(ModelConfig(str(best / "agent_1")))
     saved = next(model.parameters())
     assert torch.equal(saved, watch.weights[1]) and not torch.equal(saved, watch.weights[3])
-    rows = evaluate([run, best], TASK, EvaluationConfig(queries=2, device="cpu", output=str(run.parent / "e"))).rows
-    assert {"run/agent_1", "run-best/agent_1", "run-best/agent_2 after agent_1"} <= {row["name"] for row in rows}
+    rows = evaluate(
+        [run, best], TASK, EvaluationConfig(queries=2, device="cpu", output=str(run.parent / "e"))
+    ).rows
+    assert {"run/agent_1", "run-best/agent_1", "run-best/agent_2 after agent_1"} <= {
+        row["name"] for row in rows
+    }
     with opened(ChatConfig(str(best), device="cpu")) as (what, _):
         assert what == "run-best: CORY with 2 agents after 2 iterations"
 
@@ -89,5 +109,7 @@ def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned):
 
 
 def test_patience_needs_held_out_evaluations(config):
-    with pytest.raises(UserError, match=r"guards\.patience: expected null without eval_every, got 2"):
+    with pytest.raises(
+        UserError, match=r"guards\.patience: expected null without eval_every, got 2"
+    ):
         replace(config, guards=GuardsConfig(patience=2)).check()

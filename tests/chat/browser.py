@@ -11,8 +11,12 @@ import pytest
 @contextmanager
 def browser() -> Iterator[Any]:
     """Chromium through Playwright: the system's, or the one that Playwright has installed."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install -e '.[dev]'")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="no playwright: pip install -e '.[dev]'"
+    )
+    found = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     with sync_api.sync_playwright() as playwright:
         try:
             chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])

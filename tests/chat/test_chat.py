@@ -56,10 +56,14 @@ def train(config, tmp_path):
         rows = [{"prompt": text, **(columns or {})} for text in prompts or sentences(8)]
         (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (tmp_path / "rewards.py").write_text(REWARD)
-        task = OwnTaskConfig(str(tmp_path / "prompts.jsonl"), reward=f"{tmp_path}/rewards.py:{reward}")
+        task = OwnTaskConfig(
+            str(tmp_path / "prompts.jsonl"), reward=f"{tmp_path}/rewards.py:{reward}"
+        )
         task.observer_prompt = observer_prompt
         saving = CheckpointConfig(save_every=1, save_final=True)
-        own = OwnConfig(**{**vars(config), "iterations": 2, "checkpoint": saving, "task": task, **changes})
+        own = OwnConfig(
+            **{**vars(config), "iterations": 2, "checkpoint": saving, "task": task, **changes}
+        )
         return CoryTrainer(own, make_agents(own), make_task(own)).train().folder
 
     return trained
@@ -76,16 +80,26 @@ def test_base_pioneer_and_observer_answer_as_their_folders_do(train, config, ran
     found = ask(run, seed=3, sampling={"max_new_tokens": 5})
 
     def answers(agent, prompt, role):
-        model, tokenizer = load_policy(ModelConfig(config.model.name if rank or not agent else str(run / agent)))
+        model, tokenizer = load_policy(
+            ModelConfig(config.model.name if rank or not agent else str(run / agent))
+        )
         model = attach(model, run / agent) if rank and agent else model
         seed = 3 * 1_000_003 + role
-        return respond(model, model, tokenizer, [prompt], SamplingConfig(1, 5), seed=seed).completions[0]
+        return respond(
+            model, model, tokenizer, [prompt], SamplingConfig(1, 5), seed=seed
+        ).completions[0]
 
     pioneer = answers("agent_1", QUERY, 0)
-    texts = [answers(None, QUERY, 0), pioneer, answers("agent_2", OBSERVER.format(response=pioneer, prompt=QUERY), 1)]
+    texts = [
+        answers(None, QUERY, 0),
+        pioneer,
+        answers("agent_2", OBSERVER.format(response=pioneer, prompt=QUERY), 1),
+    ]
     assert [each.who for each in found] == ["base", "agent_1 as pioneer", "agent_2 as observer"]
     assert [each.text for each in found] == texts
-    assert [each.reward for each in found] == pytest.approx([len(QUERY) + len(text) / 100 for text in texts])
+    assert [each.reward for each in found] == pytest.approx(
+        [len(QUERY) + len(text) / 100 for text in texts]
+    )
 
 
 def test_the_same_query_gets_the_same_answers_and_roles_can_be_exchanged(train):
@@ -97,19 +111,28 @@ def test_the_same_query_gets_the_same_answers_and_roles_can_be_exchanged(train):
         assert chain.ask(QUERY) == first
         chain.exchange()
         exchanged = chain.ask(QUERY)
-        assert [each.who for each in exchanged] == ["base", "agent_2 as pioneer", "agent_1 as observer"]
+        assert [each.who for each in exchanged] == [
+            "base",
+            "agent_2 as pioneer",
+            "agent_1 as observer",
+        ]
         assert exchanged[0] == first[0]
         chain.seed = 1
         assert [each.text for each in chain.ask(QUERY)] != [each.text for each in exchanged]
     assert ask(run, order=[2, 1]) == exchanged
-    with pytest.raises(UserError, match=r"order: expected numbers of the run's agents, 1 to 2, got \[3\]"):
+    with pytest.raises(
+        UserError, match=r"order: expected numbers of the run's agents, 1 to 2, got \[3\]"
+    ):
         ask(run, order=[3])
 
 
 def test_one_agent_answers_alone_or_after_itself(train):
     run = train(cory=CoryConfig(num_agents=1))
     assert [each.who for each in ask(run)] == ["base", "agent_1 as pioneer"]
-    assert [each.who for each in ask(run, order=[1, 1])][1:] == ["agent_1 as pioneer", "agent_1 as observer"]
+    assert [each.who for each in ask(run, order=[1, 1])][1:] == [
+        "agent_1 as pioneer",
+        "agent_1 as observer",
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -126,7 +149,9 @@ def test_a_run_that_has_not_ended_answers_with_its_newest_checkpoint(train, rank
     with opened(ChatConfig(str(earlier), device="cpu")) as (what, _):
         assert "after 1 of 2 iterations" in what
     (earlier / "agent_1.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"expected a valid checkpoint, got: agent_1\.safetensors has 0 bytes"):
+    with pytest.raises(
+        UserError, match=r"expected a valid checkpoint, got: agent_1\.safetensors has 0 bytes"
+    ):
         ask(earlier)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match="expected a run that has ended, or has a valid checkpoint"):
@@ -138,7 +163,11 @@ def test_a_reward_that_needs_more_than_the_query_is_missed_once(train):
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         assert {each.reward for each in [*chain.ask(QUERY), *chain.ask("another")]} == {None}
         (note,) = chain.notes
-        assert "the reward also needs its answer" in note and sentences(8)[0] in note and "/set answer=" in note
+        assert (
+            "the reward also needs its answer" in note
+            and sentences(8)[0] in note
+            and "/set answer=" in note
+        )
         scored = chain.ask(json.dumps({"prompt": QUERY, "answer": ""}))
         assert [each.reward for each in scored] == [1.0] * 3
     (run.parent / "rewards.py").unlink()
@@ -150,14 +179,22 @@ def test_a_reward_that_needs_more_than_the_query_is_missed_once(train):
 def test_a_query_of_the_data_brings_its_answer_along_and_others_are_given_one(train, capsys):
     run = train(reward="solves", columns={"answer": "", "source": "made"})
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
-        assert [each.reward for each in chain.ask(f" {sentences(8)[5]}  ")] == [1.0] * 3 and not chain.notes
+        assert [each.reward for each in chain.ask(f" {sentences(8)[5]}  ")] == [
+            1.0
+        ] * 3 and not chain.notes
         terminal.command(chain, "/set answer=no text has this")
         assert [each.reward for each in chain.ask(QUERY)] == [0.0] * 3
-        assert [each.reward for each in chain.ask(sentences(8)[5])] == [1.0] * 3  # its own answer counts
-        assert [each.reward for each in chain.ask(json.dumps({"prompt": QUERY, "answer": ""}))] == [1.0] * 3
+        assert [each.reward for each in chain.ask(sentences(8)[5])] == [
+            1.0
+        ] * 3  # its own answer counts
+        assert [each.reward for each in chain.ask(json.dumps({"prompt": QUERY, "answer": ""}))] == [
+            1.0
+        ] * 3
         terminal.command(chain, "/set answer=")
         assert {each.reward for each in chain.ask(QUERY)} == {None}
-        with pytest.raises(UserError, match=r"set: expected a column .* among \['answer'\], got 'source'"):
+        with pytest.raises(
+            UserError, match=r"set: expected a column .* among \['answer'\], got 'source'"
+        ):
             terminal.command(chain, "/set source=typed")
     assert "answer=no text has this\nnothing is set\n" in capsys.readouterr().out
 
@@ -169,7 +206,9 @@ def test_gsm8k_has_its_reward_for_problems_of_both_splits_and_without_its_data(c
     data.mkdir()
     for split, row in rows.items():
         (data / f"{split}.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
-    task = Gsm8kTaskConfig(dataset=str(data), subset=None, pioneer_prompt="{prompt}", observer_prompt=OBSERVER)
+    task = Gsm8kTaskConfig(
+        dataset=str(data), subset=None, pioneer_prompt="{prompt}", observer_prompt=OBSERVER
+    )
     gsm8k = Gsm8kConfig(**{**vars(config), "iterations": 1, "task": task})
     run = CoryTrainer(gsm8k, make_agents(gsm8k), make_gsm8k_task(gsm8k)).train().folder
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
@@ -182,7 +221,9 @@ def test_gsm8k_has_its_reward_for_problems_of_both_splits_and_without_its_data(c
         assert {each.reward for each in chain.ask(QUERY)} == {None}
         chain.set_column("answer", "18")
         answers = chain.ask(QUERY)
-        assert [each.reward for each in answers] == rule_reward([], [each.text for each in answers], ["#### 18"] * 3)
+        assert [each.reward for each in answers] == rule_reward(
+            [], [each.text for each in answers], ["#### 18"] * 3
+        )
 
 
 def test_columns_that_prompts_name_can_be_set_too(train):
@@ -201,7 +242,10 @@ def test_chat_prompts_keep_their_system_message(train, policy_folder, tmp_path, 
     shutil.copytree(policy_folder, folder)
     template = "{% for m in messages %}{{ m.content }} {% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
-    prompts = [[{"role": "system", "content": "be good"}, {"role": "user", "content": t}] for t in sentences(8)]
+    prompts = [
+        [{"role": "system", "content": "be good"}, {"role": "user", "content": t}]
+        for t in sentences(8)
+    ]
     run = train(prompts, reward="letters", model=ModelConfig(str(folder)))
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         assert chain.row(QUERY)["prompt"] == [prompts[0][0], {"role": "user", "content": QUERY}]
@@ -223,7 +267,9 @@ def test_imdb_has_its_reward_without_its_data(config, classifier_folder, reviews
 
 
 def test_a_run_started_from_python_answers_without_rewards(config):
-    task = Task.from_prompts(sentences(8), lambda completions, **_: [0.0] * len(completions), RolePrompts())
+    task = Task.from_prompts(
+        sentences(8), lambda completions, **_: [0.0] * len(completions), RolePrompts()
+    )
     run = CoryTrainer(replace(config, iterations=1), make_agents(config), task).train().folder
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         assert "started from Python" in chain.notes[0]
@@ -231,7 +277,9 @@ def test_a_run_started_from_python_answers_without_rewards(config):
 
 
 def test_queries_that_cannot_be_answered_leave_the_chat_open(train, capsys, monkeypatch):
-    lines = iter(["", "   ", "the film " * 90, '{"prompt": ""}', '{"prompt": 3}', "/seed", "{", QUERY])
+    lines = iter(
+        ["", "   ", "the film " * 90, '{"prompt": ""}', '{"prompt": 3}', "/seed", "{", QUERY]
+    )
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines, None) or end(lines))
 
     def end(left):
@@ -246,13 +294,22 @@ def test_queries_that_cannot_be_answered_leave_the_chat_open(train, capsys, monk
     said = capsys.readouterr().out
     errors = [line for line in said.splitlines() if line.startswith("error:")]
     assert "expected at most 96 tokens, the model's context" in errors[0]
-    assert "query: expected text or chat messages" in errors[1] and "got 3" in errors[2] and "/seed" in errors[3]
+    assert (
+        "query: expected text or chat messages" in errors[1]
+        and "got 3" in errors[2]
+        and "/seed" in errors[3]
+    )
     assert len(errors) == 4 and said.count("agent_2 as observer") == 2
 
 
 def test_control_characters_are_shown_as_escapes():
-    text = terminal.shown([Answer("base", "\x1b[31mred\rback\nnext line \u202e", 1.0), Answer("agent_1", "", None)], 60)
-    assert text == "base     +1.00  \\x1b[31mred\\rback\n                next line \\u202e\nagent_1  "
+    text = terminal.shown(
+        [Answer("base", "\x1b[31mred\rback\nnext line \u202e", 1.0), Answer("agent_1", "", None)],
+        60,
+    )
+    assert (
+        text == "base     +1.00  \\x1b[31mred\\rback\n                next line \\u202e\nagent_1  "
+    )
 
 
 def test_a_chat_in_a_terminal(train):
@@ -284,7 +341,9 @@ def test_a_chat_in_a_terminal(train):
         assert "base" in first and "agent_1 as pioneer" in first and "agent_2 as observer" in first
         assert "base, agent_2 as pioneer, agent_1 as observer" in until("> ", "/exchange\n")
         until("> ", "\n")
-        for _ in range(6):  # one that comes just before the prompt ends no chat, one while Python ends kills it
+        for _ in range(
+            6
+        ):  # one that comes just before the prompt ends no chat, one while Python ends kills it
             os.write(master, b"\x03")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
@@ -300,9 +359,13 @@ def test_the_web_page_has_a_field_for_the_answer(train):
     run = train(reward="solves", columns={"answer": ""})
     with browser() as chromium, opened(ChatConfig(str(run), device="cpu")) as (what, chain):
         blocks, look = web.page(chain, what)
-        url = blocks.launch(server_name="127.0.0.1", theme=look, quiet=True, prevent_thread_lock=True, ssr_mode=False)[
-            1
-        ]
+        url = blocks.launch(
+            server_name="127.0.0.1",
+            theme=look,
+            quiet=True,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+        )[1]
         try:
             page = chromium.new_page()
             page.goto(url)
@@ -324,14 +387,24 @@ def test_the_web_page_shows_texts_as_they_are(train, monkeypatch):
     with browser() as chromium, opened(ChatConfig(str(train()), device="cpu")) as (what, chain):
         blocks, look = web.page(chain, what)
         url = blocks.launch(
-            server_name="127.0.0.1", theme=look, quiet=True, prevent_thread_lock=True, ssr_mode=False, footer_links=[]
+            server_name="127.0.0.1",
+            theme=look,
+            quiet=True,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+            footer_links=[],
         )[1]
         expected = chain.ask(QUERY)
         try:
             for width in (1280, 390):
                 page = chromium.new_context(viewport={"width": width, "height": 900}).new_page()
                 elsewhere, problems = [], []
-                page.on("request", lambda it, to=elsewhere: to.append(it.url) if not it.url.startswith(url) else None)
+                page.on(
+                    "request",
+                    lambda it, to=elsewhere: (
+                        to.append(it.url) if not it.url.startswith(url) else None
+                    ),
+                )
                 page.on("pageerror", lambda it, to=problems: to.append(str(it)))
                 page.goto(url)
                 page.get_by_label("Query").fill(QUERY)
@@ -348,7 +421,9 @@ def test_the_web_page_shows_texts_as_they_are(train, monkeypatch):
                 page.get_by_label("Notes").wait_for()
                 assert "expected at most 96 tokens" in page.get_by_label("Notes").input_value()
                 assert not elsewhere and not problems
-            monkeypatch.setattr(chain, "ask", lambda query: [each._replace(text=hostile) for each in expected])
+            monkeypatch.setattr(
+                chain, "ask", lambda query: [each._replace(text=hostile) for each in expected]
+            )
             page.get_by_role("button", name="Ask").click()
             box = page.get_by_label(f"base: reward {expected[0].reward:+.2f}")
             box.wait_for()

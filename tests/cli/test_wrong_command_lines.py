@@ -114,7 +114,10 @@ def test_a_wrong_line_is_answered_in_one_line_that_names_the_key(script, flags, 
         load(config, ROOT / file if file else None, flags)
     message = str(error.value)
     assert "\n" not in message and len(message) < 200
-    assert not any(word in message for word in ("Parser", "typing", "class '", "Errno", "Group", "unrecognized"))
+    assert not any(
+        word in message
+        for word in ("Parser", "typing", "class '", "Errno", "Group", "unrecognized")
+    )
     if suggested:
         assert message == f"unknown key {key!r}. Did you mean {suggested!r}?"
     else:
@@ -136,7 +139,11 @@ def test_a_wrong_line_costs_less_than_half_a_second(script, flags, key, suggeste
         if seconds[-1] < 0.5:
             break
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and (suggested or key) in done.stderr
+    assert (
+        done.stderr.startswith("error: ")
+        and done.stderr.count("\n") == 1
+        and (suggested or key) in done.stderr
+    )
     assert min(seconds) < 0.5
 
 
@@ -170,7 +177,10 @@ def test_the_nearest_key(word, key):
         ("unrecognized arguments: --querys 3", "unknown key 'querys'. Did you mean 'queries'?"),
         ("unrecognized arguments: --zzz 3", "unknown key 'zzz'. --help lists the keys"),
         ("unrecognized arguments: 3", "unexpected argument '3': expected flags such as --seed 1"),
-        ("unrecognized arguments: seed=3", "unexpected argument 'seed=3'. Did you mean '--seed 3'?"),
+        (
+            "unrecognized arguments: seed=3",
+            "unexpected argument 'seed=3'. Did you mean '--seed 3'?",
+        ),
         ("argument --seed: expected one argument", "seed: expected a value, got none"),
         ("seed: expected an integer, got 'x'", "seed: expected an integer, got 'x'"),
     ],

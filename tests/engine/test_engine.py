@@ -31,7 +31,9 @@ def server(policy_folder):
 def settings(config, server) -> Config:
     """Updates large enough that old weights would show."""
     sampling = replace(config.sampling, engine="vllm", engine_url=server.url, stop=["good"])
-    return replace(config, sampling=sampling, ppo=replace(config.ppo, learning_rate=1e-2), sample_every=0)
+    return replace(
+        config, sampling=sampling, ppo=replace(config.ppo, learning_rate=1e-2), sample_every=0
+    )
 
 
 def count_good(prompts, completions):
@@ -41,9 +43,14 @@ def count_good(prompts, completions):
 def train(config: Config, reward=count_good) -> list[dict]:
     """The records of a run."""
     prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-    task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts)
+    task = Task.from_prompts(
+        [" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts
+    )
     CoryTrainer(config, make_agents(config), task).train()
-    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def learner(config: Config, algorithm: str, rank: int) -> Config:
@@ -64,7 +71,9 @@ def test_responses_come_from_the_weights_of_each_iteration(settings, server, alg
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
     server.stale = True
-    records = train(replace(learner(settings, "ppo", rank), ppo=replace(settings.ppo, learning_rate=5e-4)))
+    records = train(
+        replace(learner(settings, "ppo", rank), ppo=replace(settings.ppo, learning_rate=5e-4))
+    )
     assert records[0]["engine_difference"] < 1e-5  # before the first update
     assert records[-1]["engine_difference"] > 1e-3
 
@@ -76,29 +85,57 @@ def test_a_lora_run_restores_the_base_that_another_run_has_left(settings, server
 
 
 def test_requests_ask_for_exact_sampling(settings, server):
-    settings = replace(settings, sampling=replace(settings.sampling, temperature=0.7, top_k=9, repetition_penalty=1.1))
+    settings = replace(
+        settings,
+        sampling=replace(settings.sampling, temperature=0.7, top_k=9, repetition_penalty=1.1),
+    )
     (agent, _), texts = make_agents(settings), ["the film", "a story"] * 4
     rollout = agent.respond(texts, 6, torch.Generator())
     (body,) = [body for path, body in server.requests if path == "/v1/completions"]
-    asked = {"temperature": 0.7, "top_k": 9, "top_p": 1.0, "repetition_penalty": 1.1, "min_p": 0.0, "max_tokens": 6}
-    asked |= {"stop": ["good"], "stop_token_ids": [0], "ignore_eos": True, "model": "base", "presence_penalty": 0.0}
+    asked = {
+        "temperature": 0.7,
+        "top_k": 9,
+        "top_p": 1.0,
+        "repetition_penalty": 1.1,
+        "min_p": 0.0,
+        "max_tokens": 6,
+    }
+    asked |= {
+        "stop": ["good"],
+        "stop_token_ids": [0],
+        "ignore_eos": True,
+        "model": "base",
+        "presence_penalty": 0.0,
+    }
     assert body | asked == body and body["prompt"] == agent.encode(texts)
     assert "seed" not in body  # it would give equal prompts equal responses
     assert len({tuple(response.tolist()) for response in rollout.response_ids[::2]}) > 1
-    for response, text, logprobs in zip(rollout.response_ids, rollout.completions, rollout.logprobs, strict=True):
+    for response, text, logprobs in zip(
+        rollout.response_ids, rollout.completions, rollout.logprobs, strict=True
+    ):
         assert 1 <= len(response) == len(logprobs) <= 6 and "good" not in text
 
 
 def test_large_batches_take_several_requests(settings, server, monkeypatch):
     monkeypatch.setattr("cory.models.engine.PROMPTS", 3)
-    texts = ["the film", "a", "some very fine story", "music", "bad acting", "the scene", "in every"]
+    texts = [
+        "the film",
+        "a",
+        "some very fine story",
+        "music",
+        "bad acting",
+        "the scene",
+        "in every",
+    ]
     agent = make_agents(settings)[0]
     rollout = agent.respond(texts, 4, torch.Generator())
     asked = [body["prompt"] for path, body in server.requests if path == "/v1/completions"]
     assert [len(prompts) for prompts in asked] == [3, 3, 1]
     assert [ids for prompts in asked for ids in prompts] == agent.encode(texts)
     with torch.no_grad():
-        for query, response, theirs in zip(rollout.prompt_ids, rollout.response_ids, rollout.logprobs, strict=True):
+        for query, response, theirs in zip(
+            rollout.prompt_ids, rollout.response_ids, rollout.logprobs, strict=True
+        ):
             logits = agent.policy(torch.cat([query, response])[None]).logits[0, len(query) - 1 : -1]
             ours = logits.log_softmax(-1).gather(-1, response[:, None])[:, 0]
             assert torch.allclose(ours, theirs, atol=1e-5)  # each row has its own response
@@ -106,12 +143,21 @@ def test_large_batches_take_several_requests(settings, server, monkeypatch):
 
 def test_an_engine_with_another_model_ends_the_run_before_an_update(settings, server):
     before = [p.clone() for p in make_agents(settings)[0].policy.parameters()]
-    server.model, server.stale = make_gpt2(make_agents(settings)[0].tokenizer, seed=5, initializer_range=0.5), True
-    with pytest.raises(UserError, match=rf"iteration 1: sampling.engine: .* nats a token \(limit {LIMIT}\)"):
+    server.model, server.stale = (
+        make_gpt2(make_agents(settings)[0].tokenizer, seed=5, initializer_range=0.5),
+        True,
+    )
+    with pytest.raises(
+        UserError, match=rf"iteration 1: sampling.engine: .* nats a token \(limit {LIMIT}\)"
+    ):
         train(settings)
-    resumed = replace(settings, resume=settings.output, sampling=replace(settings.sampling, engine="native"))
+    resumed = replace(
+        settings, resume=settings.output, sampling=replace(settings.sampling, engine="native")
+    )
     agents = make_agents(resumed)
-    assert all(torch.equal(a, b) for a, b in zip(before, agents[0].policy.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, agents[0].policy.parameters(), strict=True)
+    )
     assert len(train(resumed)) == 8  # the state before the first update was saved
 
 
@@ -121,26 +167,41 @@ def test_a_killed_engine_ends_the_run_with_its_state_saved(settings, server, pol
         UserError, match=r"iteration 3: sampling.engine_url: expected a server at .*no answer"
     ) as caught:
         train(settings)
-    assert "--model " + str(policy_folder) in str(caught.value) and "last good state is" in str(caught.value)
+    assert "--model " + str(policy_folder) in str(caught.value) and "last good state is" in str(
+        caught.value
+    )
     before = (Path(settings.output) / "metrics.jsonl").read_text()
     with serving(policy_folder) as another:
         elsewhere = replace(settings.sampling, engine_url=another.url)
         records = train(replace(settings, resume=settings.output, sampling=elsewhere))
     assert len(records) == 8 and max(record["engine_difference"] for record in records) < 1e-5
-    assert before.count("\n") == 4 and (Path(settings.output) / "metrics.jsonl").read_text().startswith(before)
+    assert before.count("\n") == 4 and (
+        Path(settings.output) / "metrics.jsonl"
+    ).read_text().startswith(before)
 
 
 def test_no_server_and_other_servers(settings, server):
-    nowhere = replace(settings, sampling=replace(settings.sampling, engine_url="http://127.0.0.1:9"))
+    nowhere = replace(
+        settings, sampling=replace(settings.sampling, engine_url="http://127.0.0.1:9")
+    )
     with pytest.raises(
-        UserError, match=r"no answer .*\n.*--host 127.0.0.1 --port 9 --dtype float32 --generation-config vllm$"
+        UserError,
+        match=r"no answer .*\n.*--host 127.0.0.1 --port 9 --dtype float32 --generation-config vllm$",
     ):
         make_agents(nowhere)
     with pytest.raises(UserError, match=r"--enable-lora --max-lora-rank 8 --max-loras 2$"):
         make_agents(learner(nowhere, "ppo", 4))
-    model = {"name": "own/model 2", "revision": "v1", "trust_remote_code": True, "quantization": "4bit"}
+    model = {
+        "name": "own/model 2",
+        "revision": "v1",
+        "trust_remote_code": True,
+        "quantization": "4bit",
+    }
     own = replace(learner(nowhere, "ppo", 4), agents=[{"model": model}] * 2)
-    with pytest.raises(UserError, match=r"--model 'own/model 2' .*--revision v1 --trust-remote-code --quantization bi"):
+    with pytest.raises(
+        UserError,
+        match=r"--model 'own/model 2' .*--revision v1 --trust-remote-code --quantization bi",
+    ):
         Engine(own)
     server.key = "secret"
     with pytest.raises(UserError, match="answers 401"):
@@ -174,7 +235,10 @@ def test_prompts_must_fit_the_context_of_the_server(settings, server):
         ({"agents": [{"model": {"name": "other"}}, {}]}, "agents of one base"),
         ({"agents": [{"lora": {"rank": 4}}, {}]}, "agents of one base"),
         ({"agents": [{"model": {"revision": "v1"}}, {}]}, "agents of one base"),
-        ({"cory": CoryConfig(num_agents=2), "engine_folder": "missing"}, "engine_folder: expected null or an existing"),
+        (
+            {"cory": CoryConfig(num_agents=2), "engine_folder": "missing"},
+            "engine_folder: expected null or an existing",
+        ),
         ({"engine_url": "localhost:8000"}, "engine_url: expected an address"),
     ],
 )
@@ -191,15 +255,33 @@ def test_several_processes_share_an_engine(settings, server, tmp_path):
     """
     jobs = []
     for shard, rank in (("full", 0), ("full", 4), ("none", 4), ("none", 0)):
-        changed = replace(learner(settings, "ppo", rank), output=str(tmp_path / f"{shard}-{rank}"), iterations=2)
+        changed = replace(
+            learner(settings, "ppo", rank), output=str(tmp_path / f"{shard}-{rank}"), iterations=2
+        )
         held_out = {"eval_every": int(shard == "none"), "eval_queries": 9}
         jobs.append(replace(changed, parallel=ParallelConfig(shard=shard), **held_out))
     (tmp_path / "jobs.json").write_text(json.dumps([(asdict(job), "") for job in jobs]))
-    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "tests/parallel/parallel_run.py"]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--standalone",
+        "tests/parallel/parallel_run.py",
+    ]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, *command, str(tmp_path / "jobs.json")], check=True, cwd=ROOT, env=env, timeout=240)
+    subprocess.run(
+        [sys.executable, *command, str(tmp_path / "jobs.json")],
+        check=True,
+        cwd=ROOT,
+        env=env,
+        timeout=240,
+    )
     for job in jobs:
-        records = [json.loads(line) for line in (Path(job.output) / "metrics.jsonl").read_text().splitlines()]
+        records = [
+            json.loads(line)
+            for line in (Path(job.output) / "metrics.jsonl").read_text().splitlines()
+        ]
         assert len(records) == 4 and max(record["engine_difference"] for record in records) < 1e-5
         assert all("eval_task_reward" in record for record in records) == bool(job.eval_every)
 

@@ -48,7 +48,11 @@ class Started:
         command += " --enable-lora --max-lora-rank 8 --max-loras 2"
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [PYTHON, *command.split()], env=environment, stdout=log, stderr=log, start_new_session=True
+                [PYTHON, *command.split()],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         until = time.monotonic() + 300
         while time.monotonic() < until and self.process.poll() is None:
@@ -97,7 +101,9 @@ def test_weights_that_are_not_handed_over_show(settings, monkeypatch, rank):
     settings = learner(replace(settings, iterations=3), "ppo", rank)
     ppo = replace(settings.ppo, learning_rate=5e-4)
     one = replace(settings.cory, num_agents=1)  # with two, each takes the server from the other
-    differences = [record["engine_difference"] for record in train(replace(settings, ppo=ppo, cory=one))]
+    differences = [
+        record["engine_difference"] for record in train(replace(settings, ppo=ppo, cory=one))
+    ]
     assert differences[0] < 1e-4 and max(differences[1:]) > 1e-3
 
 
@@ -141,11 +147,14 @@ def test_a_killed_server_ends_the_run_with_its_state_saved(settings, vllm):
         return count_good(prompts, completions)
 
     with pytest.raises(
-        UserError, match=r"iteration 4: sampling.engine_url: expected a server(.|\n)*last good state is"
+        UserError,
+        match=r"iteration 4: sampling.engine_url: expected a server(.|\n)*last good state is",
     ):
         train(settings, reward)
     before = (Path(settings.output) / "metrics.jsonl").read_text()
     vllm.start()
     records = train(replace(settings, resume=settings.output), reward)
     assert len(records) == 12 and max(record["engine_difference"] for record in records) < 1e-4
-    assert before.count("\n") == 6 and (Path(settings.output) / "metrics.jsonl").read_text().startswith(before)
+    assert before.count("\n") == 6 and (
+        Path(settings.output) / "metrics.jsonl"
+    ).read_text().startswith(before)

@@ -36,7 +36,9 @@ class Server:
         self.requests.append((path, body))
         if path == "/v1/models":
             names = [{"id": "base", "max_model_len": self.longest, "parent": None}]
-            return 200, {"data": [*names, *({"id": name, "parent": "base"} for name in self.adapters)]}
+            return 200, {
+                "data": [*names, *({"id": name, "parent": "base"} for name in self.adapters)]
+            }
         if path == "/collective_rpc":
             assert body["method"] == "reload_weights"
             if not self.stale:
@@ -61,7 +63,10 @@ class Server:
         model = self.adapters.get(body["model"], self.model if body["model"] == "base" else None)
         if model is None:
             return 404, {"error": {"message": f"The model {body['model']!r} does not exist"}}
-        choices = [self.complete(model, prompt, body) | {"index": i} for i, prompt in enumerate(body["prompt"])]
+        choices = [
+            self.complete(model, prompt, body) | {"index": i}
+            for i, prompt in enumerate(body["prompt"])
+        ]
         return 200, {"choices": choices[::-1]}  # the order is not promised
 
     @torch.no_grad()
@@ -73,7 +78,9 @@ class Server:
             each = (logits / body["temperature"]).softmax(-1)
             new.append(torch.multinomial(each, 1, generator=self.draws).item())
             logprobs.append(logits.log_softmax(-1)[new[-1]].item())
-            if new[-1] in body["stop_token_ids"] or any(s in self.tokenizer.decode(new) for s in body["stop"]):
+            if new[-1] in body["stop_token_ids"] or any(
+                s in self.tokenizer.decode(new) for s in body["stop"]
+            ):
                 break
         return {"token_ids": new, "logprobs": {"token_logprobs": logprobs}}
 
@@ -93,8 +100,12 @@ def serving(folder: Path) -> Iterator[Server]:
                 if 0 <= server.dies_at < server.completions:
                     self.close_connection = True
                     return
-                allowed = not server.key or self.headers.get("Authorization") == f"Bearer {server.key}"
-                status, content = server.answer(self.path, body) if allowed else (401, {"error": "Unauthorized"})
+                allowed = (
+                    not server.key or self.headers.get("Authorization") == f"Bearer {server.key}"
+                )
+                status, content = (
+                    server.answer(self.path, body) if allowed else (401, {"error": "Unauthorized"})
+                )
             data = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")

@@ -26,7 +26,9 @@ QUERIES = {"prompt": ["first", "second"]}
 ETA = 0.1
 
 
-def record(rewards, kl, read=None, completions=("a", "b"), prompt_tokens=(5, 5), tokens=(2, 4), **more):
+def record(
+    rewards, kl, read=None, completions=("a", "b"), prompt_tokens=(5, 5), tokens=(2, 4), **more
+):
     return {
         "rewards": list(rewards),
         "kl": list(kl),
@@ -104,7 +106,9 @@ def test_choices_are_made_in_groups_of_k():
     """By hand, groups of 2 of 5: (x, y) and (y, y), the fifth is left out."""
     rewards = [3.0, 0.0, 1.0, 9.0, 100.0]
     assert reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 2) == (3 + 1) / 2
-    assert reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 5) == 0  # the first of the three y
+    assert (
+        reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 5) == 0
+    )  # the first of the three y
     assert reward_at_k(first_accepted, [False, True, False, False, True], rewards, 2) == (0 + 1) / 2
 
 
@@ -120,7 +124,9 @@ def test_votes_and_verdicts_are_columns_of_each_k():
     one, two = table_rows({"one": [solo] * 2, "two": [chain] * 2}, QUERIES, judged, ks, ETA)
     assert one["maj@2"] == (1 + 0) / 2  # 3 is first of a tie; 4 has the only vote
     assert one["maj@4"] == 0
-    assert two["verified@2"] == (0 + 0) / 2  # the second is accepted; of the last two, none is, so the first counts
+    assert (
+        two["verified@2"] == (0 + 0) / 2
+    )  # the second is accepted; of the last two, none is, so the first counts
     assert two["verified@4"] == 0
     assert not {"maj@1", "verified@1", "verified@2"} & set(one)
 
@@ -128,8 +134,14 @@ def test_votes_and_verdicts_are_columns_of_each_k():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda text: 1 / 0, r"extract: expected an answer that can be hashed, or None, got ZeroDivisionError .*'a'"),
-        (lambda text: [text], r"extract: expected an answer that can be hashed, or None, got TypeError .* for 'a'"),
+        (
+            lambda text: 1 / 0,
+            r"extract: expected an answer that can be hashed, or None, got ZeroDivisionError .*'a'",
+        ),
+        (
+            lambda text: [text],
+            r"extract: expected an answer that can be hashed, or None, got TypeError .* for 'a'",
+        ),
     ],
 )
 def test_answers_that_cannot_be_counted_are_named(function, message):
@@ -140,7 +152,9 @@ def test_answers_that_cannot_be_counted_are_named(function, message):
 def test_a_verdict_is_true_or_false():
     with pytest.raises(UserError, match="accepts: expected True or False, got 'yes' for 'a'"):
         verdicts(lambda text: "yes", ["a"])
-    with pytest.raises(UserError, match=r"accepts: expected True or False, got ZeroDivisionError .* for 'a'"):
+    with pytest.raises(
+        UserError, match=r"accepts: expected True or False, got ZeroDivisionError .* for 'a'"
+    ):
         verdicts(lambda text: 1 / 0, ["a"])
 
 
@@ -156,32 +170,55 @@ def variety(chains, **columns):
     return [float(len(" ".join(chain).split())) + 100 * len(chain) for chain in chains]
 
 
-ROLES = [RoleConfig(name="writer"), RoleConfig(name="critic", prompt="{writer} {prompt}"), RoleConfig(stop=["a"])]
+ROLES = [
+    RoleConfig(name="writer"),
+    RoleConfig(name="critic", prompt="{writer} {prompt}"),
+    RoleConfig(stop=["a"]),
+]
 
 
-def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(config, policy_folder, tmp_path, capsys):
+def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
+    config, policy_folder, tmp_path, capsys
+):
     """Its rivals answer as often; a frozen agent's part of the KL is 0; a single agent reads the chain's prompts."""
-    rows = datasets.Dataset.from_dict({"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]})
+    rows = datasets.Dataset.from_dict(
+        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
+    )
     teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
     frozen = [{}, {"model": {"name": str(policy_folder)}, "trained": False}, {}]
     config = replace(config, iterations=2, cory=CoryConfig(num_agents=3, exchange="none"))
     three = replace(config, roles=ROLES, agents=frozen, output=str(tmp_path / "three"))
-    one = replace(config, cory=CoryConfig(num_agents=1), roles=ROLES[:1], output=str(tmp_path / "one"))
+    one = replace(
+        config, cory=CoryConfig(num_agents=1), roles=ROLES[:1], output=str(tmp_path / "one")
+    )
     runs = [CoryTrainer(each, make_agents(each), teamwork).train().folder for each in (three, one)]
     held_out = teamwork.with_roles(ROLES)
     done = evaluate(runs, held_out, settings(tmp_path, samples=2, queries=6))
     by_name = {row["name"]: row for row in done.rows}
-    assert "base after itself after itself" in by_name and "one/agent_1 after itself after itself" in by_name
+    assert (
+        "base after itself after itself" in by_name
+        and "one/agent_1 after itself after itself" in by_name
+    )
     assert "base of three/agent_2" not in by_name  # its base is itself
     assert {row["calls"] for row in done.rows if "team_reward" in row} == {1, 3}
 
-    records = [json.loads(line) for line in (done.folder / "responses.jsonl").read_text().splitlines() if line]
+    records = [
+        json.loads(line)
+        for line in (done.folder / "responses.jsonl").read_text().splitlines()
+        if line
+    ]
     by_row = {(line["model"], line["query"]): line for line in records}
-    chain = ["three/agent_1", "three/agent_2 after agent_1", "three/agent_3 after agent_2 after agent_1"]
+    chain = [
+        "three/agent_1",
+        "three/agent_2 after agent_1",
+        "three/agent_3 after agent_2 after agent_1",
+    ]
     writer, critic, last = (by_row[name, 0] for name in chain)
     assert [line["role"] for line in (writer, critic, last)] == ["writer", "critic", "observer_2"]
     assert critic["kl"] == pytest.approx([0, 0], abs=1e-5) and last["kl"][0] > 0
-    chains = list(zip(writer["completions"], critic["completions"], last["completions"], strict=True))
+    chains = list(
+        zip(writer["completions"], critic["completions"], last["completions"], strict=True)
+    )
     assert last["team_rewards"] == variety(chains) and "team_rewards" not in critic
     row = by_name[chain[2]]
     total = [sum(sum(by_row[name, query]["kl"]) / 2 for name in chain) for query in range(6)]
@@ -191,7 +228,10 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(config, policy_f
 
     twice = by_row["one/agent_1 after itself", 0]  # its run has the first role alone
     first = by_row["one/agent_1", 0]
-    assert twice["role"] == "critic" and twice["prompt"] == f"{first['completions'][0]} {rows['prompt'][0]}"
+    assert (
+        twice["role"] == "critic"
+        and twice["prompt"] == f"{first['completions'][0]} {rows['prompt'][0]}"
+    )
     shown = capsys.readouterr().out
     assert "Cost of a query" in shown and "tokens read" in shown
     write_report(done.folder)
@@ -201,7 +241,9 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(config, policy_f
 
 
 def test_an_evaluation_does_not_go_on_with_another_team_reward(config, tmp_path):
-    rows = datasets.Dataset.from_dict({"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]})
+    rows = datasets.Dataset.from_dict(
+        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
+    )
     teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
     config = replace(config, iterations=1)
     run = CoryTrainer(config, make_agents(config), teamwork).train().folder
@@ -213,9 +255,13 @@ def test_an_evaluation_does_not_go_on_with_another_team_reward(config, tmp_path)
 
 
 def test_a_run_with_another_team_reward_is_named(config, tmp_path, capsys):
-    rows = datasets.Dataset.from_dict({"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]})
+    rows = datasets.Dataset.from_dict(
+        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
+    )
     config = replace(config, iterations=1)
     teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
     run = CoryTrainer(config, make_agents(config), teamwork).train().folder
     evaluate([run], replace(teamwork, team_reward=None), settings(tmp_path, queries=2))
-    assert "was trained with the team reward test_costs.variety, not None" in capsys.readouterr().err
+    assert (
+        "was trained with the team reward test_costs.variety, not None" in capsys.readouterr().err
+    )

@@ -43,7 +43,9 @@ def make_run(config, agents=2, **changes):
 
 @pytest.fixture
 def held_out():
-    return Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(30)[20:]], count_good, PROMPTS)
+    return Task.from_prompts(
+        [" ".join(text.split()[:4]) for text in sentences(30)[20:]], count_good, PROMPTS
+    )
 
 
 def settings(tmp_path, **changes) -> EvaluationConfig:
@@ -56,8 +58,14 @@ def test_a_task_of_ones_own(config, held_out, tmp_path):
     names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "base after itself", "run/agent_2 after agent_1",
              "run/agent_1 after agent_2", "ppo/agent_1 after itself"]  # fmt: skip
     assert [row["name"] for row in done.rows] == names
-    records = [json.loads(line) for line in (done.folder / "responses.jsonl").read_text().splitlines() if line]
-    assert len(records) == len(names) * 10 and {len(record["completions"]) for record in records} == {2}
+    records = [
+        json.loads(line)
+        for line in (done.folder / "responses.jsonl").read_text().splitlines()
+        if line
+    ]
+    assert len(records) == len(names) * 10 and {
+        len(record["completions"]) for record in records
+    } == {2}
     best = [max(record["rewards"]) for record in records if record["model"] == "ppo/agent_1"]
     assert done.rows[3]["best_of_2"] == pytest.approx(sum(best) / 10)
     write_report(done.folder)
@@ -72,7 +80,9 @@ def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
         model.lm_head.weight.mul_(3)
     prompts = held_out.dataset["prompt"]
     answers = respond(model, base, tokenizer, prompts, SamplingConfig(5, 5))
-    for prompt, text, nll, tokens in zip(prompts, answers.completions, answers.base_nll, answers.tokens, strict=True):
+    for prompt, text, nll, tokens in zip(
+        prompts, answers.completions, answers.base_nll, answers.tokens, strict=True
+    ):
         ids = [tokenizer(part)["input_ids"] for part in (prompt, text)]
         if len(ids[1]) != tokens:
             continue  # an end token, or a text that is cut into other tokens
@@ -101,10 +111,14 @@ def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path
     (_, _), (alone, first), (_, _), (chain, _) = seen
     queries = held_out.dataset["prompt"]
     assert alone == list(queries)
-    assert chain == [f'Improve "{query}{text}": {query}' for query, text in zip(queries, first, strict=True)]
+    assert chain == [
+        f'Improve "{query}{text}": {query}' for query, text in zip(queries, first, strict=True)
+    ]
 
 
-def test_a_run_with_a_chat_template_is_evaluated_with_it(config, held_out, policy_folder, tmp_path, monkeypatch):
+def test_a_run_with_a_chat_template_is_evaluated_with_it(
+    config, held_out, policy_folder, tmp_path, monkeypatch
+):
     chat = tmp_path / "chat"
     tokenizer = AutoTokenizer.from_pretrained(policy_folder)
     tokenizer.chat_template = CHAT
@@ -126,9 +140,17 @@ def test_a_run_with_a_chat_template_is_evaluated_with_it(config, held_out, polic
     assert not second.startswith("<user>")  # each as its own run
 
 
-def test_a_4_bit_lora_run_is_evaluated_in_4_bit(config, held_out, llama_folder, tmp_path, monkeypatch):  # noqa: F811
+def test_a_4_bit_lora_run_is_evaluated_in_4_bit(
+    config,
+    held_out,
+    llama_folder,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
     pytest.importorskip("bitsandbytes")
-    config = replace(config, lora=LoraConfig(rank=4), sampling=replace(config.sampling, max_new_tokens=3))
+    config = replace(
+        config, lora=LoraConfig(rank=4), sampling=replace(config.sampling, max_new_tokens=3)
+    )
     folder = make_run(config, model=ModelConfig(str(llama_folder), quantization="4bit"))
     kinds = []
     original = respond
@@ -156,7 +178,9 @@ def test_adapters_share_one_base(config, held_out, tmp_path, monkeypatch):
     loaded = []
     original = load.AutoModelForCausalLM.from_pretrained
     monkeypatch.setattr(
-        load.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: loaded.append(a[0]) or original(*a, **k)
+        load.AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *a, **k: loaded.append(a[0]) or original(*a, **k),
     )
     rows = evaluate([folder], held_out, settings(tmp_path)).rows
     assert loaded == [config.model.name]
@@ -217,12 +241,17 @@ def test_a_run_that_was_trained_on_is_not_taken_for_evaluated(config, held_out, 
     evaluate([run], held_out, settings(tmp_path))  # as it was: continued
     summary = json.loads((run / "summary.json").read_text()) | {"iterations": 4}
     (run / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(UserError, match=r"expected the settings with which .* was begun, got .* trained again since"):
+    with pytest.raises(
+        UserError,
+        match=r"expected the settings with which .* was begun, got .* trained again since",
+    ):
         evaluate([run], held_out, settings(tmp_path))
 
 
 def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
-    first, second = (make_run(config, 1, output=str(tmp_path / name), iterations=1) for name in ("a", "b"))
+    first, second = (
+        make_run(config, 1, output=str(tmp_path / name), iterations=1) for name in ("a", "b")
+    )
     whole = evaluate([first, second], held_out, settings(tmp_path / "other")).rows
     folder, rows = evaluate([first], held_out, settings(tmp_path))
     lines = (folder / "responses.jsonl").read_text().splitlines()
@@ -231,7 +260,9 @@ def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
     folder, more = evaluate([first, second], held_out, settings(tmp_path))
     now = (folder / "responses.jsonl").read_text().splitlines()
     assert now[: len(lines)] == lines and len(now) > len(lines)
-    assert more == whole and [row for row in more if row["name"] in {r["name"] for r in rows}] == rows
+    assert (
+        more == whole and [row for row in more if row["name"] in {r["name"] for r in rows}] == rows
+    )
     assert evaluate([first], held_out, settings(tmp_path)).rows == rows  # fewer again
     for others in ([second, first], [second]):  # another first run, whose base and prompts count
         with pytest.raises(UserError, match=r"got models \["):
@@ -258,7 +289,9 @@ def test_an_evaluation_does_not_go_on_with_other_queries(held_out, policy_folder
 def test_an_evaluation_does_not_go_on_with_another_base(config, held_out, policy_folder, tmp_path):
     run = make_run(config, 1, output=str(tmp_path / "a"), iterations=1)
     evaluate([policy_folder], held_out, settings(tmp_path))
-    with pytest.raises(UserError, match=r"got models \["):  # the run's base, prompts and sampling would count
+    with pytest.raises(
+        UserError, match=r"got models \["
+    ):  # the run's base, prompts and sampling would count
         evaluate([policy_folder, run], held_out, settings(tmp_path))
 
 
@@ -266,22 +299,31 @@ def test_agents_of_a_run_without_summary_are_not_evaluated(config, held_out, tmp
     """It has gone back to an older checkpoint, or was killed while it saved: its agents are of another iteration."""
     run = make_run(config, 1, iterations=1)
     (run / "summary.json").unlink()
-    with pytest.raises(UserError, match="expected a run with saved agents, got one that has not ended"):
+    with pytest.raises(
+        UserError, match="expected a run with saved agents, got one that has not ended"
+    ):
         evaluate([run], held_out, settings(tmp_path))
 
 
 def test_runs_whose_rows_would_have_the_same_names_are_refused(config, held_out, tmp_path):
     runs = [make_run(config, 1, output=str(tmp_path / name / "run"), iterations=1) for name in "ab"]
-    with pytest.raises(UserError, match="runs with folders of different names, which name the rows, got"):
+    with pytest.raises(
+        UserError, match="runs with folders of different names, which name the rows, got"
+    ):
         evaluate(runs, held_out, settings(tmp_path))
 
 
 def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp_path, capsys):
     run = make_run(config, 1, iterations=1)
     text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text))
+    (run / "config.yaml").write_text(
+        re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text)
+    )
     evaluate([run], held_out, settings(tmp_path))
-    assert "the source of the reward test_evaluation.count_good has changed since" in capsys.readouterr().err
+    assert (
+        "the source of the reward test_evaluation.count_good has changed since"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, policy_folder, tmp_path):
@@ -295,13 +337,19 @@ def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, polic
     drawn = []
     for pioneer, role in ((None, 0), ("base", 1), ("base after itself", 2)):
         loaded = (model, model, tokenizer)
-        answered, _ = evaluator._respond(lineup.candidates["base"], loaded, [0], pioneer, role, 1, lineup.sampling)
+        answered, _ = evaluator._respond(
+            lineup.candidates["base"], loaded, [0], pioneer, role, 1, lineup.sampling
+        )
         drawn.append(answered.token_texts[0])
-        evaluator.done["base" if role == 0 else "base after itself", 0] = {"completions": answered.completions}
+        evaluator.done["base" if role == 0 else "base after itself", 0] = {
+            "completions": answered.completions
+        }
     assert len({" ".join(tokens[:3]) for tokens in drawn}) == 3
 
 
-def test_rewards_are_computed_as_in_training_whatever_the_precision(held_out, policy_folder, tmp_path):
+def test_rewards_are_computed_as_in_training_whatever_the_precision(
+    held_out, policy_folder, tmp_path
+):
     kinds = []
 
     def by_a_model(prompts, completions):
@@ -315,7 +363,9 @@ def test_rewards_are_computed_as_in_training_whatever_the_precision(held_out, po
 
 
 @pytest.mark.parametrize("lines", [0, 4])
-def test_killed_while_it_writes_it_ends_with_the_same_responses(held_out, policy_folder, tmp_path, lines):
+def test_killed_while_it_writes_it_ends_with_the_same_responses(
+    held_out, policy_folder, tmp_path, lines
+):
     changes = {"batch_size": 3, "samples": 1}
     whole = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
     file = whole.folder / "responses.jsonl"
@@ -323,16 +373,22 @@ def test_killed_while_it_writes_it_ends_with_the_same_responses(held_out, policy
     file.write_text("".join(written[:lines]) + written[lines][:30])
     again = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
     assert read_responses(whole.folder) == before and again.rows == whole.rows
-    assert sum(bool(line) for line in file.read_text().splitlines()) == len(before) + 1  # and what was cut short
+    assert (
+        sum(bool(line) for line in file.read_text().splitlines()) == len(before) + 1
+    )  # and what was cut short
 
 
 def test_copies_of_what_was_read_are_counted(held_out):
     common = {"rewards": [0.0, 0.0], "kl": [0.0, 0.0], "base_nll": [1.0, 1.0]}
     common |= {"tokens": [1, 1], "prompt_tokens": [1, 1]}
     solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
-    chain = [{**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])]
+    chain = [
+        {**common, "completions": texts, "read": "one"} for texts in (["a b", "d"], ["e", "e"])
+    ]
     records = {"one": solo, "two": chain}
-    one, two = table_rows(records, {"prompt": ["first", "second"]}, held_out, EvaluationConfig(samples=2), 0.1)
+    one, two = table_rows(
+        records, {"prompt": ["first", "second"]}, held_out, EvaluationConfig(samples=2), 0.1
+    )
     assert "copied" not in one and two["copied"] == 0.5
 
 
@@ -344,16 +400,32 @@ def test_intervals_are_over_the_queries_that_differ(held_out):
         {**common, "rewards": rewards, "completions": completions}
         for rewards, completions in zip(([0.0, 2.0], [1.0, 1.0], [3.0, 5.0]), texts, strict=True)
     ]
-    (row,) = table_rows({"one": records}, {"prompt": ["q", "q", "other"]}, held_out, EvaluationConfig(samples=2), 0.1)
-    assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(1.96 / 3 * (2 * (4 + 4)) ** 0.5)
-    (row,) = table_rows({"one": records}, {"prompt": ["q", "r", "other"]}, held_out, EvaluationConfig(samples=2), 0.1)
+    (row,) = table_rows(
+        {"one": records},
+        {"prompt": ["q", "q", "other"]},
+        held_out,
+        EvaluationConfig(samples=2),
+        0.1,
+    )
+    assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(
+        1.96 / 3 * (2 * (4 + 4)) ** 0.5
+    )
+    (row,) = table_rows(
+        {"one": records},
+        {"prompt": ["q", "r", "other"]},
+        held_out,
+        EvaluationConfig(samples=2),
+        0.1,
+    )
     assert row["task_reward_ci"] == pytest.approx(1.96 * 3**0.5 / 3**0.5)  # of the means 1, 1 and 4
 
 
 def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
     """Half of the held-out queries stand in the training of one run, a quarter in that of the other."""
     queries = sentences(16)
-    asked = Task.from_prompts([queries[0], queries[0], "my own", "the new film"], count_good, PROMPTS)
+    asked = Task.from_prompts(
+        [queries[0], queries[0], "my own", "the new film"], count_good, PROMPTS
+    )
     trained, folders = {}, []
     for seed, name, prompts in ((1, "half", queries), (2, "quarter", [*queries[1:], "my own"])):
         task = Task.from_prompts(prompts, count_good, PROMPTS)
@@ -368,7 +440,10 @@ def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
     assert saved["said"].startswith(said) and saved["distinct_queries"] == 3
     assert saved["in_training"] == {"half": 0.5, "quarter": 0.25}
     write_report(done.folder)
-    assert said in (done.folder / "evaluation.md").read_text() and said in (done.folder / "report.html").read_text()
+    assert (
+        said in (done.folder / "evaluation.md").read_text()
+        and said in (done.folder / "report.html").read_text()
+    )
     # Given the rows of one of them: those of the other are not known, and that is said.
     done = evaluate(folders, asked, settings(tmp_path), trained_on=trained[1])
     printed = capsys.readouterr()
@@ -376,13 +451,17 @@ def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
     assert "quarter was trained on: expected the training data that it recorded" in printed.err
     evaluate(folders, asked, settings(tmp_path))
     printed = capsys.readouterr()
-    assert "4 queries (3 distinct), not known how many of them also in training" in " ".join(printed.out.split())
+    assert "4 queries (3 distinct), not known how many of them also in training" in " ".join(
+        printed.out.split()
+    )
     assert "evaluate(..., trained_on=task.dataset)" in printed.err
 
 
 def test_shorter_responses_than_the_run_drew_can_be_asked_for():
     sampling = SamplingConfig(min_new_tokens=16, max_new_tokens=16)
-    assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(min_new_tokens=1, max_new_tokens=8)
+    assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(
+        min_new_tokens=1, max_new_tokens=8
+    )
     with pytest.raises(UserError, match=r"sampling.min_new_tokens: expected max_new_tokens alone"):
         sampling.after_training({"min_new_tokens": 4, "max_new_tokens": 8})
 

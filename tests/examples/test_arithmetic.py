@@ -37,8 +37,13 @@ def test_held_out_sums_are_not_trained_on_and_make_a_task(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "reasoning_gym", gym)
     monkeypatch.setattr(make, "ROWS", {"train": 40, "test": 10})
     make.make(tmp_path)
-    train, test = ([json.loads(line) for line in open(tmp_path / f"{split}.jsonl")] for split in ("train", "test"))
-    assert (len(train), len(test)) == (40, 10) and not {r["prompt"] for r in train} & {r["prompt"] for r in test}
+    train, test = (
+        [json.loads(line) for line in open(tmp_path / f"{split}.jsonl")]
+        for split in ("train", "test")
+    )
+    assert (len(train), len(test)) == (40, 10) and not {r["prompt"] for r in train} & {
+        r["prompt"] for r in test
+    }
     monkeypatch.chdir(ROOT)
     config, _ = load(OwnConfig, EXAMPLE / "sums.yaml", ["--task.dataset", str(tmp_path)])
     task = make_task(config)

@@ -45,15 +45,23 @@ def test_the_rule():
     for order in rewards.ORDERS:  # whoever knows only one of the two is right in one case of four
         right = rewards.reward([""] * 16, [f" Steer {order}!"] * 16, lands, courses)
         for known in (lands, courses):
-            assert all(sum(r for r, k in zip(right, known, strict=True) if k == wind) == 1 for wind in rewards.WINDS)
+            assert all(
+                sum(r for r, k in zip(right, known, strict=True) if k == wind) == 1
+                for wind in rewards.WINDS
+            )
 
 
 def test_each_role_reads_its_own_half(world):
-    train, test = ([json.loads(line) for line in open(world / f"{split}.jsonl")] for split in ("train", "test"))
+    train, test = (
+        [json.loads(line) for line in open(world / f"{split}.jsonl")] for split in ("train", "test")
+    )
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
     templates = yaml.safe_load((EXAMPLE / "lookout.yaml").read_text())["task"]
     row = {"prompt": "", "land": "LAND", "course": "COURSE", "response": "RESPONSE"}
-    pioneer, observer = fill(templates["pioneer_prompt"], row), fill(templates["observer_prompt"], row)
+    pioneer, observer = (
+        fill(templates["pioneer_prompt"], row),
+        fill(templates["observer_prompt"], row),
+    )
     assert "LAND" in pioneer and "COURSE" not in pioneer
     assert "LAND" not in observer and "COURSE" in observer and "RESPONSE" in observer
 
@@ -61,7 +69,12 @@ def test_each_role_reads_its_own_half(world):
 @pytest.mark.parametrize("credit", ["collective", "counterfactual"])
 def test_a_run(world, tmp_path, monkeypatch, credit):
     monkeypatch.chdir(ROOT)
-    flags = {"iterations": 2, "output": tmp_path / "x-0", "model.name": world / "model", "task.dataset": world}
+    flags = {
+        "iterations": 2,
+        "output": tmp_path / "x-0",
+        "model.name": world / "model",
+        "task.dataset": world,
+    }
     flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8, "device": "cpu", "cory.credit": credit}
     argv = [f"--{key}={value}" for key, value in flags.items()]
     config, _ = load(OwnConfig, EXAMPLE / "lookout.yaml", argv)
@@ -78,9 +91,15 @@ def test_fog_decides_what_each_role_knows(tmp_path):
         rows = [json.loads(line) for line in open(folder / f"fog_{fog}/test.jsonl")]
         foggy = [row for row in rows if "in fog" in row["prompt"]]
         assert abs(len(foggy) / len(rows) - fog / 100) < 0.1
-        for row in rows:  # in fog the lookout sees the land alone and the helmsman knows the course alone
+        for (
+            row
+        ) in rows:  # in fog the lookout sees the land alone and the helmsman knows the course alone
             known = "ship" in row["sees"], "land" in row["knows"]
             assert known == ((False, False) if row in foggy else (True, True))
     templates = yaml.safe_load((EXAMPLE / "weather.yaml").read_text())["task"]
-    assert fill(templates["pioneer_prompt"], rows[0]).endswith(f"The lookout {rows[0]['sees']} and calls:")
-    assert fill(templates["observer_prompt"], {**rows[0], "response": ""}).endswith(f"{rows[0]['knows']} and calls:")
+    assert fill(templates["pioneer_prompt"], rows[0]).endswith(
+        f"The lookout {rows[0]['sees']} and calls:"
+    )
+    assert fill(templates["observer_prompt"], {**rows[0], "response": ""}).endswith(
+        f"{rows[0]['knows']} and calls:"
+    )

@@ -44,7 +44,9 @@ def read(folder, split):
 
 def settings(world, name, **flags):
     flags = {"task.dataset": world, "model.name": world / "model", "device": "cpu"} | flags
-    config, _ = load(OwnConfig, EXAMPLE / name, [f"--{key}={value}" for key, value in flags.items()])
+    config, _ = load(
+        OwnConfig, EXAMPLE / name, [f"--{key}={value}" for key, value in flags.items()]
+    )
     return config
 
 
@@ -62,7 +64,9 @@ def test_no_held_out_listing_is_trained_on(world):
     assert len(train) == make.ROWS["train"] and len(test) == make.ROWS["test"]
     assert not {row["listing"] for row in train} & {row["listing"] for row in test}
     # The flats differ, not only the order of their sentences.
-    values = [tuple(flat[fact] for fact in make.FACTS) for flat in make.flats(make.random.Random(0))]
+    values = [
+        tuple(flat[fact] for fact in make.FACTS) for flat in make.flats(make.random.Random(0))
+    ]
     assert len(set(values)) == len(train) + len(test)
 
 
@@ -79,7 +83,12 @@ def test_the_answerer_reads_the_note_and_the_question_alone(world, name, monkeyp
     monkeypatch.chdir(ROOT)
     config = settings(world, name)
     task = make_task(config).with_roles(config.roles)
-    row = {"listing": ["LISTING"], "prompt": ["LISTING"], "question": ["QUESTION"], "answer": ["ANSWER"]}
+    row = {
+        "listing": ["LISTING"],
+        "prompt": ["LISTING"],
+        "question": ["QUESTION"],
+        "answer": ["ANSWER"],
+    }
     (note_taker,) = task.render(0, row, [])
     (answerer,) = task.render(1, row, [[" NOTE"]])
     assert "LISTING" in note_taker and "QUESTION" not in note_taker and "ANSWER" not in note_taker
@@ -90,7 +99,12 @@ def test_the_answerer_reads_the_note_and_the_question_alone(world, name, monkeyp
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_run(world, tmp_path, monkeypatch, name):
     monkeypatch.chdir(ROOT)
-    flags = {"iterations": 2, "output": tmp_path / "run", "ppo.batch_size": 12, "ppo.mini_batch_size": 6}
+    flags = {
+        "iterations": 2,
+        "output": tmp_path / "run",
+        "ppo.batch_size": 12,
+        "ppo.mini_batch_size": 6,
+    }
     config = settings(world, name, **flags)
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     roles = {(row["agent"], row["role"]) for row in run.history}

@@ -20,17 +20,24 @@ LONGEST, GROUP = 12, 4
 
 def make(tokenizer, algorithm, kl_in="reward", optimizer=("SGD", {}), **settings):
     """A learner in double precision, by plain gradient steps, with a reference that differs from its policy."""
-    base, ref = make_gpt2(tokenizer).double(), make_gpt2(tokenizer, seed=1).double().requires_grad_(False)
+    base, ref = (
+        make_gpt2(tokenizer).double(),
+        make_gpt2(tokenizer, seed=1).double().requires_grad_(False),
+    )
     name, options = optimizer
     defaults = {"learning_rate": 0.01, "batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 2}
     ppo = PPOConfig(**defaults | settings, kl_in=kl_in, optimizer=name, optimizer_options=options)
     sampling = SamplingConfig(max_new_tokens=LONGEST)
     config = Config(device="cpu", algorithm=algorithm, group_size=GROUP, ppo=ppo, sampling=sampling)
-    return GroupLearner(WindowPolicy(copy.deepcopy(base)), WindowPolicy(ref), tokenizer, config, torch.device("cpu"))
+    return GroupLearner(
+        WindowPolicy(copy.deepcopy(base)), WindowPolicy(ref), tokenizer, config, torch.device("cpu")
+    )
 
 
 def update(learner, queries, responses, scores, seed=0):
-    (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.default_rng(seed))
+    (stats,) = learner.update(
+        [rollout_of(queries, responses)], [scores], np.random.default_rng(seed)
+    )
     return stats
 
 
@@ -38,7 +45,9 @@ def logprobs(model, query, response):
     """Of one response's tokens, without padding or batches."""
     ids = torch.cat([query, response])
     logits = model(ids[None]).logits[0, len(query) - 1 : -1]
-    return torch.stack([row.log_softmax(0)[token] for row, token in zip(logits, response, strict=True)])
+    return torch.stack(
+        [row.log_softmax(0)[token] for row, token in zip(logits, response, strict=True)]
+    )
 
 
 def plain_advantages(rewards, algorithm, roles=1):
@@ -52,7 +61,9 @@ def plain_advantages(rewards, algorithm, roles=1):
         std = math.sqrt(sum((r - mean) ** 2 for r in group) / (GROUP - 1))
         for i, r in enumerate(group):
             others = [other for j, other in enumerate(group) if j != i]
-            baseline = {"rloo": sum(others) / (GROUP - 1), "reinforce": sum(role) / size}.get(algorithm, mean)
+            baseline = {"rloo": sum(others) / (GROUP - 1), "reinforce": sum(role) / size}.get(
+                algorithm, mean
+            )
             result.append((r - baseline) / (std + 1e-4) if algorithm == "grpo" else r - baseline)
     return result
 
@@ -64,15 +75,22 @@ def plain_loss(model, ref, olds, queries, responses, advantages, algorithm, kl_c
         new = logprobs(model, query, response)
         with torch.no_grad():
             gap_to = logprobs(ref, query, response)
-        k3 = [(torch.exp(gap_to[t] - new[t]) - (gap_to[t] - new[t]) - 1) * kl_coef for t in range(len(response))]
+        k3 = [
+            (torch.exp(gap_to[t] - new[t]) - (gap_to[t] - new[t]) - 1) * kl_coef
+            for t in range(len(response))
+        ]
         if algorithm in ("rloo", "reinforce"):
             ratio = torch.exp(new.sum() - old.sum())
-            total = total - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) + sum(k3)
+            total = (
+                total - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) + sum(k3)
+            )
             continue
         tokens = 0.0
         for t in range(len(response)):
             ratio = torch.exp(new[t] - old[t])
-            tokens = tokens - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) + k3[t]
+            tokens = (
+                tokens - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) + k3[t]
+            )
         total = total + tokens / (len(response) if algorithm == "grpo" else LONGEST)
     return total / len(queries)
 
@@ -89,12 +107,19 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in):
         olds = [logprobs(model, *row) for row in zip(queries, responses, strict=True)]
         refs = [logprobs(ref, *row) for row in zip(queries, responses, strict=True)]
     eta = learner.kl_controller.value
-    taken = [eta * (old - r).sum().item() if kl_in == "reward" else 0.0 for old, r in zip(olds, refs, strict=True)]
-    advantages = plain_advantages([s - t for s, t in zip(scores.tolist(), taken, strict=True)], algorithm)
+    taken = [
+        eta * (old - r).sum().item() if kl_in == "reward" else 0.0
+        for old, r in zip(olds, refs, strict=True)
+    ]
+    advantages = plain_advantages(
+        [s - t for s, t in zip(scores.tolist(), taken, strict=True)], algorithm
+    )
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     values = []
     for _ in range(2):  # the second step is off-policy, where ratios differ from 1 and are clipped
-        loss = plain_loss(model, ref, olds, queries, responses, advantages, algorithm, eta * (kl_in == "loss"))
+        loss = plain_loss(
+            model, ref, olds, queries, responses, advantages, algorithm, eta * (kl_in == "loss")
+        )
         values.append(loss.item())
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
@@ -104,7 +129,9 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in):
     assert stats.policy_loss == pytest.approx(sum(values) / 2, rel=1e-6, abs=1e-6)
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
     found = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
-    moved = (expected - before).abs().max()  # by two gradients; log-probabilities are float32 there, and here float64
+    moved = (
+        (expected - before).abs().max()
+    )  # by two gradients; log-probabilities are float32 there, and here float64
     assert moved / rate > 1e-2 and (found - expected).abs().max() < 1e-6 * moved
     assert stats.clip_fraction > 0 or (kl_in, algorithm) == ("loss", "dr_grpo")
 
@@ -114,7 +141,9 @@ def test_baselines_are_of_a_role(algorithm):
     rewards = torch.randn(16, dtype=torch.float64)
     rewards[8:] += 100  # the other role earns more
     found = torch.cat([group_advantages(of_role, algorithm, GROUP) for of_role in rewards.split(8)])
-    assert found.tolist() == pytest.approx(plain_advantages(rewards.tolist(), algorithm, roles=2), abs=1e-9)
+    assert found.tolist() == pytest.approx(
+        plain_advantages(rewards.tolist(), algorithm, roles=2), abs=1e-9
+    )
     assert found.abs().max() < 20
 
 
@@ -125,15 +154,22 @@ def test_equal_rewards_give_no_gradient(tokenizer):
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("split", [{"micro_batch": 3}, {"mini_batch_size": 4, "gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(
+    "split", [{"micro_batch": 3}, {"mini_batch_size": 4, "gradient_accumulation_steps": 2}]
+)
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     results = []
-    for settings in ({}, split):  # one after the other, as accelerate knows one number of accumulated batches at a time
+    for settings in (
+        {},
+        split,
+    ):  # one after the other, as accelerate knows one number of accumulated batches at a time
         learner = make(tokenizer, algorithm, ppo_epochs=1, **settings)
         update(learner, *ragged())
         results.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
-    before = torch.cat([p.detach().flatten() for p in make(tokenizer, algorithm).policy.parameters()])
+    before = torch.cat(
+        [p.detach().flatten() for p in make(tokenizer, algorithm).policy.parameters()]
+    )
     distance = (results[0] - results[1]).norm() / (results[0] - before).norm()
     # Means over responses do not depend on how they are split; over tokens of mini-batches, weights would.
     assert distance < 1e-6
@@ -149,7 +185,9 @@ def test_no_value_head_and_no_moments_of_one(tokenizer):
     assert moments == 2 * weights
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adafactor", "NAdam"])
+@pytest.mark.parametrize(
+    "name", ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adafactor", "NAdam"]
+)
 def test_any_of_torchs_optimizers_is_resumed_to_the_bit(tokenizer, name):
     options = {"momentum": 0.9} if name == "SGD" else {}
     whole, first, second = (make(tokenizer, "rloo", optimizer=(name, options)) for _ in range(3))
@@ -157,18 +195,35 @@ def test_any_of_torchs_optimizers_is_resumed_to_the_bit(tokenizer, name):
         update(learner, *ragged(seed=k), seed=k)
     second.load_state(*first.save_state())
     update(second, *ragged(seed=1), seed=1)
-    assert all(torch.equal(a, b) for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True)
+    )
 
 
 def test_options_of_an_optimizer_are_checked():
-    with pytest.raises(UserError, match=r"ppo.optimizer_options: expected options of torch.optim.Adam, got .*momentum"):
+    with pytest.raises(
+        UserError,
+        match=r"ppo.optimizer_options: expected options of torch.optim.Adam, got .*momentum",
+    ):
         make_optimizer(torch.nn.Linear(1, 1), 0.1, "Adam", {"momentum": 0.9})
 
 
 def test_schedules_of_the_learning_rate():
     assert [learning_rate_factor("constant", 0, 10, k) for k in (0, 9, 99)] == [1.0, 1.0, 1.0]
-    assert [learning_rate_factor("constant", 4, 10, k) for k in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert [learning_rate_factor("constant", 4, 10, k) for k in range(6)] == [
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        1.0,
+        1.0,
+    ]
     linear = [learning_rate_factor("linear", 0, 10, k) for k in range(10)]
-    assert linear == sorted(linear, reverse=True) and linear[0] == pytest.approx(10 / 11) and linear[-1] > 0
+    assert (
+        linear == sorted(linear, reverse=True)
+        and linear[0] == pytest.approx(10 / 11)
+        and linear[-1] > 0
+    )
     cosine = [learning_rate_factor("cosine", 2, 10, k) for k in range(10)]
     assert cosine[1] == 1.0 and 0 < cosine[-1] < 0.1

@@ -35,7 +35,9 @@ def ragged(rows: int = 8, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low, high):
-        return torch.randint(2, 300, (int(torch.randint(low, high, (1,), generator=generator)),), generator=generator)
+        return torch.randint(
+            2, 300, (int(torch.randint(low, high, (1,), generator=generator)),), generator=generator
+        )
 
     queries, responses = [draw(2, 9) for _ in range(rows)], [draw(2, 12) for _ in range(rows)]
     return queries, responses, torch.randn(rows, generator=generator)
@@ -62,7 +64,10 @@ def policies(tokenizer, wrapper):
     base = make_gpt2(tokenizer).double()
     ref = make_gpt2(tokenizer, seed=1).double()
     torch.manual_seed(5)
-    model, ref_model = wrapper(copy.deepcopy(base)).double(), wrapper(ref).double().requires_grad_(False)
+    model, ref_model = (
+        wrapper(copy.deepcopy(base)).double(),
+        wrapper(ref).double().requires_grad_(False),
+    )
     model.is_peft_model = ref_model.is_peft_model = False  # TRL's from_pretrained sets it
     return model, ref_model
 
@@ -77,7 +82,9 @@ def make_stock(tokenizer, **settings):
     config = trl_config(ppo_config(**settings), 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = trl.PPOTrainer(config=config, model=model, ref_model=ref_model, tokenizer=tokenizer)
+        trainer = trl.PPOTrainer(
+            config=config, model=model, ref_model=ref_model, tokenizer=tokenizer
+        )
     seen = []
     original = trainer.compute_advantages
 
@@ -93,7 +100,9 @@ def make_stock(tokenizer, **settings):
 def make_learner(tokenizer, precision="fp32", **settings):
     """Our learner of the same policy, and the same of each batch."""
     config = Config(device="cpu", precision=precision, ppo=ppo_config(**settings))
-    learner = PPOLearner(*policies(tokenizer, PolicyWithValueHead), tokenizer, config, torch.device("cpu"))
+    learner = PPOLearner(
+        *policies(tokenizer, PolicyWithValueHead), tokenizer, config, torch.device("cpu")
+    )
     seen = []
     original = learner.targets
 
@@ -115,7 +124,9 @@ def steps(trainer, n=2):
         if isinstance(trainer, trl.PPOTrainer):
             stats.append(trainer.step(queries, responses, list(scores)))
         else:
-            (of_rollout,) = trainer.update([rollout_of(queries, responses)], [scores], np.random.RandomState(k))
+            (of_rollout,) = trainer.update(
+                [rollout_of(queries, responses)], [scores], np.random.RandomState(k)
+            )
             stats.append(of_rollout.metrics())
     return stats
 
@@ -139,7 +150,9 @@ def test_equals_stock_trl(tokenizer, kl_penalty, split):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
     assert (weights(ours) - before).abs().max() > 1e-3
     update = (weights(ours) - before).norm()
-    assert (weights(stock) - weights(ours)).norm() <= 1e-5 * update  # relative to the update, not to the weights
+    assert (
+        weights(stock) - weights(ours)
+    ).norm() <= 1e-5 * update  # relative to the update, not to the weights
 
 
 @pytest.mark.parametrize("kl_penalty", ["full", "kl"])
@@ -275,7 +288,9 @@ def test_a_ratio_above_the_threshold_drops_the_gradient(tokenizer):
 
 
 def test_bf16_is_near_fp32(tokenizer):
-    (full, _), (half, _) = (make_learner(tokenizer, precision=precision) for precision in ("fp32", "bf16"))
+    (full, _), (half, _) = (
+        make_learner(tokenizer, precision=precision) for precision in ("fp32", "bf16")
+    )
     for trainer in (full, half):
         trainer.model.float()
         trainer.reference.float()
@@ -305,8 +320,12 @@ def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
     for queries, responses, _ in rows:
         kls, _ = learner.log_ratios(rollout_of(queries, responses))
         expected.append((sum(kls) / 8, sum(map(len, responses)) / 8))
-    stats = learner.update([rollout_of(*row[:2]) for row in rows], [row[2] for row in rows], np.random.default_rng(0))
-    assert [(one.kl, one.response_tokens) for one in stats] == [pytest.approx(pair) for pair in expected]
+    stats = learner.update(
+        [rollout_of(*row[:2]) for row in rows], [row[2] for row in rows], np.random.default_rng(0)
+    )
+    assert [(one.kl, one.response_tokens) for one in stats] == [
+        pytest.approx(pair) for pair in expected
+    ]
     assert stats[0].policy_loss == stats[1].policy_loss and stats[0].kl != stats[1].kl
 
 
@@ -318,7 +337,9 @@ def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
         queries, responses, scores = ragged(seed=k)
         prompts = [f"{role} {row}" for row in range(8)]
         completions = [f"answer {row}" for row in range(8)]
-        rollouts.append(Rollout(prompts, completions, queries, responses, agent="agent_1", role=role))
+        rollouts.append(
+            Rollout(prompts, completions, queries, responses, agent="agent_1", role=role)
+        )
         rewards.append(scores)
     evaluate = learner._evaluate
 
@@ -329,12 +350,16 @@ def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
 
     learner._evaluate = spoiled
     text = r"rows \[4, 6\], the first of them 'observer 3' -> 'answer 3'"
-    with pytest.raises(NotFinite, match=rf"^agent_1 as observer: the loss is not finite in {text}$"):
+    with pytest.raises(
+        NotFinite, match=rf"^agent_1 as observer: the loss is not finite in {text}$"
+    ):
         learner.update(rollouts, rewards, np.random.default_rng(0))
 
     learner._evaluate = evaluate
     rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
-    with pytest.raises(NotFinite, match=r"^agent_1 as pioneer and observer: the loss is not finite$"):
+    with pytest.raises(
+        NotFinite, match=r"^agent_1 as pioneer and observer: the loss is not finite$"
+    ):
         learner.update(rollouts, rewards, np.random.default_rng(0))
     assert torch.equal(weights(learner), before)
 
@@ -343,7 +368,9 @@ def test_a_batch_of_another_size_is_refused(tokenizer):
     trainer, _ = make_learner(tokenizer)
     queries, responses, scores = ragged()
     with pytest.raises(ValueError, match="batch_size = 8"):
-        trainer.update([rollout_of(queries[:7], responses[:7])], [scores[:7]], np.random.default_rng(0))
+        trainer.update(
+            [rollout_of(queries[:7], responses[:7])], [scores[:7]], np.random.default_rng(0)
+        )
 
 
 def test_batch_equals_row_by_row(tokenizer):
@@ -355,17 +382,25 @@ def test_batch_equals_row_by_row(tokenizer):
         for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
             full = model(input_ids=torch.cat([query, response])[None], output_hidden_states=True)
             at = slice(len(query) - 1, len(query) + len(response) - 1)
-            assert torch.allclose(logits[row, : len(response)], full.logits[0, at], rtol=1e-5, atol=1e-9)
-            assert torch.allclose(hidden[row, : len(response)], full.hidden_states[-1][0, at], rtol=1e-5, atol=1e-9)
+            assert torch.allclose(
+                logits[row, : len(response)], full.logits[0, at], rtol=1e-5, atol=1e-9
+            )
+            assert torch.allclose(
+                hidden[row, : len(response)], full.hidden_states[-1][0, at], rtol=1e-5, atol=1e-9
+            )
             assert batch.response_mask[row].sum() == len(response)
 
 
-@pytest.mark.parametrize("settings", [{"reward_scaling": True}, {"reward_scaling": True, "reward_normalization": True}])
+@pytest.mark.parametrize(
+    "settings", [{"reward_scaling": True}, {"reward_scaling": True, "reward_normalization": True}]
+)
 def test_reward_scaling_uses_the_running_moments(tokenizer, settings):
     trainer, _ = make_learner(tokenizer, **settings)
     got = []
     targets = trainer.targets
-    trainer.targets = lambda old, rewards, *args: got.append(rewards) or targets(old, rewards, *args)
+    trainer.targets = lambda old, rewards, *args: (
+        got.append(rewards) or targets(old, rewards, *args)
+    )
     scores = [ragged(seed=k)[2] for k in range(2)]
     steps(trainer)
     seen = torch.cat(scores)
@@ -379,7 +414,11 @@ def test_gradients_are_clipped_at_every_step(tokenizer):
     step = trainer.optimizer.step
 
     def spy(*args, **kwargs):
-        norms.append(torch.stack([p.grad.norm() for p in trainer.model_params if p.grad is not None]).norm().item())
+        norms.append(
+            torch.stack([p.grad.norm() for p in trainer.model_params if p.grad is not None])
+            .norm()
+            .item()
+        )
         return step(*args, **kwargs)
 
     trainer.optimizer.step = spy
@@ -406,7 +445,9 @@ def test_sampling_has_no_dropout_after_a_step(tokenizer):
     trainer.model.train()  # what TRL leaves behind
     drawn = []
     for _ in range(2):
-        drawn.append(trainer.generate(ragged()[0], SamplingConfig(), 6, torch.Generator().manual_seed(0)))
+        drawn.append(
+            trainer.generate(ragged()[0], SamplingConfig(), 6, torch.Generator().manual_seed(0))
+        )
     assert not trainer.model.training
     assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
 
@@ -418,7 +459,9 @@ def test_responses_stop_at_their_first_end_token(tokenizer):
     bias[ends] = 3.0
     trainer.policy.lm_head.register_forward_hook(lambda module, args, output: output + bias)
     trainer.policy.generation_config.eos_token_id = ends
-    responses = trainer.generate(ragged()[0] * 4, SamplingConfig(), 12, torch.Generator().manual_seed(0))
+    responses = trainer.generate(
+        ragged()[0] * 4, SamplingConfig(), 12, torch.Generator().manual_seed(0)
+    )
     lengths = [len(row) for row in responses]
     assert min(lengths) < 12 <= max(lengths) or len(set(lengths)) > 1
     for row in responses:
@@ -439,7 +482,9 @@ def test_mini_batches_of_one_token(tokenizer):
 
 def test_state_of_other_mini_batches_is_taken_over(tokenizer):
     """As where a run continues in twice as many processes: each has half of every mini-batch."""
-    (first, _), (second, _), (expected, _) = (make_learner(tokenizer, mini_batch_size=size) for size in (8, 4, 4))
+    (first, _), (second, _), (expected, _) = (
+        make_learner(tokenizer, mini_batch_size=size) for size in (8, 4, 4)
+    )
     second.load_state(*first.save_state())
     assert_same_update(expected, second, tokenizer)
     first.load_state(*second.save_state())

@@ -14,30 +14,52 @@ from cory.models.load import ModelPool
 from cory.models.sampling import sample
 from cory.models.window import forward, pack
 
-IDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
+IDS = {
+    "vocab_size": 100,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
 NARROW = IDS | {"hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 96}
-SIZE = NARROW | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+SIZE = NARROW | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+}
 GPT2 = IDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 WINDOW = {"sliding_window": 6}  # shorter than the texts
 MIXED = ["sliding_attention", "full_attention"]
 RECURRENT = ["linear_attention", "full_attention"]
 HEADS = {"num_attention_heads": 4, "ffn_hidden_size": 48}
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 
 # A run takes these for granted; some in two variants.
 ATTENTION = {
     "gpt2": GPT2,
     "gptj": GPT2 | {"rotary_dim": 4},
     "gpt_neo": NARROW
-    | {"window_size": 6, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    | {
+        "window_size": 6,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+    },
     "gpt_neox": SIZE,
     "llama": SIZE,
     "mistral": SIZE | WINDOW,
     "mixtral": SIZE | {"num_local_experts": 2, "num_experts_per_tok": 1},
     "gemma2": SIZE | WINDOW | {"layer_types": MIXED},
     "gemma3_text": SIZE | WINDOW | {"layer_types": MIXED},
-    "opt": NARROW | {"num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3},
+    "opt": NARROW
+    | {"num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3},
     "bloom": NARROW | {"n_head": 4, "n_layer": 2},
     "falcon": NARROW | HEADS,
     "falcon with alibi": NARROW | HEADS | {"alibi": True},
@@ -64,10 +86,18 @@ STATES = {
 }  # fmt: skip
 # These read padding as text, in every pass or as they sample.
 REFUSED = {
-    "rwkv": IDS | {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48},
+    "rwkv": IDS
+    | {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "attention_hidden_size": 32,
+        "intermediate_size": 48,
+    },
     "xlnet": IDS | {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
-    "recurrent_gemma": SIZE | {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16},
-    "minimax": SIZE | {"layer_types": RECURRENT, "block_size": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
+    "recurrent_gemma": SIZE
+    | {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16},
+    "minimax": SIZE
+    | {"layer_types": RECURRENT, "block_size": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
 }
 ALL = ATTENTION | STATES | REFUSED
 
@@ -130,7 +160,9 @@ def test_the_passes_of_training_are_those_of_the_text_alone(name):
     batch = pack(queries, responses, 0)
     logits = forward(model, *batch[:3], batch.response_ids.shape[1])[0].log_softmax(-1)
     for row, query, response in zip(logits, queries, responses, strict=True):
-        torch.testing.assert_close(row[: len(response)], alone(model, query, response), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            row[: len(response)], alone(model, query, response), rtol=0, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba", "qwen3_next"])
@@ -142,7 +174,9 @@ def test_padding_changes_no_gradient(name):
         for group in groups:
             batch = pack([queries[i] for i in group], [responses[i] for i in group], 0)
             logprobs = forward(model, *batch[:3], batch.response_ids.shape[1])[0].log_softmax(-1)
-            (logprobs.gather(-1, batch.response_ids[..., None])[..., 0] * batch.response_mask).sum().backward()
+            (
+                logprobs.gather(-1, batch.response_ids[..., None])[..., 0] * batch.response_mask
+            ).sum().backward()
         return {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
 
     together, one_by_one = gradients([[0, 1, 2]]), gradients([[0], [1], [2]])
@@ -161,7 +195,9 @@ def test_padding_changes_no_gradient(name):
 )
 def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch):
     model, queries = tiny("llama"), some(3, 9, 14, 5)
-    model.generation_config = GenerationConfig(temperature=0.1, top_k=1, max_length=3, suppress_tokens=[5, 6])
+    model.generation_config = GenerationConfig(
+        temperature=0.1, top_k=1, max_length=3, suppress_tokens=[5, 6]
+    )
     ends = () if settings.stop else (50,)
 
     def draw():
@@ -180,7 +216,9 @@ def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch
     for mine, other, logits, others in zip(ours, theirs, our_logits, their_logits, strict=True):
         assert torch.equal(mine[:same], other[:same])
         assert len(others) == len(other)
-        torch.testing.assert_close(torch.stack(logits[:same]), torch.stack(others[:same]), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            torch.stack(logits[:same]), torch.stack(others[:same]), rtol=0, atol=1e-4
+        )
 
 
 def test_generate_ends_rows_as_our_own_loop_does(monkeypatch):
@@ -243,13 +281,18 @@ def saved(name, tokenizer, folder):
     return str(folder)
 
 
-@pytest.mark.parametrize(("name", "algorithm"), [("minimax", "ppo"), ("rwkv", "reinforce"), ("rwkv", "ppo")])
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("minimax", "ppo"), ("rwkv", "reinforce"), ("rwkv", "ppo")]
+)
 def test_a_refused_model_neither_trains_nor_answers(config, tokenizer, tmp_path, name, algorithm):
     config.model.name, config.algorithm = saved(name, tokenizer, tmp_path / "model"), algorithm
     with pytest.raises(UserError, match=f"of type {name}"):
         make_agents(config)
     pool = ModelPool(torch.device("cpu"))
-    with pytest.raises(UserError, match=f"of type {name}"), pool.loaded(config.model, None, config.model):
+    with (
+        pytest.raises(UserError, match=f"of type {name}"),
+        pool.loaded(config.model, None, config.model),
+    ):
         pass
 
 
@@ -264,7 +307,9 @@ def test_agents_of_mamba_train(config, tokenizer, tmp_path, rank):
         return agent.respond(prompts, 6, torch.Generator().manual_seed(3))
 
     rollout = answers()
-    assert [row.tolist() for row in answers().response_ids] == [row.tolist() for row in rollout.response_ids]
+    assert [row.tolist() for row in answers().response_ids] == [
+        row.tolist() for row in rollout.response_ids
+    ]
     before = [p.detach().clone() for p in agent.policy.parameters() if p.requires_grad]
     (stats,) = agent.learn([rollout], [torch.arange(8.0)], np.random.default_rng(0))
     assert stats.kl == pytest.approx(0, abs=1e-5)  # sampled and read by the same weights
@@ -274,5 +319,7 @@ def test_agents_of_mamba_train(config, tokenizer, tmp_path, rank):
 
 def test_modules_that_take_no_adapter_are_named(config, tokenizer, tmp_path):
     config.model.name, config.lora.rank = saved("mamba", tokenizer, tmp_path / "model"), 4
-    with pytest.raises(UserError, match=r"lora.target_modules: .*'out_proj'.*incompatible with Mamba"):
+    with pytest.raises(
+        UserError, match=r"lora.target_modules: .*'out_proj'.*incompatible with Mamba"
+    ):
         make_agents(config)

@@ -30,7 +30,9 @@ def make_trainer(config) -> CoryTrainer:
     def reward(prompts, completions):
         return [len(completion) / 20 for completion in completions]
 
-    return CoryTrainer(config, make_agents(config), Task.from_prompts(sentences(16), reward, PROMPTS))
+    return CoryTrainer(
+        config, make_agents(config), Task.from_prompts(sentences(16), reward, PROMPTS)
+    )
 
 
 def adapters(agent) -> dict[str, torch.Tensor]:
@@ -72,8 +74,12 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
             del agent.learn
             assert not equal(adapters(agent), before[agent.name])
     assert equal(base(first), frozen)
-    trained = {id(p) for a in trainer.agents for g in a.learner.optimizer.param_groups for p in g["params"]}
-    sizes = [sum(len(g["params"]) for g in a.learner.optimizer.param_groups) for a in trainer.agents]
+    trained = {
+        id(p) for a in trainer.agents for g in a.learner.optimizer.param_groups for p in g["params"]
+    }
+    sizes = [
+        sum(len(g["params"]) for g in a.learner.optimizer.param_groups) for a in trainer.agents
+    ]
     assert len(trained) == sum(sizes)  # no parameter in both optimizers
     assert all(
         size == len(adapters(a)) + 2 for size, a in zip(sizes, trainer.agents, strict=True)
@@ -90,7 +96,9 @@ def test_shared_base_equals_separate_copies(config, tmp_path):
     for a, b in zip(results[0][0], results[1][0], strict=True):
         assert a.keys() == b.keys()
         for key in a:
-            assert a[key] == (pytest.approx(b[key], rel=1e-5) if isinstance(a[key], float) else b[key])
+            assert a[key] == (
+                pytest.approx(b[key], rel=1e-5) if isinstance(a[key], float) else b[key]
+            )
     for a, b in zip(results[0][1], results[1][1], strict=True):
         for key in a:
             assert torch.allclose(a[key], b[key], rtol=1e-5, atol=1e-8)
@@ -134,10 +142,14 @@ def test_an_adapter_to_start_from_is_part_of_the_reference(config, tmp_path):
     for start in (config, lora(config)):
         start = replace(start, model=ModelConfig(str(adapter)), output=None)
         trainer = make_trainer(start)
-        assert [record["kl"] for record in run_iteration(trainer, 0)] == pytest.approx([0, 0], abs=1e-5)
+        assert [record["kl"] for record in run_iteration(trainer, 0)] == pytest.approx(
+            [0, 0], abs=1e-5
+        )
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", ""), ('{"peft_type": "LORA"}', " whose .* names its base")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", ""), ('{"peft_type": "LORA"}', " whose .* names its base")]
+)
 def test_a_damaged_adapter(tmp_path, text, said):
     (tmp_path / "adapter_config.json").write_text(text)
     with pytest.raises(UserError, match=rf"model.name: expected an adapter{said}, got"):
@@ -152,8 +164,12 @@ def test_adapter_whose_base_differs(config, tokenizer, tmp_path):
     adapter = tmp_path / "adapter"
     shutil.copytree(run.folder / "agent_1", adapter)
     settings = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(other)}))
-    with pytest.raises(UserError, match=r"model.name: expected an adapter that fits its base '.*other'"):
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(settings | {"base_model_name_or_path": str(other)})
+    )
+    with pytest.raises(
+        UserError, match=r"model.name: expected an adapter that fits its base '.*other'"
+    ):
         load_policy(ModelConfig(str(adapter)))
 
 
@@ -166,17 +182,24 @@ def test_adapters_are_evaluated_beside_their_base(config):
     assert len(answers.completions) == 6 and min(answers.kl) > 0
     merged, _ = load_policy(ModelConfig(str(run.folder / "agent_1")))
     again = respond(merged, base, tokenizer, sentences(6), SamplingConfig(4, 4))
-    assert again.completions == answers.completions and again.kl == pytest.approx(answers.kl, rel=1e-3)
+    assert again.completions == answers.completions and again.kl == pytest.approx(
+        answers.kl, rel=1e-3
+    )
 
 
 def test_target_modules_that_match_nothing(config):
-    with pytest.raises(UserError, match=r"lora.target_modules: expected modules of .* among \['c_attn', 'c_fc'"):
+    with pytest.raises(
+        UserError, match=r"lora.target_modules: expected modules of .* among \['c_attn', 'c_fc'"
+    ):
         make_agents(lora(config, target_modules=["q_proj"]))
 
 
 def test_target_modules_are_those_asked_for(config):
     (agent,) = make_agents(lora(config, target_modules=["c_fc", "c_proj"]), num_agents=1)
-    assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapters(agent)} == {"c_fc", "c_proj"}
+    assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapters(agent)} == {
+        "c_fc",
+        "c_proj",
+    }
 
 
 @pytest.fixture(scope="session")
@@ -184,9 +207,13 @@ def llama_folder(tokenizer, tmp_path_factory):
     """A random Llama of 4 layers, with a context long enough for GSM8K's prompts."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     torch.manual_seed(0)
-    settings = dict(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=4)
+    settings = dict(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=4
+    )
     settings |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096)
-    LlamaForCausalLM(LlamaConfig(**settings, bos_token_id=0, eos_token_id=0, pad_token_id=1)).save_pretrained(folder)
+    LlamaForCausalLM(
+        LlamaConfig(**settings, bos_token_id=0, eos_token_id=0, pad_token_id=1)
+    ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -194,7 +221,9 @@ def llama_folder(tokenizer, tmp_path_factory):
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 def test_quantized_base_with_lora(config, llama_folder, bits):
     pytest.importorskip("bitsandbytes")
-    config = replace(config, model=ModelConfig(str(llama_folder), quantization=bits), lora=LoraConfig(rank=4))
+    config = replace(
+        config, model=ModelConfig(str(llama_folder), quantization=bits), lora=LoraConfig(rank=4)
+    )
     config.ppo.mini_batch_size, config.ppo.gradient_accumulation_steps = 2, 4
     trainer = make_trainer(config)
     kinds = {type(module).__name__ for module in trainer.agents[0].learner.policy.modules()}
@@ -202,14 +231,20 @@ def test_quantized_base_with_lora(config, llama_folder, bits):
     before = [adapters(agent) for agent in trainer.agents]
     records = run_iteration(trainer, 0)
     assert [record["kl"] for record in records] == pytest.approx([0, 0], abs=1e-4)
-    assert not any(equal(a, adapters(agent)) for a, agent in zip(before, trainer.agents, strict=True))
+    assert not any(
+        equal(a, adapters(agent)) for a, agent in zip(before, trainer.agents, strict=True)
+    )
 
 
 def test_quantization_that_cannot_be_had(config, monkeypatch):
-    with pytest.raises(UserError, match=r"model.quantization: expected lora.rank above 0 with 4bit, got 0"):
+    with pytest.raises(
+        UserError, match=r"model.quantization: expected lora.rank above 0 with 4bit, got 0"
+    ):
         replace(config, model=ModelConfig("x", quantization="4bit")).check()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"model.quantization: expected bitsandbytes to be installed for 4bit"):
+    with pytest.raises(
+        UserError, match=r"model.quantization: expected bitsandbytes to be installed for 4bit"
+    ):
         load_policy(ModelConfig(config.model.name, quantization="4bit"))
 
 
@@ -217,13 +252,19 @@ def test_quantization_that_cannot_be_had(config, monkeypatch):
 def test_gradient_checkpointing_recomputes_and_changes_no_number(config, rank):
     results = []
     for on in (False, True):
-        changed = replace(config, model=replace(config.model, gradient_checkpointing=on), lora=LoraConfig(rank=rank))
+        changed = replace(
+            config,
+            model=replace(config.model, gradient_checkpointing=on),
+            lora=LoraConfig(rank=rank),
+        )
         trainer = make_trainer(changed)
         calls = []
         block = trainer.agents[0].learner.policy.get_submodule(
             "transformer.h.0" if not rank else "base_model.model.transformer.h.0"
         )
-        block.ln_1.register_forward_hook(lambda *args, calls=calls: calls.append(torch.is_grad_enabled()))
+        block.ln_1.register_forward_hook(
+            lambda *args, calls=calls: calls.append(torch.is_grad_enabled())
+        )
         results.append((run_iteration(trainer, 0), sum(calls)))
     assert results[0][0] == results[1][0]
     assert results[1][1] == 2 * results[0][1] > 0

@@ -36,7 +36,9 @@ def model(request, tokenizer, llama_folder):  # noqa: F811
 )
 def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
     generator = torch.Generator().manual_seed(3)
-    monkeypatch.setattr(torch, "multinomial", lambda probabilities, num_samples: draw(probabilities, generator))
+    monkeypatch.setattr(
+        torch, "multinomial", lambda probabilities, num_samples: draw(probabilities, generator)
+    )
     queries = rows(tokenizer, [PROMPTS[2], *PROMPTS, PROMPTS[0]])  # two of them twice
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     ours = sample(model, tokenizer, queries, settings, 12, torch.Generator().manual_seed(3))
@@ -77,7 +79,13 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     spread = (weights * (1 - weights) / n).sqrt()
     assert ((counts / n - weights).abs() <= 4 * spread).all()
     wide = torch.randn(64, 50257).softmax(-1)
-    assert abs(wide.gather(1, draw(wide, torch.Generator())).log().mean() - (wide * wide.log()).sum(1).mean()) < 0.5
+    assert (
+        abs(
+            wide.gather(1, draw(wide, torch.Generator())).log().mean()
+            - (wide * wide.log()).sum(1).mean()
+        )
+        < 0.5
+    )
 
 
 def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeypatch):
@@ -91,10 +99,14 @@ def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeyp
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 10, 15), strict=False)]
     model.generation_config.eos_token_id = ends
     sizes = []
-    model.register_forward_pre_hook(lambda module, args, kwargs: sizes.append(len(args[0])), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(args[0])), with_kwargs=True
+    )
     together = sample(model, tokenizer, queries, likeliest, 20, torch.Generator())
     assert sizes[0] == len(queries) and sizes[-1] < len(queries)
-    alone = [sample(model, tokenizer, [query], likeliest, 20, torch.Generator())[0] for query in queries]
+    alone = [
+        sample(model, tokenizer, [query], likeliest, 20, torch.Generator())[0] for query in queries
+    ]
     assert len({len(row) for row in alone}) > 2
     for row, expected, whole in zip(together, alone, free, strict=True):
         assert row.tolist() == expected.tolist()
@@ -113,13 +125,19 @@ def test_a_repetition_penalty_sees_no_padding(tokenizer):
     model.lm_head.register_forward_hook(lambda module, args, output: output + bias)
     alone = sample(model, tokenizer, [short], settings, 10, torch.Generator())[0]
     assert tokenizer.pad_token_id in alone
-    assert torch.equal(sample(model, tokenizer, [short, long], settings, 10, torch.Generator())[0], alone)
+    assert torch.equal(
+        sample(model, tokenizer, [short, long], settings, 10, torch.Generator())[0], alone
+    )
 
 
 def test_the_settings_of_the_model_have_no_say(tokenizer):
     model = make_gpt2(tokenizer)
     queries = rows(tokenizer, PROMPTS)
-    expected = sample(model, tokenizer, queries, SamplingConfig(), 8, torch.Generator().manual_seed(0))
-    model.generation_config = GenerationConfig(temperature=0.1, top_k=1, max_length=3, eos_token_id=0)
+    expected = sample(
+        model, tokenizer, queries, SamplingConfig(), 8, torch.Generator().manual_seed(0)
+    )
+    model.generation_config = GenerationConfig(
+        temperature=0.1, top_k=1, max_length=3, eos_token_id=0
+    )
     again = sample(model, tokenizer, queries, SamplingConfig(), 8, torch.Generator().manual_seed(0))
     assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))

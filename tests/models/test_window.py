@@ -26,9 +26,20 @@ def test_stems_are_what_neighbours_share():
     assert shared([*three, (9,)]) == [4, 4, 4, 0]
     assert shared([*three, (1, 2, 3, 8)]) == [3] * 4  # two tokens are read once more to save three
     assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]  # six would be read once more to save one
-    assert shared([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]  # all but a token, which predicts the response
+    assert shared([(1, 2), (1, 2), (1, 2)]) == [
+        1,
+        1,
+        1,
+    ]  # all but a token, which predicts the response
     assert shared([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # of the shorter one, too
-    other = (1, 5, 5, 5, 5, 5)  # that all prompts begin with the same token does not make it one group
+    other = (
+        1,
+        5,
+        5,
+        5,
+        5,
+        5,
+    )  # that all prompts begin with the same token does not make it one group
     assert shared([other, *three]) == [5, 4, 4, 4]
 
 
@@ -36,15 +47,21 @@ def test_stems_are_what_neighbours_share():
 def test_reading_beginnings_once_changes_no_logits(model, tokenizer, prompts):  # noqa: F811
     queries = rows(tokenizer, prompts)
     torch.manual_seed(0)
-    responses = [torch.randint(3, 40, (length,)) for length in (5, 1, 3, 7, 2, 4, 6, 5)[: len(queries)]]
+    responses = [
+        torch.randint(3, 40, (length,)) for length in (5, 1, 3, 7, 2, 4, 6, 5)[: len(queries)]
+    ]
     packed = pack(queries, responses, 0)
     with torch.no_grad():
         expected = forward(model, *packed[:3], packed.response_ids.shape[1])[0]
     read = []
-    model.register_forward_pre_hook(lambda _, __, given: read.append(given["input_ids"].numel()), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda _, __, given: read.append(given["input_ids"].numel()), with_kwargs=True
+    )
     found = response_logits(model, queries, responses, 0)
     for row, response in enumerate(responses):
-        torch.testing.assert_close(found[row, : len(response)], expected[row, : len(response)], rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            found[row, : len(response)], expected[row, : len(response)], rtol=0, atol=2e-5
+        )
     if prompts in (ALIKE, ALIKE + APART):
         assert sum(read) < packed.input_ids.numel()
     else:
@@ -59,13 +76,17 @@ def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer, stems):  # no
     )  # they end at different times
     seen: list[list[torch.Tensor]] = [[] for _ in queries]
     settings = SamplingConfig(temperature=0.5)
-    responses = sample(model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1), seen, stems=stems)
+    responses = sample(
+        model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1), seen, stems=stems
+    )
     again = sample(model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1))
     assert all(torch.equal(a, b) for a, b in zip(responses, again, strict=True))
     assert len({len(response) for response in responses}) > 1
     expected = response_logits(model, queries, responses, 0)
     for row, response in enumerate(responses):
-        torch.testing.assert_close(torch.stack(seen[row]), expected[row, : len(response)], rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            torch.stack(seen[row]), expected[row, : len(response)], rtol=0, atol=2e-5
+        )
 
 
 SIZE = {
@@ -94,7 +115,11 @@ def test_beginnings_are_read_once_by_models_that_go_by_positions(name):
 
 @pytest.mark.parametrize(
     ("name", "window"),
-    [("mistral", {"sliding_window": 8}), ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}), ("mpt", {})],
+    [
+        ("mistral", {"sliding_window": 8}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}),
+        ("mpt", {}),
+    ],
 )
 def test_beginnings_are_read_with_each_prompt_where_distances_count_padding(name, window):
     prompts = [(*range(3, 33), last) for last in (40, 41, 42)]

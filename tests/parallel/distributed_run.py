@@ -73,7 +73,9 @@ def train(config: Config, fault: str) -> None:
     def spy(k):
         result = iteration(k)
         queries.append(result.columns["prompt"])
-        orders.append([agent.name for agent in map(trainer.agents.__getitem__, trainer.schedule.order(k))])
+        orders.append(
+            [agent.name for agent in map(trainer.agents.__getitem__, trainer.schedule.order(k))]
+        )
         digest = hashlib.sha256()
         for agent in trainer.trained_agents:
             for parameter in agent.learner.model_params:
@@ -109,7 +111,9 @@ def update(kl: str, tokenizer: str, output: str) -> None:
     part = distributed.share_of_rows(8)
     rollout = test_ppo.rollout_of(queries[part], responses[part])
     (stats,) = learner.update([rollout], [scores[part]], np.random.default_rng(0))
-    torch.save((stats.metrics(), test_ppo.weights(learner)), f"{output}{PartialState().process_index}")
+    torch.save(
+        (stats.metrics(), test_ppo.weights(learner)), f"{output}{PartialState().process_index}"
+    )
 
 
 def work() -> None:
@@ -120,7 +124,9 @@ def work() -> None:
         if "update" in job:
             update(job["update"], job["tokenizer"], job["output"])
         else:
-            train(parser.instantiate(parser.parse_object({"config": job["run"]})).config, job["fault"])
+            train(
+                parser.instantiate(parser.parse_object({"config": job["run"]})).config, job["fault"]
+            )
 
 
 if __name__ == "__main__":

@@ -42,8 +42,12 @@ def test_agents_with_devices_share_no_weights(config):
     for lora in (LoraConfig(), LoraConfig(rank=4, shared_base=False)):
         agents = make_agents(replace(config, agents=DEVICES, lora=lora))
         models = [agent.learner.model for agent in agents]
-        models += [agent.learner.reference for agent in agents if agent.learner.reference is not None]
-        assert len(set().union(*map(storage, models))) == sum(len(storage(model)) for model in models)
+        models += [
+            agent.learner.reference for agent in agents if agent.learner.reference is not None
+        ]
+        assert len(set().union(*map(storage, models))) == sum(
+            len(storage(model)) for model in models
+        )
 
 
 def test_updates_are_made_at_the_same_time(config):
@@ -51,7 +55,9 @@ def test_updates_are_made_at_the_same_time(config):
     trainer = make_trainer(replace(config, agents=DEVICES))
     for agent in trainer.agents:
         update = agent.learner.update
-        agent.learner.update = lambda *args, update=update: both_are_here.wait() is not None and update(*args)
+        agent.learner.update = lambda *args, update=update: (
+            both_are_here.wait() is not None and update(*args)
+        )
     trainer.iteration(0)
     alone = make_trainer(config)
     for agent in alone.agents:
@@ -102,11 +108,17 @@ def test_an_update_that_fails_ends_the_run_and_it_continues(config, tmp_path, fa
     for index in faulty:
         spoil(trainer.agents[index], 2)
     names = [f"agent_{index + 1} as {('pioneer', 'observer')[index]}" for index in faulty]
-    with pytest.raises(UserError, match=f"^iteration 2: {names[0]}: the loss is not finite in rows .*4") as caught:
+    with pytest.raises(
+        UserError, match=f"^iteration 2: {names[0]}: the loss is not finite in rows .*4"
+    ) as caught:
         trainer.train()
-    assert f"The last good state is {tmp_path}/failing/checkpoints/iter-000001." in str(caught.value)
+    assert f"The last good state is {tmp_path}/failing/checkpoints/iter-000001." in str(
+        caught.value
+    )
     if len(faulty) == 2:
-        assert f"\nAt the same time: NotFinite: {names[1]}: the loss is not finite" in str(caught.value)
+        assert f"\nAt the same time: NotFinite: {names[1]}: the loss is not finite" in str(
+            caught.value
+        )
     steps = [agent.optimizer_steps for agent in trainer.agents]
     assert steps == [4 if index in faulty else 8 for index in range(2)]
     make_trainer(replace(failing, resume="auto")).train()
@@ -118,15 +130,23 @@ def test_a_run_continues_with_and_without_devices(config, tmp_path):
     first = replace(config, output=str(tmp_path / "resumed"), iterations=2)
     make_trainer(replace(first, agents=DEVICES)).train()
     make_trainer(replace(first, iterations=3, resume=first.output)).train()
-    make_trainer(replace(first, iterations=4, resume=first.output, agents=DEVICES), count_good).train()
+    make_trainer(
+        replace(first, iterations=4, resume=first.output, agents=DEVICES), count_good
+    ).train()
     same(whole, tmp_path / "resumed")
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"agents": [{"device": "cpu"}, {}]}, r"agents\[1\].device: expected a device, as other agents have one, got"),
-        ({"agents": [{"device": "gpu"}] * 2}, "device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
+        (
+            {"agents": [{"device": "cpu"}, {}]},
+            r"agents\[1\].device: expected a device, as other agents have one, got",
+        ),
+        (
+            {"agents": [{"device": "gpu"}] * 2},
+            "device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'",
+        ),
         ({"agents": [{"device": 3}] * 2}, r"agents\[0\].device: expected a valid string, got 3"),
         (
             {"agents": DEVICES, "lora": LoraConfig(rank=4)},

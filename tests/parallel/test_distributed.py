@@ -30,21 +30,32 @@ def done(policy_folder, tokenizer, tmp_path_factory):
     run's reward raises.
     """
     folder = tmp_path_factory.mktemp("distributed")
-    base = replace(make_config(policy_folder, folder), iterations=4, checkpoint=CheckpointConfig(save_every=1))
-    configs = {name: replace(base, output=str(folder / name)) for name in ("killed", "raises", *CALLBACKS)}
+    base = replace(
+        make_config(policy_folder, folder), iterations=4, checkpoint=CheckpointConfig(save_every=1)
+    )
+    configs = {
+        name: replace(base, output=str(folder / name)) for name in ("killed", "raises", *CALLBACKS)
+    }
     for rank in RANKS:
         lora = replace(base, lora=LoraConfig(rank=rank), ppo=replace(base.ppo, reward_scaling=True))
         configs[f"whole{rank}"] = replace(lora, iterations=10, output=str(folder / f"whole{rank}"))
         configs[f"cut{rank}"] = replace(lora, iterations=7, output=str(folder / f"cut{rank}"))
     torch.save(tokenizer, folder / "tokenizer")
-    updates = [{"update": kl, "tokenizer": f"{folder}/tokenizer", "output": f"{folder}/update_{kl}"} for kl in KLS]
+    updates = [
+        {"update": kl, "tokenizer": f"{folder}/tokenizer", "output": f"{folder}/update_{kl}"}
+        for kl in KLS
+    ]
     wholes, cuts = ([configs[f"{kind}{rank}"] for rank in RANKS] for kind in ("whole", "cut"))
     runs = [{"run": asdict(config), "fault": ""} for config in [*wholes, *cuts]]
-    killed, raises = ({"run": asdict(configs[fault]), "fault": fault} for fault in ("killed", "raises"))
+    killed, raises = (
+        {"run": asdict(configs[fault]), "fault": fault} for fault in ("killed", "raises")
+    )
     watched = [{"run": asdict(configs[fault]), "fault": fault} for fault in CALLBACKS]
     first = launch("distributed_run.py", [*updates, *runs, *watched, killed], folder)
     assert Path(configs["killed"].output, "checkpoints").exists(), first.stderr
-    resumed = [{"run": asdict(replace(cut, iterations=10, resume="auto")), "fault": ""} for cut in cuts]
+    resumed = [
+        {"run": asdict(replace(cut, iterations=10, resume="auto")), "fault": ""} for cut in cuts
+    ]
     second = launch("distributed_run.py", [*resumed, raises], folder)
     assert Path(configs["raises"].output, "checkpoints").exists(), second.stderr
     return configs, first, second
@@ -60,19 +71,31 @@ def test_two_processes_train_as_one(done, tmp_path, rank):
     config, cut = configs[f"whole{rank}"], configs[f"cut{rank}"]
     first, second = ranks(config)
     assert first["processes"] == 2
-    assert first["digests"] == second["digests"] and len(set(first["digests"])) == 10  # equal to the bit, and they move
-    assert first["orders"] == second["orders"] and len({tuple(order) for order in first["orders"]}) == 2
+    assert (
+        first["digests"] == second["digests"] and len(set(first["digests"])) == 10
+    )  # equal to the bit, and they move
+    assert (
+        first["orders"] == second["orders"]
+        and len({tuple(order) for order in first["orders"]}) == 2
+    )
     task = make_run(replace(config, output=str(tmp_path / "one"))).task
     for k, (mine, theirs) in enumerate(zip(first["queries"], second["queries"], strict=True)):
         assert len(mine) == len(theirs) == 4
         assert mine + theirs == task.batch(k, 8, config.seed)["prompt"]
     metrics = [json.loads(line) for line in Path(config.output, "metrics.jsonl").open()]
-    assert [(m["iteration"], m["agent"]) for m in metrics] == [(k, f"agent_{i}") for k in range(10) for i in (1, 2)]
+    assert [(m["iteration"], m["agent"]) for m in metrics] == [
+        (k, f"agent_{i}") for k in range(10) for i in (1, 2)
+    ]
     assert all(0 < m["response_tokens"] <= 6 for m in metrics)
-    assert launched.stdout.count("s per iteration") == 2 * len(RANKS) + 1  # once for each run that has ended well
+    assert (
+        launched.stdout.count("s per iteration") == 2 * len(RANKS) + 1
+    )  # once for each run that has ended well
 
     # Interrupted and resumed by other processes, it ends the same.
-    assert Path(cut.output, "metrics.jsonl").read_bytes() == Path(config.output, "metrics.jsonl").read_bytes()
+    assert (
+        Path(cut.output, "metrics.jsonl").read_bytes()
+        == Path(config.output, "metrics.jsonl").read_bytes()
+    )
     assert ranks(cut)[0]["digests"] == first["digests"][7:]
 
 
@@ -97,14 +120,17 @@ def test_a_callback_that_fails_in_one_process_is_told_of_in_all(done):
     config = done[0]["callback fails"]
     first, second = (seen["error"] for seen in ranks(config))
     where = "iteration 2: process 1 failed (ZeroDivisionError: the callback of rank 1 fails)"
-    assert first.startswith(f"UserError: {where}\nThe last good state is") and "iter-000001" in first
+    assert (
+        first.startswith(f"UserError: {where}\nThe last good state is") and "iter-000001" in first
+    )
     assert second == "ZeroDivisionError: the callback of rank 1 fails"
 
 
 def test_batches_that_cannot_be_shared_are_refused(config, monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
     with pytest.raises(
-        UserError, match=r"ppo.mini_batch_size: expected a multiple of the number of processes, 3, got 8"
+        UserError,
+        match=r"ppo.mini_batch_size: expected a multiple of the number of processes, 3, got 8",
     ):
         make_agents(config)
 
@@ -128,7 +154,9 @@ def test_response_length_is_the_same_in_all_processes_and_varies(config):
     lengths = []
     agent = trainer.agents[0]
     respond = agent.respond
-    agent.respond = lambda prompts, length, *args: lengths.append(length) or respond(prompts, length, *args)
+    agent.respond = lambda prompts, length, *args: (
+        lengths.append(length) or respond(prompts, length, *args)
+    )
     for k in range(8):
         trainer.iteration(k)
     assert len(set(lengths)) > 2

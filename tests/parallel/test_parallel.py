@@ -55,13 +55,21 @@ def distance(first, second) -> float:
     for agent in AGENTS:
         one, two = (torch.load(f"{config.output}-{agent}") for config in (first, second))
         assert one.keys() == two.keys() and one
-        largest = max(largest, *((one[name].double() - two[name].double()).abs().max().item() for name in one))
-    rows = [[json.loads(line) for line in Path(c.output, "metrics.jsonl").open()] for c in (first, second)]
+        largest = max(
+            largest, *((one[name].double() - two[name].double()).abs().max().item() for name in one)
+        )
+    rows = [
+        [json.loads(line) for line in Path(c.output, "metrics.jsonl").open()]
+        for c in (first, second)
+    ]
     for one, two in zip(*rows, strict=True):
         assert {k: v for k, v in one.items() if not isinstance(v, float)} == {
             k: v for k, v in two.items() if not isinstance(v, float)
         }
-        largest = max(largest, *(abs(value - two[key]) for key, value in one.items() if isinstance(value, float)))
+        largest = max(
+            largest,
+            *(abs(value - two[key]) for key, value in one.items() if isinstance(value, float)),
+        )
     return largest
 
 
@@ -73,9 +81,14 @@ def base(tmp_path_factory, tokenizer):
     tokenizer.save_pretrained(folder / "gpt2")
 
     def settings(name, **changes):
-        ppo = PPOConfig(**{"learning_rate": 1e-3, "batch_size": 8, "mini_batch_size": 8} | changes.pop("ppo", {}))
+        ppo = PPOConfig(
+            **{"learning_rate": 1e-3, "batch_size": 8, "mini_batch_size": 8}
+            | changes.pop("ppo", {})
+        )
         model = ModelConfig(
-            str(folder / "gpt2"), dtype="auto", gradient_checkpointing=changes.pop("checkpointing", False)
+            str(folder / "gpt2"),
+            dtype="auto",
+            gradient_checkpointing=changes.pop("checkpointing", False),
         )
         return Config(
             **{
@@ -84,7 +97,9 @@ def base(tmp_path_factory, tokenizer):
                 "device": "cpu",
                 "model": model,
                 "cory": CoryConfig(exchange_period=2),
-                "sampling": SamplingConfig(3, 6, top_k=1),  # the likeliest token, so the same in any process
+                "sampling": SamplingConfig(
+                    3, 6, top_k=1
+                ),  # the likeliest token, so the same in any process
                 "checkpoint": CheckpointConfig(save_every=0),
             }
             | changes,
@@ -98,17 +113,31 @@ def base(tmp_path_factory, tokenizer):
 def sharded(base, tmp_path_factory):
     """Settings that are run sharded in two processes, and otherwise; one that is resumed sharded, and one killed."""
     lora, saved = LoraConfig(rank=4), CheckpointConfig(save_every=1)
-    drawn = {"sampling": SamplingConfig(4, 8, stop=["e", "a"]), "iterations": 2, "algorithm": "grpo", "group_size": 2}
-    steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05, "micro_batch": 1}
+    drawn = {
+        "sampling": SamplingConfig(4, 8, stop=["e", "a"]),
+        "iterations": 2,
+        "algorithm": "grpo",
+        "group_size": 2,
+    }
+    steps = {
+        "mini_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_grad_norm": 0.05,
+        "micro_batch": 1,
+    }
     drawn |= {"ppo": steps | {"ratio_threshold": 1.02}}
     whole = {
         "ppo": base("ppo"),
         "ppo_lora": base("ppo_lora", lora=lora, ppo={"reward_scaling": True}),
         "reinforce": base("reinforce", algorithm="reinforce"),
-        "reinforce_lora": base("reinforce_lora", algorithm="reinforce", lora=lora, ppo={"max_grad_norm": 0.05}),
+        "reinforce_lora": base(
+            "reinforce_lora", algorithm="reinforce", lora=lora, ppo={"max_grad_norm": 0.05}
+        ),
         "grpo": base("grpo", **drawn, checkpointing=True, lora=lora),
     }
-    split = {name: replace(c, output=f"{c.output}-sharded", parallel=FULL) for name, c in whole.items()}
+    split = {
+        name: replace(c, output=f"{c.output}-sharded", parallel=FULL) for name, c in whole.items()
+    }
     split["grpo"].parallel = LAYER
     alone(resumed := base("resumed", iterations=2, checkpoint=saved))
     resumed = replace(resumed, iterations=4, resume=resumed.output)
@@ -130,7 +159,10 @@ def test_sharding_layer_by_layer_equals_data_parallelism(sharded):
     """Responses are drawn, of different lengths, with micro-batches, accumulation, checkpointing and clipping."""
     whole, split, *_ = sharded
     assert distance(whole["grpo"], split["grpo"]) < 1e-9
-    tokens = [json.loads(line)["response_tokens"] for line in Path(split["grpo"].output, "metrics.jsonl").open()]
+    tokens = [
+        json.loads(line)["response_tokens"]
+        for line in Path(split["grpo"].output, "metrics.jsonl").open()
+    ]
     assert any(count % 1 for count in tokens)  # lengths differ
 
 
@@ -151,7 +183,9 @@ def test_agents_of_sharded_runs_are_plain_folders(sharded, name):
 def test_checkpoints_fit_any_number_of_processes(sharded):
     """Two iterations in one process, two in two that shard, one in one, and the same without interruption."""
     whole, _, resumed, _ = sharded
-    parts = sorted(path.name for path in Path(resumed.output, "checkpoints/iter-000004").glob("*.safetensors"))
+    parts = sorted(
+        path.name for path in Path(resumed.output, "checkpoints/iter-000004").glob("*.safetensors")
+    )
     assert parts == [f"{agent}-{part}-of-2.safetensors" for agent in AGENTS for part in (1, 2)]
     alone(replace(resumed, iterations=5))
     assert distance(whole["ppo"], resumed) < 1e-5
@@ -162,7 +196,9 @@ def test_a_killed_process_ends_all_and_the_run_continues(sharded):
     assert not Path(f"{config.output}-agent_1").exists()
     newest = max(int(path.name[5:]) for path in Path(config.output, "checkpoints").glob("iter-*"))
     alone(replace(config, iterations=newest + 2, resume=config.output, parallel=ParallelConfig()))
-    iterations = [json.loads(line)["iteration"] for line in Path(config.output, "metrics.jsonl").open()]
+    iterations = [
+        json.loads(line)["iteration"] for line in Path(config.output, "metrics.jsonl").open()
+    ]
     assert iterations == [k for k in range(newest + 2) for _ in AGENTS]
 
 
@@ -177,16 +213,41 @@ FAULTS = {
     "data": [
         ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
         ("0:raises:2", RAISES, "process 0 failed (" + RAISES, True),
-        ("1:gradient:2", GRADIENT.format(1, "pioneer") + "\n", GRADIENT.format(1, "pioneer") + ROW, True),
-        ("1:loss:2", "agent_1 as pioneer: the loss is not finite\n", LOSS.format(1, "pioneer"), True),
-        ("1:loss_2:2", "agent_2 as observer: the loss is not finite\n", LOSS.format(2, "observer"), False),
+        (
+            "1:gradient:2",
+            GRADIENT.format(1, "pioneer") + "\n",
+            GRADIENT.format(1, "pioneer") + ROW,
+            True,
+        ),
+        (
+            "1:loss:2",
+            "agent_1 as pioneer: the loss is not finite\n",
+            LOSS.format(1, "pioneer"),
+            True,
+        ),
+        (
+            "1:loss_2:2",
+            "agent_2 as observer: the loss is not finite\n",
+            LOSS.format(2, "observer"),
+            False,
+        ),
         ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
     ],
     "full": [
         ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
-        ("1:gradient:2", GRADIENT.format(1, "pioneer") + "\n", GRADIENT.format(1, "pioneer") + ROW, True),
+        (
+            "1:gradient:2",
+            GRADIENT.format(1, "pioneer") + "\n",
+            GRADIENT.format(1, "pioneer") + ROW,
+            True,
+        ),
         ("1:loss:2", "agent_1 as pioneer: the loss is not finite", LOSS.format(1, "pioneer"), True),
-        ("1:loss_2:2", "agent_2 as observer: the loss is not finite", LOSS.format(2, "observer"), False),
+        (
+            "1:loss_2:2",
+            "agent_2 as observer: the loss is not finite",
+            LOSS.format(2, "observer"),
+            False,
+        ),
         ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
     ],
 }
@@ -202,8 +263,14 @@ def test_a_fault_ends_all_processes_and_the_run_continues(base, tmp_path, kind):
     for config, (fault, *expected, unchanged) in zip(runs, faults, strict=True):
         checkpoints = Path(config.output, "checkpoints")
         assert [path.name for path in checkpoints.glob("*")] == ["iter-000001"] * unchanged
-        end = f"The last good state is {checkpoints}/iter-000001." if unchanged else "No state is saved."
-        flags = f"--resume {config.output}" + " --accept_changes reward" * fault.endswith(("nan:2", "raises:2"))
+        end = (
+            f"The last good state is {checkpoints}/iter-000001."
+            if unchanged
+            else "No state is saved."
+        )
+        flags = f"--resume {config.output}" + " --accept_changes reward" * fault.endswith(
+            ("nan:2", "raises:2")
+        )
         for rank, text in enumerate(expected):
             if config is not runs[-1]:
                 said = Path(f"{config.output}-error-{rank}").read_text()
@@ -221,15 +288,28 @@ def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, mon
     with pytest.raises(UserError, match=r"parallel.shard: expected none in a single process"):
         make_agents(sharded)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    quantized = replace(sharded, lora=LoraConfig(rank=4), model=replace(config.model, quantization="4bit"))
+    quantized = replace(
+        sharded, lora=LoraConfig(rank=4), model=replace(config.model, quantization="4bit")
+    )
     for settings, message in [
         (quantized, "model.quantization: expected none with parallel.shard: full"),
         (replace(sharded, lora=LoraConfig(rank=4, merge=True)), "lora.merge: expected false"),
-        (replace(sharded, ppo=replace(config.ppo, optimizer="Adafactor")), "ppo.optimizer: expected none of Adafactor"),
-        (replace(sharded, parallel=replace(FULL, offload=True)), "parallel.offload: expected false on a CPU"),
-        (replace(config, agents=[{"device": "cpu"}] * 2), "agents: expected no device in an entry with 2 processes"),
+        (
+            replace(sharded, ppo=replace(config.ppo, optimizer="Adafactor")),
+            "ppo.optimizer: expected none of Adafactor",
+        ),
+        (
+            replace(sharded, parallel=replace(FULL, offload=True)),
+            "parallel.offload: expected false on a CPU",
+        ),
+        (
+            replace(config, agents=[{"device": "cpu"}] * 2),
+            "agents: expected no device in an entry with 2 processes",
+        ),
     ]:
         with pytest.raises(UserError, match=message):
             make_agents(settings)
-    with pytest.raises(UserError, match=r"parallel.offload: expected false with parallel.shard: none"):
+    with pytest.raises(
+        UserError, match=r"parallel.offload: expected false with parallel.shard: none"
+    ):
         ParallelConfig(offload=True).check()

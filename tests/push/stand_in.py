@@ -32,7 +32,11 @@ class Hub:
             if name in self.repos:
                 return 409, {"error": "exists", "url": f"{self.url}/{name}"}
             start = {".gitattributes": b"*.safetensors filter=lfs\n"}
-            self.repos[name] = {"private": given["visibility"] == "private", "files": start, "commits": []}
+            self.repos[name] = {
+                "private": given["visibility"] == "private",
+                "files": start,
+                "commits": [],
+            }
             return 200, {"url": f"{self.url}/{name}"}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
@@ -44,7 +48,10 @@ class Hub:
             return 200, {}
         if path.endswith("/info/lfs/objects/batch"):
             links = lambda oid: {"actions": {"upload": {"href": f"{self.url}/stored/{oid}"}}}  # noqa: E731
-            objects = [each | ({} if each["oid"] in self.stored else links(each["oid"])) for each in given["objects"]]
+            objects = [
+                each | ({} if each["oid"] in self.stored else links(each["oid"]))
+                for each in given["objects"]
+            ]
             return 200, {"objects": objects, "transfer": "basic"}
         user, name, *rest = [*path.split("/")[3:], "", ""]
         rest = [part for part in rest if part]
@@ -55,9 +62,14 @@ class Hub:
             repo["private"] = given["visibility"] == "private"
             return 200, {}
         if rest[:1] == ["preupload"]:
-            return 200, {"files": [self._known(repo["files"], each["path"]) for each in given["files"]]}
+            return 200, {
+                "files": [self._known(repo["files"], each["path"]) for each in given["files"]]
+            }
         if rest[:1] == ["tree"]:
-            files = [{"type": "file", "path": n, "size": len(c), "oid": "0"} for n, c in repo["files"].items()]
+            files = [
+                {"type": "file", "path": n, "size": len(c), "oid": "0"}
+                for n, c in repo["files"].items()
+            ]
             return 200, files
         if rest[:1] == ["commit"]:
             changed = []
@@ -68,10 +80,17 @@ class Hub:
                     del repo["files"][path]
                 else:
                     large = line["key"] == "lfsFile"
-                    repo["files"][path] = self.stored[value["oid"]] if large else base64.b64decode(value["content"])
+                    repo["files"][path] = (
+                        self.stored[value["oid"]] if large else base64.b64decode(value["content"])
+                    )
             repo["commits"].append(changed)
             return 200, {"commitUrl": f"{self.url}/{user}/{name}/commit/1", "commitOid": "1" * 40}
-        return 200, {"id": f"{user}/{name}", "private": repo["private"], "sha": "1" * 40, "siblings": []}
+        return 200, {
+            "id": f"{user}/{name}",
+            "private": repo["private"],
+            "sha": "1" * 40,
+            "siblings": [],
+        }
 
     def _known(self, files: dict[str, bytes], path: str) -> dict[str, Any]:
         large, content = path.endswith((".safetensors", ".png")), files.get(path)
@@ -79,7 +98,12 @@ class Hub:
         if content is not None:
             git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             oid = hashlib.sha256(content).hexdigest() if large else git
-        return {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, "oid": oid}
+        return {
+            "path": path,
+            "uploadMode": "lfs" if large else "regular",
+            "shouldIgnore": False,
+            "oid": oid,
+        }
 
 
 @contextmanager

@@ -64,7 +64,9 @@ def test_the_code_of_an_agents_card_loads_it_and_asks_it_as_the_run_does(config,
         row = {"prompt": sentences(12)[0]}
         assert names["query"] == row and isinstance(names["responses"][-1], str)
         assert names["pioneer_prompt"].format(**row) == PROMPTS.render(0, row)
-        assert names["observer_prompt"].format(**row, response="it") == PROMPTS.render(1, row, ["it"])
+        assert names["observer_prompt"].format(**row, response="it") == PROMPTS.render(
+            1, row, ["it"]
+        )
         assert ("is a local folder of the machine" in card) == (rank > 0)
 
 
@@ -106,7 +108,9 @@ def test_the_code_of_a_card_knows_the_roles(config):
     ]
     own = replace(config, cory=CoryConfig(num_agents=3), roles=roles)
     fingerprint = {"prompts": {"pioneer": "{prompt}", "observer": "{prompt}{response}"}}
-    card = agent_card("agent_1", own, {}, fingerprint, [{"query": "the film", "prompt": "the film"}])
+    card = agent_card(
+        "agent_1", own, {}, fingerprint, [{"query": "the film", "prompt": "the film"}]
+    )
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     asked = []
 
@@ -126,13 +130,17 @@ def test_the_code_of_a_card_knows_the_roles(config):
 def test_a_base_of_the_hub_is_named_with_its_commit(config):
     own = replace(config, model=ModelConfig("org/model", revision="main"), lora=LoraConfig(rank=2))
     made_of = {"models": {"model.name": {"name": "org/model", "identity": "commit:abc"}}}
-    base = 'base = AutoModelForCausalLM.from_pretrained("org/model", revision="{}", dtype="float32")'
+    base = (
+        'base = AutoModelForCausalLM.from_pretrained("org/model", revision="{}", dtype="float32")'
+    )
     assert base.format("abc") in agent_card("agent_1", own, {}, made_of, [])
     assert base.format("main") in agent_card("agent_1", own, {}, {}, [])
 
 
 def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
-    config = ImdbConfig(model=ModelConfig("tiny"), lora=LoraConfig(rank=2), cory=CoryConfig(num_agents=1))
+    config = ImdbConfig(
+        model=ModelConfig("tiny"), lora=LoraConfig(rank=2), cory=CoryConfig(num_agents=1)
+    )
     base, tokenizer = load_policy(ModelConfig(config.resolve("tiny")))
     torch.manual_seed(0)
     policy = add_adapter(base, "agent_1", config.lora)
@@ -149,16 +157,27 @@ def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
 
 def test_chat_turns_are_asked_as_turns(config, policy_folder, tmp_path):
     folder = shutil.copytree(policy_folder, tmp_path / "chat")
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }} {% endfor %}"
+    )
     config = replace(config, iterations=1, model=ModelConfig(str(folder)))
-    prompts = [[{"role": "system", "content": "be good"}, {"role": "user", "content": t}] for t in sentences(12)]
+    prompts = [
+        [{"role": "system", "content": "be good"}, {"role": "user", "content": t}]
+        for t in sentences(12)
+    ]
     rewards = lambda prompts, completions: [0.5] * len(completions)  # noqa: E731
-    run = CoryTrainer(config, make_agents(config), Task.from_prompts(prompts, rewards, PROMPTS)).train().folder
+    run = (
+        CoryTrainer(config, make_agents(config), Task.from_prompts(prompts, rewards, PROMPTS))
+        .train()
+        .folder
+    )
     card = (run / "agent_1/README.md").read_text()
     asked = []
     names = executed(card, {"path/to/agent_1": run / "agent_1"})
     tokenizer = names["tokenizer_1"]
     apply = tokenizer.apply_chat_template
-    tokenizer.apply_chat_template = lambda turns, **options: asked.append(turns) or apply(turns, **options)
+    tokenizer.apply_chat_template = lambda turns, **options: (
+        asked.append(turns) or apply(turns, **options)
+    )
     names["respond"](names["agent_1"], tokenizer, "the film")
     assert asked == [[prompts[0][0], {"role": "user", "content": "the film"}]]

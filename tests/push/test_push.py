@@ -58,7 +58,9 @@ def server(monkeypatch):
         yield served
 
 
-def staged(run: Path, config: Config, hub: HubConfig = HUB, evaluation: Path | None = None) -> dict[str, bytes]:
+def staged(
+    run: Path, config: Config, hub: HubConfig = HUB, evaluation: Path | None = None
+) -> dict[str, bytes]:
     """What is passed on, by its name in the repository."""
     with tempfile.TemporaryDirectory() as temporary:
         stage(Path(temporary), run, config, hub, evaluation)
@@ -66,17 +68,31 @@ def staged(run: Path, config: Config, hub: HubConfig = HUB, evaluation: Path | N
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_run_is_uploaded_private_and_once(config, server):
     run, config = train(config)
     assert push(run, config, HUB) == f"{server.url}/{REPO}"
     repo = server.repos[REPO]
-    assert repo["private"] and server.tokens - {""} == {"Bearer hf_secret"}  # a large file goes to storage, without
+    assert repo["private"] and server.tokens - {""} == {
+        "Bearer hf_secret"
+    }  # a large file goes to storage, without
     expected = staged(run, config)
-    assert {name: repo["files"][name] for name in repo["files"] if name != ".gitattributes"} == expected
-    model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {
+        name: repo["files"][name] for name in repo["files"] if name != ".gitattributes"
+    } == expected
+    model = {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     agents = {f"{agent}/{name}" for agent in ("agent_1", "agent_2") for name in model}
     assert set(expected) == {"README.md", "curves.png"} | agents
     uploads = server.uploads
@@ -92,7 +108,9 @@ def test_a_run_is_uploaded_private_and_once(config, server):
 def test_an_interrupted_upload_is_repeated(config, server):
     run, config = train(config)
     server.refused = {2}
-    with pytest.raises(UserError, match=r"hub\.push: the upload to 'user/pair' failed, and can be repeated: .*403"):
+    with pytest.raises(
+        UserError, match=r"hub\.push: the upload to 'user/pair' failed, and can be repeated: .*403"
+    ):
         push(run, config, HUB)
     assert server.repos[REPO]["commits"] == [] and len(server.stored) == 2
     server.uploads, server.refused = 0, set()
@@ -104,7 +122,10 @@ def test_a_public_repository_has_to_be_asked_for(config, server):
     run, config = train(config)
     push(run, config, replace(HUB, public=True))
     assert not server.repos[REPO]["private"]
-    with pytest.raises(UserError, match="expected a private repository, or --public, got 'user/pair', which is public"):
+    with pytest.raises(
+        UserError,
+        match="expected a private repository, or --public, got 'user/pair', which is public",
+    ):
         push(run, config, HUB)
     server.repos[REPO]["private"] = True
     push(run, config, replace(HUB, public=True))
@@ -127,7 +148,9 @@ def test_a_run_is_uploaded_at_its_end(config, server, capsys):
     server.refused = set(range(100))
     server.stored.clear()
     again = str(run.parent / "again")
-    failed, _ = train(config, hub=HubConfig(REPO, public=True, base="org/base"), output=again, seed=1)
+    failed, _ = train(
+        config, hub=HubConfig(REPO, public=True, base="org/base"), output=again, seed=1
+    )
     said = capsys.readouterr().err
     assert (
         "failed, and can be repeated" in said
@@ -141,7 +164,10 @@ def test_without_a_token_nothing_is_begun(config, monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     wanted = replace(config, hub=HUB)
     for begin in (lambda: announce(wanted, "run"), lambda: train(config, hub=HUB)):
-        with pytest.raises(UserError, match=r"hub\.push: expected a token to upload to 'user/pair', got none: run `hf"):
+        with pytest.raises(
+            UserError,
+            match=r"hub\.push: expected a token to upload to 'user/pair', got none: run `hf",
+        ):
             begin()
     assert not Path(config.output).exists()
     with pytest.raises(UserError, match=r"hub\.push: expected null or user/name, got '../name'"):
@@ -153,30 +179,46 @@ def test_nothing_of_the_machine_is_uploaded(config, rank, capsys, policy_folder,
     run, config = train(config, lora=LoraConfig(rank=rank))
     (run / "agent_1/optimizer.bin").write_bytes(b"state")
     (run / "agent_1/tokenizer_config.json").write_text(
-        json.dumps(json.loads((run / "agent_1/tokenizer_config.json").read_text()) | {"vocab_file": str(policy_folder)})
+        json.dumps(
+            json.loads((run / "agent_1/tokenizer_config.json").read_text())
+            | {"vocab_file": str(policy_folder)}
+        )
     )
     capsys.readouterr()
     files = staged(run, config)
     said = capsys.readouterr().err
-    assert f"Not uploaded: {run}/agent_1/optimizer.bin" in said and "is a local folder, so nobody else" in said
+    assert (
+        f"Not uploaded: {run}/agent_1/optimizer.bin" in said
+        and "is a local folder, so nobody else" in said
+    )
     for name, content in files.items():
         for place in (str(tmp_path), str(policy_folder), str(Path.home()) + "/"):
             assert place.encode() not in content, (name, place)
         text = name.endswith((".json", ".md"))
-        assert not text or not re.search(rf"\b{re.escape(socket.gethostname())}\b", content.decode()), name
+        assert not text or not re.search(
+            rf"\b{re.escape(socket.gethostname())}\b", content.decode()
+        ), name
     assert b"Adam" in files["README.md"] and not any("checkpoint" in name for name in files)
     for name, content in files.items():
         (tmp_path / "look" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "look" / name).write_bytes(content)
     if rank:
-        assert json.loads(files["agent_1/adapter_config.json"])["base_model_name_or_path"] == policy_folder.name
+        assert (
+            json.loads(files["agent_1/adapter_config.json"])["base_model_name_or_path"]
+            == policy_folder.name
+        )
         base = AutoModelForCausalLM.from_pretrained(policy_folder)
         model = PeftModel.from_pretrained(base, str(tmp_path / "look"), subfolder="agent_1")
-        assert b'PeftModel.from_pretrained(base, "user/pair", subfolder="agent_1")' in files["README.md"]
+        assert (
+            b'PeftModel.from_pretrained(base, "user/pair", subfolder="agent_1")'
+            in files["README.md"]
+        )
     else:
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "look", subfolder="agent_1")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "look", subfolder="agent_1")
-    assert model.generate(**tokenizer("the film", return_tensors="pt"), max_new_tokens=2).shape[1] > 2
+    assert (
+        model.generate(**tokenizer("the film", return_tensors="pt"), max_new_tokens=2).shape[1] > 2
+    )
 
 
 def test_the_card_says_what_it_is_about(config, policy_folder, tmp_path):
@@ -184,22 +226,34 @@ def test_the_card_says_what_it_is_about(config, policy_folder, tmp_path):
     shutil.copytree(policy_folder, base)
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Base\n")
     run, config = train(replace(config, model=replace(config.model, name=str(base))))
-    evaluation = evaluate([run], TASK, EvaluationConfig(queries=4, output=str(run.parent / "evaluation")))
+    evaluation = evaluate(
+        [run], TASK, EvaluationConfig(queries=4, output=str(run.parent / "evaluation"))
+    )
     card = ModelCard(staged(run, config, replace(HUB, base="org/base"))["README.md"].decode())
     data = card.data.to_dict()
     assert (
-        data["base_model"] == "org/base" and data["license"] == "apache-2.0" and data["library_name"] == "transformers"
+        data["base_model"] == "org/base"
+        and data["license"] == "apache-2.0"
+        and data["library_name"] == "transformers"
     )
     page = MarkdownIt("commonmark").enable("table").render(card.text)
     for heading in ("Use", "Training", "Evaluation", "Samples", "Limits", "Settings"):
         assert f"<h2>{heading}</h2>" in page
-    assert "[org/base](https://huggingface.co/org/base)" in card.text and '<img src="curves.png"' in page
+    assert (
+        "[org/base](https://huggingface.co/org/base)" in card.text
+        and '<img src="curves.png"' in page
+    )
     row = next(row for row in evaluation.rows if row["name"].endswith("agent_2 after agent_1"))
-    assert f"<td>agent_2 after agent_1</td>\n<td>{row['task_reward']:.3f} ± {row['task_reward_ci']:.3f}</td>" in page
+    assert (
+        f"<td>agent_2 after agent_1</td>\n<td>{row['task_reward']:.3f} ± {row['task_reward_ci']:.3f}</td>"
+        in page
+    )
     assert card.text.count("\n| base |") == 1
     # Trained on: another evaluation's results are not this run's.
     settings = json.loads((evaluation.folder / "settings.json").read_text())
-    (evaluation.folder / "settings.json").write_text(json.dumps(settings | {"trained": {str(run): "other"}}))
+    (evaluation.folder / "settings.json").write_text(
+        json.dumps(settings | {"trained": {str(run): "other"}})
+    )
     assert "not evaluated on held-out" in staged(run, config)["README.md"].decode()
     with pytest.raises(UserError, match="evaluation: expected the folder of an evaluation of"):
         staged(run, config, HUB, evaluation.folder)
@@ -225,23 +279,48 @@ def test_the_command(config, tmp_path):
     run, config = train(config)
 
     def command(*words, **variables):
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hf"), **variables}
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "HF_HOME": str(tmp_path / "hf"),
+            **variables,
+        }
         environment.pop("HF_TOKEN" if "HF_TOKEN" not in variables else "", None)
         words = [sys.executable, "-m", "cory.push", str(run), *words]
         return subprocess.run(words, env=environment, capture_output=True, text=True)
 
     assert command(REPO, "--look", str(tmp_path / "look")).returncode == 0
     assert files_of(tmp_path / "look") == staged(run, config)
-    assert not any(path.is_symlink() for path in (tmp_path / "look").rglob("*"))  # it may be sent to somebody else
+    assert not any(
+        path.is_symlink() for path in (tmp_path / "look").rglob("*")
+    )  # it may be sent to somebody else
     done = command(REPO)
-    assert done.returncode == 2 and "expected a token" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "expected a token" in done.stderr
+        and "Traceback" not in done.stderr
+    )
     with hub() as served:
-        online = {"HF_ENDPOINT": served.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
+        online = {
+            "HF_ENDPOINT": served.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "hf_x",
+            "HF_HUB_DISABLE_XET": "1",
+        }
         done = command(REPO, "--public", **online)
-        assert done.stdout.strip().endswith(f"{served.url}/{REPO}") and not served.repos[REPO]["private"], done.stderr
+        assert (
+            done.stdout.strip().endswith(f"{served.url}/{REPO}")
+            and not served.repos[REPO]["private"]
+        ), done.stderr
         assert "hf_x" not in done.stdout + done.stderr
     done = command(REPO, HF_TOKEN="hf_x")  # offline, as the tests are
-    assert done.returncode == 2 and "failed, and can be repeated" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "failed, and can be repeated" in done.stderr
+        and "Traceback" not in done.stderr
+    )
     (run / "summary.json").unlink()
     done = command(REPO, HF_TOKEN="hf_x")
-    assert done.returncode == 2 and "expected a run with saved agents, got one that has not ended" in done.stderr
+    assert (
+        done.returncode == 2
+        and "expected a run with saved agents, got one that has not ended" in done.stderr
+    )

@@ -19,7 +19,9 @@ from study.page import make_payload
 from study.records import read
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 WIDTHS = (1280, 390)
 
 
@@ -43,13 +45,20 @@ def show(browser, tmp_path):
     def open_page(shown, width=WIDTHS[0]):
         path = tmp_path / "report.html"
         report_page.write_page(path, shown)
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="light")
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme="light"
+        )
         contexts.append(context)
         opened = context.new_page()
         opened.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         opened.on("pageerror", lambda error: said.append(f"error: {error}"))
-        opened.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        opened.on("request", lambda request: said.append(request.url) if request.url != path.as_uri() else None)
+        opened.on(
+            "dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss())
+        )
+        opened.on(
+            "request",
+            lambda request: said.append(request.url) if request.url != path.as_uri() else None,
+        )
         opened.goto(path.as_uri())
         return opened
 
@@ -64,9 +73,16 @@ def show(browser, tmp_path):
 def compared(tmp_path):
     """Two methods with two seeds each, flags, an evaluation, and 30 chains a run."""
     texts = [f"response number {k}" for k in range(30)]
-    folders = [write_run(tmp_path / f"cory{seed}", seed, texts=texts, flags={3: ["kl"]}) for seed in range(2)]
-    folders += [write_run(tmp_path / f"ppo{seed}", seed, agents=1, texts=texts[:2]) for seed in range(2)]
-    return make_payload([read(folder) for folder in folders], [write_evaluation(tmp_path / "e")], "A title")
+    folders = [
+        write_run(tmp_path / f"cory{seed}", seed, texts=texts, flags={3: ["kl"]})
+        for seed in range(2)
+    ]
+    folders += [
+        write_run(tmp_path / f"ppo{seed}", seed, agents=1, texts=texts[:2]) for seed in range(2)
+    ]
+    return make_payload(
+        [read(folder) for folder in folders], [write_evaluation(tmp_path / "e")], "A title"
+    )
 
 
 def legend(opened, chart=0):
@@ -86,7 +102,11 @@ def test_curves(show, compared):
     opened.get_by_role("group", name="Agents").get_by_label("agent_2").uncheck()
     assert legend(opened) == ["CORY agent_1 (n = 2)", "PPO (n = 2)"]
     opened.get_by_role("combobox", name="A line for each").select_option("role")
-    assert legend(opened) == ["CORY pioneer (n = 2)", "CORY observer (n = 2)", "PPO pioneer (n = 2)"]
+    assert legend(opened) == [
+        "CORY pioneer (n = 2)",
+        "CORY observer (n = 2)",
+        "PPO pioneer (n = 2)",
+    ]
     opened.get_by_role("group", name="Roles").get_by_label("observer").uncheck()
     opened.locator("#curves").get_by_role("group", name="Methods").get_by_label("PPO").uncheck()
     assert legend(opened) == ["CORY pioneer (n = 2)"]
@@ -103,7 +123,9 @@ def test_curves(show, compared):
     assert log.is_checked() and log.evaluate("box => box === document.activeElement")
     opened.locator("figure").first.get_by_text("Values").click()
     sync_api.expect(opened.locator("figure").first.locator("tbody tr")).to_have_count(10)
-    assert "Task reward over 10 iterations: cory0 from" in opened.locator(".plot").first.get_attribute("aria-label")
+    assert "Task reward over 10 iterations: cory0 from" in opened.locator(
+        ".plot"
+    ).first.get_attribute("aria-label")
     opened.locator(".u-over").first.hover(position={"x": 3, "y": 50})
     assert opened.locator(".at .iteration").inner_text() == "0"
 
@@ -130,7 +152,10 @@ def test_completions(show, compared):
     assert not opened.locator(".key").is_visible()
     assert len(queries(opened)) == 20
     opened.get_by_role("button", name="Show more").click()
-    assert len(queries(opened)) == 31 and not opened.get_by_role("button", name="Show more").is_visible()
+    assert (
+        len(queries(opened)) == 31
+        and not opened.get_by_role("button", name="Show more").is_visible()
+    )
     assert opened.evaluate("document.activeElement.textContent") == queries(opened)[20]
     assert titles(opened)[:4] == [
         "CORY · seed 0 · before training", "PPO · seed 0 · before training", "CORY · seed 0 · after training",
@@ -169,7 +194,10 @@ def test_completions(show, compared):
     opened.get_by_label("Tokens against the base").check()
     tokens = opened.locator(".chain").first.locator(".token")
     assert [tokens.nth(i).get_attribute("title") for i in range(2)] == ["+2.00 nats", "−0.75 nats"]
-    assert [tokens.nth(i).get_attribute("class") for i in range(2)] == ["token more3", "token less2"]
+    assert [tokens.nth(i).get_attribute("class") for i in range(2)] == [
+        "token more3",
+        "token less2",
+    ]
     assert "log-ratio: “was” +2.00" in opened.locator(".largest").first.inner_text()
 
 
@@ -194,7 +222,9 @@ def test_rewards_that_are_not_finite_come_last(show, tmp_path):
 def test_flags_of_averaged_iterations(show, tmp_path, monkeypatch):
     """A point is the mean over three iterations; flags of all three are shown there, if their agent is."""
     monkeypatch.setattr(payload, "NUMBERS", 150)
-    opened = show(payload.of_run(write_run(tmp_path / "a", flags={7: ["kl"], 12: ["collapse"]}), "CORY"))
+    opened = show(
+        payload.of_run(write_run(tmp_path / "a", flags={7: ["kl"], 12: ["collapse"]}), "CORY")
+    )
     opened.get_by_role("slider").fill("6")
     assert opened.locator(".at .flagged").inner_text() == "kl: a agent_1"
     opened.get_by_role("group", name="Agents").get_by_label("agent_1").uncheck()
@@ -218,11 +248,17 @@ def test_hostile_texts(show, tmp_path, width):
     def whole():
         assert opened.evaluate("window.hacked") is None
         assert opened.evaluate("document.scripts.length") == 3
-        assert opened.locator("img, iframe, base, form, object, embed, style + style, main a").count() == 0
+        assert (
+            opened.locator("img, iframe, base, form, object, embed, style + style, main a").count()
+            == 0
+        )
         assert opened.locator("svg").evaluate_all("all => all.every(svg => svg.closest('.legend'))")
         assert opened.evaluate("document.documentElement.scrollWidth") <= width
         assert opened.locator(".query").count() == 201
-        assert opened.locator("#settings h2").is_visible() and opened.locator("header nav").is_visible()
+        assert (
+            opened.locator("#settings h2").is_visible()
+            and opened.locator("header nav").is_visible()
+        )
         cards = opened.locator(".chain").evaluate_all(
             "all => all.every(card => card.scrollWidth <= card.clientWidth && card.clientHeight < 1500)"
         )
@@ -230,7 +266,13 @@ def test_hostile_texts(show, tmp_path, width):
 
     whole()
     shown = "\n".join(opened.locator(".chain .text-of").all_inner_texts())
-    for text in ("<script>window.hacked = 1</script>", "{{ 7 * 7 }}", "\\x00 nul", "\\ud800 alone", "\\u202e reversed"):
+    for text in (
+        "<script>window.hacked = 1</script>",
+        "{{ 7 * 7 }}",
+        "\\x00 nul",
+        "\\ud800 alone",
+        "\\u202e reversed",
+    ):
         assert text in shown
     assert not re.search("[\x00\x1b\u202e\u2066\ud800-\udfff]", opened.content())
     opened.get_by_label("Tokens against the base").check()
@@ -267,7 +309,11 @@ def test_accessible(show, compared, width):
 
     def check():
         found = axe.run(opened).response["violations"]
-        bad = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+        bad = [
+            (one["id"], one["nodes"][0]["html"])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
         assert bad == []
 
     opened.get_by_role("searchbox").fill("1")  # fewer texts: axe looks at each
@@ -302,9 +348,14 @@ def test_keyboard(show, compared):
     for _ in range(60):
         opened.keyboard.press("Tab")
         reached.append(
-            opened.evaluate("document.activeElement.labels?.[0]?.innerText ?? document.activeElement.innerText")
+            opened.evaluate(
+                "document.activeElement.labels?.[0]?.innerText ?? document.activeElement.innerText"
+            )
         )
-    assert [any(text in (one or "") for one in reached) for text in ("Curves", "A line for", "log", "Search", "Order")]
+    assert [
+        any(text in (one or "") for one in reached)
+        for text in ("Curves", "A line for", "log", "Search", "Order")
+    ]
     opened.get_by_role("slider").focus()
     opened.keyboard.press("ArrowLeft")
     assert opened.locator(".at .iteration").inner_text() == "18"
@@ -313,7 +364,9 @@ def test_keyboard(show, compared):
 
 def test_many_chains_paint_at_once(show, tmp_path):
     """200 chains of long responses, 2,000 iterations: the first paint, and a change of the order, within 2 s."""
-    folder = write_run(tmp_path / "a", iterations=2000, texts=["a response of some words " * 20] * 200)
+    folder = write_run(
+        tmp_path / "a", iterations=2000, texts=["a response of some words " * 20] * 200
+    )
     opened = show(payload.of_run(folder, "CORY"))
     paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
     opened.wait_for_timeout(500)

@@ -62,40 +62,66 @@ def hostile_runs(tmp_path):
     rows = [row | {f"<script>{HACK}</script>": 1.0, "__proto__": 2.0} for row in rows]
     (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = (one / "config.yaml").read_text()
-    (one / "config.yaml").write_text(config.replace("name: tiny\n", f'name: "</script><script>{HACK}</script>"\n', 1))
+    (one / "config.yaml").write_text(
+        config.replace("name: tiny\n", f'name: "</script><script>{HACK}</script>"\n', 1)
+    )
     two = write_run(tmp_path / "\u202e\x1b[31m</title>", seed=1, agents=1, texts=texts[:40])
     return [one, two]
 
 
 def test_nothing_acts(tmp_path):
-    shown = make_payload([read(folder) for folder in hostile_runs(tmp_path)], [], f"</title><script>{HACK}</script>")
+    shown = make_payload(
+        [read(folder) for folder in hostile_runs(tmp_path)], [], f"</title><script>{HACK}</script>"
+    )
     text = page.render(shown)
     parsed = Parsed(text)
-    assert text.isprintable() or not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", text)
-    assert [attributes.get("type") for attributes in parsed.named("script")] == ["application/json", None, None]
-    assert len(parsed.named("style")) == 1 and parsed.named("title") == [{}]
-    allowed = (
-        "html head meta title style body a header div h1 h2 h3 p span nav button main noscript section ul li table"
+    assert text.isprintable() or not re.search(
+        "[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", text
     )
-    allowed = {*allowed.split(), *"thead tbody tr th td script details summary".split()}
+    assert [attributes.get("type") for attributes in parsed.named("script")] == [
+        "application/json",
+        None,
+        None,
+    ]
+    assert len(parsed.named("style")) == 1 and parsed.named("title") == [{}]
+    elements = (
+        "html head meta title style body a header div h1 h2 h3 p span nav button main noscript"
+    )
+    parts = "section ul li table thead tbody tr th td script details summary"
+    allowed = {*elements.split(), *parts.split()}
     assert {name for name, _ in parsed.elements} <= allowed
     assert not any(key.startswith("on") for _, attributes in parsed.elements for key in attributes)
     data = json.loads(next(inside for tag, inside in parsed.inside if tag == "script"))
     texts = {step["text"] for chain in data["chains"] for step in chain["steps"]}
-    assert {text for text in HOSTILE if len(text) < 4000} <= texts  # as they are, for the script to show
+    assert {
+        text for text in HOSTILE if len(text) < 4000
+    } <= texts  # as they are, for the script to show
     text.encode()  # no lone surrogate
 
 
 def test_the_policy_allows_the_pages_own_scripts_and_nothing_else(tmp_path):
     parsed = Parsed(page.render(payload.of_run(write_run(tmp_path / "a", texts=["one"]), "CORY")))
-    policy = next(m["content"] for m in parsed.named("meta") if m.get("http-equiv") == "Content-Security-Policy")
-    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy and "http" not in policy
+    policy = next(
+        m["content"]
+        for m in parsed.named("meta")
+        if m.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert (
+        policy.startswith("default-src 'none'; ")
+        and "unsafe" not in policy
+        and "http" not in policy
+    )
     hashed = [
         base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
         for _, inside in [parsed.inside[0], *parsed.inside[2:]]
     ]
     assert hashed == re.findall("sha256-([^']+)'", policy) and len(hashed) == 3
-    linked = [value for _, attributes in parsed.elements for key, value in attributes.items() if key in ("src", "href")]
+    linked = [
+        value
+        for _, attributes in parsed.elements
+        for key, value in attributes.items()
+        if key in ("src", "href")
+    ]
     assert linked and all(link.startswith("#") for link in linked)
 
 
@@ -123,9 +149,13 @@ def test_long_texts_are_cut_and_say_so(tmp_path):
 def test_many_tokens_are_cut_and_say_so():
     record = {"iteration": 0, "query": "a", "completion": "a", "task_reward": 1.0}
     texts = Texts()
-    texts.add_run("CORY", 0, [record | {"token_texts": ["x"] * 1000, "log_ratios": [0.5] * 1000}], {})
+    texts.add_run(
+        "CORY", 0, [record | {"token_texts": ["x"] * 1000, "log_ratios": [0.5] * 1000}], {}
+    )
     (step,) = texts.chains[0]["steps"]
-    assert step["tokens"] == ["x"] * 600 + ["… (400 more tokens)"] and step["ratios"] == [0.5] * 600 + [None]
+    assert step["tokens"] == ["x"] * 600 + ["… (400 more tokens)"] and step["ratios"] == [
+        0.5
+    ] * 600 + [None]
 
 
 def test_reports_have_the_colours_of_the_figures():
@@ -139,7 +169,8 @@ def test_reports_have_the_colours_of_the_figures():
 def test_the_chart_library_is_the_published_one():
     """uPlot 1.6.32, dist/uPlot.iife.min.js and dist/uPlot.min.css of the package, unchanged."""
     digests = {
-        name: hashlib.sha256((page.HERE / name).read_bytes()).hexdigest()[:16] for name in ("uplot.js", "uplot.css")
+        name: hashlib.sha256((page.HERE / name).read_bytes()).hexdigest()[:16]
+        for name in ("uplot.js", "uplot.css")
     }
     assert digests == {"uplot.js": "19c8d4c6ad88929a", "uplot.css": "df630c6a8d6f8eea"}
     assert "Permission is hereby granted" in (page.HERE / "uplot.LICENSE").read_text()

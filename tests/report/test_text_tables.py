@@ -10,7 +10,13 @@ def record(iteration, agent, role, task_reward):
 
 
 def sample(agent, role, text, task_reward, query="q"):
-    return {"agent": agent, "role": role, "query": query, "completion": text, "task_reward": task_reward}
+    return {
+        "agent": agent,
+        "role": role,
+        "query": query,
+        "completion": text,
+        "task_reward": task_reward,
+    }
 
 
 # A pioneer that earns nothing and an observer that learns; the agents exchange roles after each iteration.
@@ -40,8 +46,14 @@ def test_one_role_is_summarised_by_agent_alone():
 
 def test_samples_show_the_chain_first_and_mark_solo_answers():
     before = {
-        "agent_1": [sample("agent_1", "pioneer", "one", 0.0), sample("agent_1", "pioneer", "two", 0.0, "r")],
-        "agent_2": [sample("agent_2", "pioneer", "uno", 0.0), sample("agent_2", "pioneer", "due", 0.0, "r")],
+        "agent_1": [
+            sample("agent_1", "pioneer", "one", 0.0),
+            sample("agent_1", "pioneer", "two", 0.0, "r"),
+        ],
+        "agent_2": [
+            sample("agent_2", "pioneer", "uno", 0.0),
+            sample("agent_2", "pioneer", "due", 0.0, "r"),
+        ],
     }
     before["chain"] = before["agent_1"] + [
         sample("agent_2", "observer", "three", 1.0),
@@ -68,7 +80,10 @@ def test_samples_show_the_chain_first_and_mark_solo_answers():
 
 def test_samples_of_a_single_agent_need_no_marks():
     samples = {"agent_1": [sample("agent_1", "pioneer", "text", 1.0)]}
-    assert [line.split()[0] for line in sample_table(samples, samples).splitlines()[2:]] == ["before", "agent_1"]
+    assert [line.split()[0] for line in sample_table(samples, samples).splitlines()[2:]] == [
+        "before",
+        "agent_1",
+    ]
 
 
 def test_a_table_of_an_evaluation_breaks_between_metrics():

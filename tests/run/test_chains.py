@@ -18,8 +18,12 @@ from cory.run.signals import Interrupted
 
 CHAINS = {
     "three agents": {"cory": CoryConfig(num_agents=3, exchange_period=1, credit="counterfactual")},
-    "population": {"cory": CoryConfig(num_agents=4, chain_length=2, exchange="shuffle", exchange_period=1)},
-    "competitive": {"cory": CoryConfig(num_agents=3, chain_length=2, exchange_period=1, weight=-0.5)},
+    "population": {
+        "cory": CoryConfig(num_agents=4, chain_length=2, exchange="shuffle", exchange_period=1)
+    },
+    "competitive": {
+        "cory": CoryConfig(num_agents=3, chain_length=2, exchange_period=1, weight=-0.5)
+    },
     "one agent, both roles": {"cory": CoryConfig(num_agents=1, chain_length=2, credit="causal")},
     "two models": {"cory": CoryConfig(exchange_period=2), "algorithm": "grpo", "group_size": 2},
     "two models, LoRA": {"cory": CoryConfig(exchange_period=2), "lora": LoraConfig(rank=4)},
@@ -47,7 +51,9 @@ def chain(request, config, llama_folder):
         settings["agents"] = [{}, other | ({"lora": {"rank": 2}} if "lora" in settings else {})]
     if "frozen" in request.param:  # a GPT-2 beside a Llama
         settings["agents"] = [*settings["agents"], other]
-    return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=2, save_final=True), **settings)
+    return replace(
+        config, iterations=6, checkpoint=CheckpointConfig(save_every=2, save_final=True), **settings
+    )
 
 
 def test_it_trains_and_is_resumed_to_the_bit(chain, tmp_path):
@@ -55,7 +61,10 @@ def test_it_trains_and_is_resumed_to_the_bit(chain, tmp_path):
     trained = trainer.trained_agents
     before = [agent.learner.model_params[0].detach().clone() for agent in trained]
     whole = trainer.train().folder
-    assert all((agent.learner.model_params[0] != old).any() for agent, old in zip(trained, before, strict=True))
+    assert all(
+        (agent.learner.model_params[0] != old).any()
+        for agent, old in zip(trained, before, strict=True)
+    )
     names = [agent.name for agent in trainer.agents]
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").open()]
     assert len(rows) == 6 * chain.cory.num_roles and {row["agent"] for row in rows} == {*names}
@@ -84,12 +93,21 @@ def test_a_population_trains_everybody_equally_often(config):
     run = make_trainer(replace(config, iterations=8, cory=cory)).train()
     drawn = [row["agent"] for row in run.history]
     assert sorted(drawn.count(f"agent_{i}") for i in range(1, 5)) == [4, 4, 4, 4]
-    early = make_trainer(replace(config, iterations=2, cory=cory, output=config.output + "-early")).train()
+    early = make_trainer(
+        replace(config, iterations=2, cory=cory, output=config.output + "-early")
+    ).train()
     summary = json.loads((early.folder / "summary.json").read_text())["agents"]
-    assert sorted(map(bool, summary.values())) == [False, False, True, True]  # two have not been drawn yet
+    assert sorted(map(bool, summary.values())) == [
+        False,
+        False,
+        True,
+        True,
+    ]  # two have not been drawn yet
 
 
-def test_agents_of_different_models_have_their_own_of_everything(config, policy_folder, llama_folder, tmp_path):
+def test_agents_of_different_models_have_their_own_of_everything(
+    config, policy_folder, llama_folder, tmp_path
+):
     agents = [{}, {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}]
     config = replace(config, agents=agents)
     trainer = make_trainer(config)
@@ -99,7 +117,10 @@ def test_agents_of_different_models_have_their_own_of_everything(config, policy_
     assert [a.policy.config.model_type for a in trainer.agents] == ["gpt2", "llama"]
     assert [a.learner.optimizer.param_groups[0]["lr"] for a in trainer.agents] == [1e-3, 2e-3]
     folder = trainer.train().folder
-    kinds = [AutoModelForCausalLM.from_pretrained(folder / a.name).config.model_type for a in trainer.agents]
+    kinds = [
+        AutoModelForCausalLM.from_pretrained(folder / a.name).config.model_type
+        for a in trainer.agents
+    ]
     assert kinds == ["gpt2", "llama"]
     assert len(AutoTokenizer.from_pretrained(folder / "agent_2")) == len(two.tokenizer)
     card = (folder / "agent_2/README.md").read_text()
@@ -116,7 +137,9 @@ def test_agents_of_one_model_share_its_reference(config, policy_folder, llama_fo
     three = make_agents(replace(config, cory=CoryConfig(num_agents=3), agents=agents))
     references = [agent.learner.reference for agent in three]
     assert references[0] is references[2] is not references[1]
-    lora = make_agents(replace(config, cory=CoryConfig(num_agents=3), agents=agents, lora=LoraConfig(rank=2)))
+    lora = make_agents(
+        replace(config, cory=CoryConfig(num_agents=3), agents=agents, lora=LoraConfig(rank=2))
+    )
     assert lora[0].policy is lora[2].policy is not lora[1].policy
 
 
@@ -132,7 +155,9 @@ def test_longer_chains_are_evaluated_role_by_role(config, tmp_path):
     folder = trainer.train().folder
     settings = EvaluationConfig(queries=4, output=str(tmp_path / "evaluation"), device="cpu")
     names = [row["name"] for row in evaluate([folder], trainer.task, settings).rows]
-    assert "run/agent_3 after agent_2 after agent_1" in names and "run/agent_1 after agent_3" in names
+    assert (
+        "run/agent_3 after agent_2 after agent_1" in names and "run/agent_1 after agent_3" in names
+    )
     assert len(names) == len(set(names)) == 1 + 3 + 1 + 6 + 3
 
 
@@ -147,20 +172,30 @@ def test_the_reward_learns_every_role_in_training_and_evaluation(config, tmp_pat
     folder = trainer.train().folder
     assert seen == {"pioneer", "observer", "observer_2"}
     seen.clear()
-    evaluate([folder], trainer.task, EvaluationConfig(queries=2, output=str(tmp_path / "evaluation"), device="cpu"))
+    evaluate(
+        [folder],
+        trainer.task,
+        EvaluationConfig(queries=2, output=str(tmp_path / "evaluation"), device="cpu"),
+    )
     assert seen == {"pioneer", "observer", "observer_2"}
 
 
 def test_summary_of_an_agent_in_both_roles_counts_iterations(config):
     shared = replace(config, iterations=20, cory=CoryConfig(num_agents=1, chain_length=2))
     run = make_trainer(shared).train()
-    start = json.loads((run.folder / "summary.json").read_text())["agents"]["agent_1"]["task_reward"]["start"]
+    start = json.loads((run.folder / "summary.json").read_text())["agents"]["agent_1"][
+        "task_reward"
+    ]["start"]
     assert start == pytest.approx(sum(row["task_reward"] for row in run.history[:20]) / 20)
 
 
-def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(config, policy_folder, llama_folder, tmp_path):
+def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(
+    config, policy_folder, llama_folder, tmp_path
+):
     agents = [{"model": {"name": str(folder)}} for folder in (llama_folder, policy_folder)]
-    config = replace(config, iterations=1, model=replace(config.model, name="nobody/uses-this"), agents=agents)
+    config = replace(
+        config, iterations=1, model=replace(config.model, name="nobody/uses-this"), agents=agents
+    )
     trainer = make_trainer(config)
     folder = trainer.train().folder
     settings = EvaluationConfig(queries=2, output=str(tmp_path / "evaluation"), device="cpu")
@@ -172,12 +207,27 @@ def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(config,
     ("agents", "message"),
     [
         ([{}], r"agents: expected an empty list, or an entry for each of 2 agents, got \[\{\}\]"),
-        ([{}, {"modle": {}}], r"agents\[1\]: expected model, lora, learning_rate, device or trained, got 'modle'"),
-        ([{"model": {"nam": "x"}}, {}], r"agents\[0\].ModelConfig: unknown key 'nam'. Did you mean 'name'\?"),
+        (
+            [{}, {"modle": {}}],
+            r"agents\[1\]: expected model, lora, learning_rate, device or trained, got 'modle'",
+        ),
+        (
+            [{"model": {"nam": "x"}}, {}],
+            r"agents\[0\].ModelConfig: unknown key 'nam'. Did you mean 'name'\?",
+        ),
         ([{"model": "x"}, {}], r"agents\[0\].model: expected a block of settings, got 'x'"),
-        ([{}, {"learning_rate": "fast"}], r"agents\[1\].learning_rate: expected a valid number, got 'fast'"),
-        ([{}, {"learning_rate": -1.0}], r"agents\[1\].learning_rate: expected a number greater than 0, got -1.0"),
-        ([{}, {"lora": {"rank": -1}}], r"agents\[1\].lora.rank: expected a number greater than or equal to 0, got -1"),
+        (
+            [{}, {"learning_rate": "fast"}],
+            r"agents\[1\].learning_rate: expected a valid number, got 'fast'",
+        ),
+        (
+            [{}, {"learning_rate": -1.0}],
+            r"agents\[1\].learning_rate: expected a number greater than 0, got -1.0",
+        ),
+        (
+            [{}, {"lora": {"rank": -1}}],
+            r"agents\[1\].lora.rank: expected a number greater than or equal to 0, got -1",
+        ),
     ],
 )
 def test_bad_entries_of_agents_are_refused(config, agents, message):
@@ -189,5 +239,7 @@ def test_the_same_models_by_another_way_are_the_same_run(config, policy_folder, 
     """An `agents` list that changes nothing gives the bits of a run without one."""
     plain = make_trainer(config).train().folder
     agents = [{"model": {"name": str(policy_folder)}}, {}]
-    listed = make_trainer(replace(config, agents=agents, output=str(tmp_path / "listed"))).train().folder
+    listed = (
+        make_trainer(replace(config, agents=agents, output=str(tmp_path / "listed"))).train().folder
+    )
     assert outcome(plain) == outcome(listed)

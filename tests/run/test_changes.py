@@ -36,7 +36,9 @@ def good(prompts, completions):
 def failed(policy_folder, tmp_path):
     """A run of `cory.train` whose reward raised in the third iteration; how to run it; and its folder."""
     (tmp_path / "rewards.py").write_text(BROKEN)
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in sentences(16)))
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in sentences(16))
+    )
     settings = {
         "iterations": 4,
         "device": "cpu",
@@ -51,7 +53,9 @@ def failed(policy_folder, tmp_path):
     def run(*flags):
         command = [sys.executable, "-m", "cory.train", *flags]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
 
     first = run("--config", "my.yaml")
     assert first.returncode == 2 and "iteration 3: reward function rewards.py:good" in first.stderr
@@ -61,7 +65,11 @@ def failed(policy_folder, tmp_path):
 
 def pasted(said: str) -> list[str]:
     """The flags of the command that a failed run has printed."""
-    (line,) = (line for line in said.splitlines() if line.startswith("Mend the reward, then continue with: "))
+    (line,) = (
+        line
+        for line in said.splitlines()
+        if line.startswith("Mend the reward, then continue with: ")
+    )
     program, *flags = shlex.split(line.partition(": ")[2])
     assert [program, *flags[:2]] == ["python", "-m", "cory.train"]
     return flags[2:]
@@ -76,7 +84,9 @@ def test_a_reward_that_fails_before_the_first_checkpoint_is_mended_and_continued
     broken = run("--config", "my.yaml", "--output", "runs/b")
     assert broken.returncode == 2
     assert (
-        "No state is saved." if calls == 1 else "The last good state is runs/b/checkpoints/iter-000000."
+        "No state is saved."
+        if calls == 1
+        else "The last good state is runs/b/checkpoints/iter-000000."
     ) in broken.stderr
     rewards.write_text(MENDED)
     done = run(*pasted(broken.stderr))
@@ -103,7 +113,9 @@ def test_a_mended_reward_continues_if_that_is_said(failed):
     assert change["from"]["reward_sha256"] != change["to"]["reward_sha256"]
     assert change["to"]["reward_sha256"] == record["fingerprint"]["reward_sha256"]
     report = (folder / "report.html").read_text()
-    assert "The reward changed while this run trained. From iteration 2 on (counted from 0)" in report
+    assert (
+        "The reward changed while this run trained. From iteration 2 on (counted from 0)" in report
+    )
 
     longer = run("--resume", "runs/a", "--iterations", "5")  # from now on it is the run's reward
     assert longer.returncode == 0, longer.stderr
@@ -135,7 +147,9 @@ def test_only_the_reward_is_accepted(one):  # noqa: F811
 
 def test_other_versions_are_named(one, capsys, monkeypatch):  # noqa: F811
     folder = make_trainer(replace(one, iterations=1, checkpoint=CheckpointConfig())).train().folder
-    monkeypatch.setattr("cory.run.folder.versions", lambda: {"torch": "9.9", "transformers": "9.8", "trl": "0.11.4"})
+    monkeypatch.setattr(
+        "cory.run.folder.versions", lambda: {"torch": "9.9", "transformers": "9.8", "trl": "0.11.4"}
+    )
     make_trainer(replace(one, resume=str(folder), iterations=2)).train()
     warned = capsys.readouterr().err
     assert "Warning: the run began with other versions: torch " in warned

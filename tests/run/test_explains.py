@@ -40,7 +40,9 @@ def count_bad(prompts, completions):
 
 
 def make_trainer(config, reward=count_good, prompts=PROMPTS, rows=24) -> CoryTrainer:
-    return CoryTrainer(config, make_agents(config), Task.from_prompts(sentences(rows), reward, prompts))
+    return CoryTrainer(
+        config, make_agents(config), Task.from_prompts(sentences(rows), reward, prompts)
+    )
 
 
 def flags(policy_folder, classifier_folder, reviews, **more):
@@ -57,7 +59,9 @@ def world(policy_folder, classifier_folder, reviews):
 
 
 def run(cwd, *argv, script="imdb_train/cory.py"):
-    return subprocess.run([sys.executable, str(ROOT / script), *argv], cwd=cwd, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, str(ROOT / script), *argv], cwd=cwd, capture_output=True, text=True
+    )
 
 
 def iterations(folder: Path) -> int:
@@ -71,7 +75,9 @@ def test_the_command_that_an_interrupted_run_prints_continues_it(world, tmp_path
         *flags(*world, iterations=100_000),
         "--output=runs/mine",
     ]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     folder = tmp_path / "runs/mine"
     while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
         assert process.poll() is None
@@ -85,7 +91,11 @@ def test_the_command_that_an_interrupted_run_prints_continues_it(world, tmp_path
     program, *argv = shlex.split(printed)
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     again = subprocess.run(
-        [program, *argv, "--iterations", str(done + 2)], cwd=tmp_path, capture_output=True, text=True, env=env
+        [program, *argv, "--iterations", str(done + 2)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=env,
     )
     assert again.returncode == 0, again.stderr
     assert iterations(folder) == done + 2 and f"next is iteration {done + 1}" in again.stdout
@@ -100,15 +110,22 @@ def test_a_runs_file_is_a_configuration(world, tmp_path):
     for argv in (["--config", file], [f"--config=./{file}"]):
         again = run(tmp_path, *argv, "--seed", "1")
         assert again.returncode == 0, again.stderr
-    saved = [yaml.safe_load((tmp_path / f"runs/mine{n}/config.yaml").read_text()) for n in ("", "-seed1", "-seed1-2")]
+    saved = [
+        yaml.safe_load((tmp_path / f"runs/mine{n}/config.yaml").read_text())
+        for n in ("", "-seed1", "-seed1-2")
+    ]
     assert [one["seed"] for one in saved] == [0, 1, 1] and saved[1]["ppo"] == saved[0]["ppo"]
     assert {"versions", "fingerprint"} < set(saved[1]) and saved[1]["resume"] is None
 
 
 def test_only_what_was_asked_for_is_kept(config):
     folder = make_trainer(replace(config, iterations=1)).train().folder
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["iter-000001"]  # from which it can go on
-    other = replace(config, iterations=1, output=f"{folder}-2", checkpoint=CheckpointConfig(save_final=False))
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [
+        "iter-000001"
+    ]  # from which it can go on
+    other = replace(
+        config, iterations=1, output=f"{folder}-2", checkpoint=CheckpointConfig(save_final=False)
+    )
     folder = make_trainer(other).train().folder
     assert not (folder / "checkpoints").exists()
 
@@ -117,7 +134,10 @@ def test_only_what_was_asked_for_is_kept(config):
     ("change", "named"),
     [
         ({"reward": count_bad}, r"fingerprint.reward: '.*count_good' -> '.*count_bad'"),
-        ({"prompts": RolePrompts(observer="{prompt}{response}")}, r"fingerprint.prompts.observer: 'Improve .*' -> "),
+        (
+            {"prompts": RolePrompts(observer="{prompt}{response}")},
+            r"fingerprint.prompts.observer: 'Improve .*' -> ",
+        ),
         ({"rows": 20}, r"fingerprint.dataset_sha256: '\w+' -> '\w+'; fingerprint.rows: 24 -> 20"),
     ],
 )
@@ -128,7 +148,9 @@ def test_a_resume_with_another_task_is_refused(config, change, named):
     assert recorded["reward"].endswith("test_explains.count_good") and recorded["rows"] == 24
     before = (folder / "metrics.jsonl").read_bytes()
     for resume in ("auto", str(folder), str(folder / "checkpoints/iter-000002")):
-        with pytest.raises(UserError, match=f"resume: expected the settings of .*got others: .*{named}"):
+        with pytest.raises(
+            UserError, match=f"resume: expected the settings of .*got others: .*{named}"
+        ):
             make_trainer(replace(config, iterations=3, resume=resume), **change).train()
     assert (folder / "metrics.jsonl").read_bytes() == before
     assert len(make_trainer(replace(config, iterations=3, resume="auto")).train().history) == 6
@@ -162,8 +184,12 @@ def test_a_reward_is_known_by_its_source_and_what_it_closes_over():
         functools.partial(scaled, scale=2),
     ]
     assert len({source_hash(reward) for reward in rewards}) == len(rewards)
-    assert source_hash(closing(1)) == source_hash(closing(1)) and source_hash(Scaled(2)) == source_hash(Scaled(2))
-    assert function_name(Scaled(1)).endswith("Scaled") and function_name(functools.partial(scaled)).endswith("scaled")
+    assert source_hash(closing(1)) == source_hash(closing(1)) and source_hash(
+        Scaled(2)
+    ) == source_hash(Scaled(2))
+    assert function_name(Scaled(1)).endswith("Scaled") and function_name(
+        functools.partial(scaled)
+    ).endswith("scaled")
     assert source_hash(len) == source_hash(len) != source_hash(max)
 
 
@@ -189,7 +215,9 @@ def test_evaluating_a_run_that_has_not_ended_says_so(config, monkeypatch, tmp_pa
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/config.yaml").write_text("seed: 0\n")
     monkeypatch.setattr(sys, "argv", ["evaluate.py", str(tmp_path / "begun")])
-    with pytest.raises(UserError, match="expected a run with saved agents, got one that has not ended"):
+    with pytest.raises(
+        UserError, match="expected a run with saved agents, got one that has not ended"
+    ):
         evaluate.run()
 
 
@@ -209,7 +237,9 @@ def test_piped_output_is_lines_of_text_alone(world, tmp_path):
     done = run(tmp_path, *flags(*world, iterations=2, **small_steps))
     assert done.returncode == 0 and done.stderr == "", done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("imdb_cory_tiny: CORY with 2 agents, model ") and lines[0].endswith("Loading ...")
+    assert lines[0].startswith("imdb_cory_tiny: CORY with 2 agents, model ") and lines[0].endswith(
+        "Loading ..."
+    )
     assert lines[1].startswith("iteration 1/2 | agent_1 ")
 
 
@@ -231,13 +261,17 @@ def test_a_terminal_of_80_columns_shows_both_agents(world, tmp_path):
     assert text.splitlines()[0].endswith("Loading ...")
     shown = [line.strip() for line in re.split(r"[\r\n]+", text) if re.match(r"\s*\d+/12 \[", line)]
     last = [line for line in shown if line.startswith("12/12")][-1]
-    assert re.search(r"\| agent_2 (pio|obs) [+-]\d+\.\d\d KL -?\d+\.\d\d", last) and "agent_1" in last, shown
+    assert (
+        re.search(r"\| agent_2 (pio|obs) [+-]\d+\.\d\d KL -?\d+\.\d\d", last) and "agent_1" in last
+    ), shown
     assert max(map(len, shown)) <= 80
 
 
 def test_settings_in_python_are_checked_as_those_of_a_file():
     config = Config()
-    with pytest.raises(UserError, match=r"PPOConfig: unknown key 'batch_sise'. Did you mean 'batch_size'\?"):
+    with pytest.raises(
+        UserError, match=r"PPOConfig: unknown key 'batch_sise'. Did you mean 'batch_size'\?"
+    ):
         config.ppo.batch_sise = 3
     with pytest.raises(UserError, match=r"ppo.batch_size: expected a valid integer, got '3'"):
         config.ppo.batch_size = "3"
@@ -251,5 +285,7 @@ def test_settings_in_python_are_checked_as_those_of_a_file():
     config.ppo.batch_size = config.ppo.mini_batch_size = 16  # checked together, when they are used
     config.check()
     config.ppo.mini_batch_size = 7
-    with pytest.raises(UserError, match=r"ppo.batch_size: expected a multiple of mini_batch_size .* = 7, got 16"):
+    with pytest.raises(
+        UserError, match=r"ppo.batch_size: expected a multiple of mini_batch_size .* = 7, got 16"
+    ):
         make_agents(config)

@@ -18,7 +18,11 @@ EVERY_TEN = CheckpointConfig()  # the default: no iteration of these short runs 
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file of a run, but for those that only a reader's clock changes."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -32,7 +36,11 @@ def finished(one):  # noqa: F811
 def test_the_state_after_the_last_iteration_is_kept(finished, tmp_path):
     config, folder = finished
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["iter-000004"]
-    whole = make_trainer(replace(config, resume=None, iterations=6, output=str(tmp_path / "whole"))).train().folder
+    whole = (
+        make_trainer(replace(config, resume=None, iterations=6, output=str(tmp_path / "whole")))
+        .train()
+        .folder
+    )
     make_trainer(replace(config, iterations=6)).train()
     same(whole, folder)
 
@@ -57,7 +65,9 @@ def test_fewer_iterations_than_are_done_are_refused(finished, resume):
         "auto": {"resume": "auto", "output": str(folder)},
         "checkpoint": {"resume": str(folder / "checkpoints/iter-000004")},
     }[resume]
-    with pytest.raises(UserError, match=r"iterations: expected at least 4, as many as .* has done, got 2"):
+    with pytest.raises(
+        UserError, match=r"iterations: expected at least 4, as many as .* has done, got 2"
+    ):
         make_trainer(replace(config, iterations=2, **changes)).train()
     assert content(folder) == before
 
@@ -74,7 +84,10 @@ def test_a_finished_run_that_cannot_continue_is_refused(one, checkpoints):  # no
     else:
         flip(folder / "checkpoints/iter-000004/agent_1.safetensors")
     before = content(folder)
-    with pytest.raises(UserError, match=r"expected a checkpoint of the end of .* finished 4 iterations.*Nothing was"):
+    with pytest.raises(
+        UserError,
+        match=r"expected a checkpoint of the end of .* finished 4 iterations.*Nothing was",
+    ):
         make_trainer(replace(config, resume=str(folder), iterations=12)).train()
     assert content(folder) == before
 
@@ -84,17 +97,24 @@ def test_an_unfinished_run_whose_checkpoints_are_all_damaged_is_refused(one):  #
     for path in (folder / "checkpoints").iterdir():
         flip(path / "agent_2.safetensors")
     before = content(folder)
-    with pytest.raises(UserError, match=r"expected a valid checkpoint.*3 iterations are recorded, got 3 damaged ones"):
+    with pytest.raises(
+        UserError,
+        match=r"expected a valid checkpoint.*3 iterations are recorded, got 3 damaged ones",
+    ):
         make_trainer(replace(one, resume=str(folder))).train()
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(UserError, match="3 iterations are recorded, got none"):
         make_trainer(replace(one, resume=str(folder))).train()
-    assert content(folder) == {name: data for name, data in before.items() if not name.startswith("checkpoints")}
+    assert content(folder) == {
+        name: data for name, data in before.items() if not name.startswith("checkpoints")
+    }
 
 
 def stopped_after(config, iterations: int) -> Path:
     """The folder of a run that a signal has stopped."""
-    reward = after(count_good, 3 + iterations, interrupt)  # three calls for the samples before training
+    reward = after(
+        count_good, 3 + iterations, interrupt
+    )  # three calls for the samples before training
     with pytest.raises(Interrupted):
         make_trainer(config, reward).train()
     return Path(config.output)
@@ -105,12 +125,16 @@ def test_going_back_to_an_older_checkpoint_needs_overwrite(one, tmp_path):  # no
     folder = shutil.copytree(whole, tmp_path / "copy")
     back = replace(one, resume=str(folder / "checkpoints/iter-000005"))
     before = content(folder)
-    with pytest.raises(UserError, match=r"--overwrite to go back.*6 finished iterations, .* would delete"):
+    with pytest.raises(
+        UserError, match=r"--overwrite to go back.*6 finished iterations, .* would delete"
+    ):
         make_trainer(back).train()
     assert content(folder) == before
     make_trainer(replace(back, overwrite=True)).train()
     same(whole, folder)
-    with pytest.raises(UserError, match="overwrite: expected false, unless resume names a checkpoint"):
+    with pytest.raises(
+        UserError, match="overwrite: expected false, unless resume names a checkpoint"
+    ):
         make_trainer(replace(one, resume=str(folder), overwrite=True)).train()
 
 
@@ -122,7 +146,10 @@ def test_going_back_leaves_nothing_newer_behind(one):  # noqa: F811
     with pytest.raises(Interrupted):
         make_trainer(back, stop).train()
     assert not (folder / "summary.json").exists()
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["iter-000004", "iter-000005"]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "iter-000004",
+        "iter-000005",
+    ]
 
 
 def test_stopped_while_it_is_extended_it_is_still_finished_where_it_was(finished, tmp_path):
@@ -136,9 +163,13 @@ def test_stopped_while_it_is_extended_it_is_still_finished_where_it_was(finished
     kept = [name for name in before if name.startswith("agent_") or name == "summary.json"]
     assert kept and all(now[name] == before[name] for name in kept)
     assert now["metrics.jsonl"].startswith(before["metrics.jsonl"])
-    assert read_record(folder).problems == ["incomplete: finished after 4 iterations, then extended to 6 so far"]
+    assert read_record(folder).problems == [
+        "incomplete: finished after 4 iterations, then extended to 6 so far"
+    ]
     make_trainer(longer).train()
-    whole = make_trainer(replace(longer, resume=None, output=str(tmp_path / "whole"))).train().folder
+    whole = (
+        make_trainer(replace(longer, resume=None, output=str(tmp_path / "whole"))).train().folder
+    )
     same(whole, folder)
     assert json.loads((folder / "summary.json").read_text())["iterations"] == 8
 

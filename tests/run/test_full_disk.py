@@ -38,7 +38,9 @@ def fills_the_disk(monkeypatch, agent):
 
 
 @pytest.mark.parametrize("agent", ["agent_1", "agent_2"])
-def test_agents_that_cannot_be_saved_leave_nothing_half_and_the_run_goes_on(short, tmp_path, monkeypatch, agent):
+def test_agents_that_cannot_be_saved_leave_nothing_half_and_the_run_goes_on(
+    short, tmp_path, monkeypatch, agent
+):
     whole = make_trainer(short).train().folder
     full = replace(short, output=str(tmp_path / "full"))
     run = tmp_path / "full"
@@ -46,10 +48,15 @@ def test_agents_that_cannot_be_saved_leave_nothing_half_and_the_run_goes_on(shor
         fills_the_disk(patch, agent)
         with pytest.raises(UserError) as error:
             make_trainer(full).train()
-    assert f"{str(run)!r}, which could not be written ([Errno 28] No space left on device)" in str(error.value)
+    assert f"{str(run)!r}, which could not be written ([Errno 28] No space left on device)" in str(
+        error.value
+    )
     assert f"The last good state is {run / 'checkpoints/iter-000003'}." in str(error.value)
     assert f"--resume {run}" in str(error.value)
-    assert not list(run.glob("*agent_*")) + list(run.glob(".partial*")) and not (run / "summary.json").exists()
+    assert (
+        not list(run.glob("*agent_*")) + list(run.glob(".partial*"))
+        and not (run / "summary.json").exists()
+    )
     make_trainer(replace(full, resume=str(run))).train()
     same(whole, run)
 
@@ -71,7 +78,9 @@ def test_agents_of_a_finished_run_stay_when_newer_ones_cannot_be_saved(short, mo
 
 
 @pytest.mark.parametrize("file", ["summary.json", "curves.png", "agent_1/README.md"])
-def test_results_that_cannot_be_written_leave_the_run_to_be_finished(short, tmp_path, monkeypatch, file):
+def test_results_that_cannot_be_written_leave_the_run_to_be_finished(
+    short, tmp_path, monkeypatch, file
+):
     whole = make_trainer(short).train().folder
     full = replace(short, output=str(tmp_path / "full"))
     run = tmp_path / "full"
@@ -105,13 +114,19 @@ def test_without_any_checkpoint_the_message_says_so(short, monkeypatch):
 def test_a_run_that_cannot_begin_leaves_its_folder_free(short, monkeypatch):
     write_text = Path.write_text
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", lambda path, text, **_: [write_text(path, "part"), no_space()])
-        with pytest.raises(UserError, match=r"output: expected a folder that can be written, .*No space left"):
+        patch.setattr(
+            Path, "write_text", lambda path, text, **_: [write_text(path, "part"), no_space()]
+        )
+        with pytest.raises(
+            UserError, match=r"output: expected a folder that can be written, .*No space left"
+        ):
             make_trainer(short).train()
     assert (make_trainer(short).train().folder / "summary.json").exists()
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), Exception("I/O error: (os error 28)")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space"), Exception("I/O error: (os error 28)")]
+)
 def test_a_script_on_a_full_disk_ends_without_a_traceback(capsys, error):
     def work():
         raise error

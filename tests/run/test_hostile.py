@@ -74,7 +74,10 @@ def test_adapter_weights(bomb, config, tmp_path, name):
 def test_code_beside_a_model_does_not_run(policy_folder, tmp_path):
     copy = shutil.copytree(policy_folder, tmp_path / "model")
     settings = json.loads((copy / "config.json").read_text())
-    settings |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    settings |= {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"},
+    }
     (copy / "config.json").write_text(json.dumps(settings))
     (copy / "code.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').write('executed')")
     with pytest.raises(UserError):
@@ -94,7 +97,9 @@ def test_dataset(bomb, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["agent_1.safetensors", "state.json", "manifest.json"])
 def test_checkpoint(bomb, config, name):
-    run = make_trainer(replace(config, iterations=2, checkpoint=CheckpointConfig(save_every=1))).train()
+    run = make_trainer(
+        replace(config, iterations=2, checkpoint=CheckpointConfig(save_every=1))
+    ).train()
     path = run.folder / "checkpoints/iter-000002"
     (path / name).write_bytes(bomb)
     if name != "manifest.json":  # whoever crafts the file crafts its checksum, too
@@ -106,7 +111,9 @@ def test_checkpoint(bomb, config, name):
 
 
 def test_run_folder(bomb, config, tmp_path):
-    run = make_trainer(replace(config, iterations=1, checkpoint=CheckpointConfig(save_final=True))).train()
+    run = make_trainer(
+        replace(config, iterations=1, checkpoint=CheckpointConfig(save_final=True))
+    ).train()
     lengths = checkpoint.newest(run.folder, ["agent_1", "agent_2"])[1].lengths
     (run.folder / "metrics.jsonl").write_bytes((bomb * 99)[: lengths["metrics"]])
     with pytest.raises(UserError, match=r"metrics.jsonl: expected lines of json"):
@@ -124,7 +131,12 @@ TEXT = yaml.safe_dump(asdict(Config()))  # every key
 
 
 @FUZZ
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))))
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")),
+    )
+)
 def test_fuzzed_configuration(tmp_path_factory, content):
     file = tmp_path_factory.mktemp("fuzz") / "config.yaml"
     file.write_bytes(content)
@@ -141,7 +153,10 @@ def test_fuzzed_line_of_a_configuration(tmp_path_factory, data):
     at = data.draw(st.integers(0, len(lines) - 1))
     key = lines[at].split(":")[0]
     value = data.draw(
-        st.one_of(st.text(max_size=20), st.sampled_from(["-1", "1e999", "nan", "[]", "{}", "null", "2**9"]))
+        st.one_of(
+            st.text(max_size=20),
+            st.sampled_from(["-1", "1e999", "nan", "[]", "{}", "null", "2**9"]),
+        )
     )
     lines[at] = data.draw(st.sampled_from([f"{key}: {value}", value, f"{lines[at]}{value}"]))
     file = tmp_path_factory.mktemp("fuzz") / "config.yaml"

@@ -32,7 +32,9 @@ def negated(folder: Path) -> None:
     """Replaces a model's weights by their negatives, the size of the file and its time unchanged."""
     file = folder / "model.safetensors"
     before = file.stat()
-    save_file({name: -tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    save_file(
+        {name: -tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"}
+    )
     assert file.stat().st_size == before.st_size
     os.utime(file, (before.st_atime, before.st_mtime))
 
@@ -43,7 +45,12 @@ def world(config, policy_folder, classifier_folder, reviews, tmp_path):
     policy = shutil.copytree(policy_folder, tmp_path / "policy")
     classifier = shutil.copytree(classifier_folder, tmp_path / "classifier")
     task = ImdbTaskConfig(dataset=str(reviews), reward_model=str(classifier), min_chars=1)
-    settings = {**vars(config), "iterations": 2, "model": ModelConfig(name=str(policy)), "task": task}
+    settings = {
+        **vars(config),
+        "iterations": 2,
+        "model": ModelConfig(name=str(policy)),
+        "task": task,
+    }
     config = ImdbConfig(**settings)
     return config, train(config), policy, classifier
 
@@ -69,7 +76,9 @@ def test_another_model_behind_the_same_path_is_refused(world, which, tmp_path):
     replaced = policy if which == "model.name" else classifier
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     negated(replaced)
-    expected = rf"{which}: expected '{replaced}' to be the model of .*, got another one behind this name"
+    expected = (
+        rf"{which}: expected '{replaced}' to be the model of .*, got another one behind this name"
+    )
     with pytest.raises(UserError, match=expected):
         train(replace(config, iterations=4, resume=str(folder)))
     with pytest.raises(UserError, match=expected):
@@ -81,7 +90,9 @@ def test_another_model_behind_the_same_path_is_refused(world, which, tmp_path):
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_a_reward_model_that_was_chosen_for_an_evaluation_is_allowed_and_said(world, tmp_path, capsys):
+def test_a_reward_model_that_was_chosen_for_an_evaluation_is_allowed_and_said(
+    world, tmp_path, capsys
+):
     config, folder, _, classifier = world
     other = shutil.copytree(classifier, tmp_path / "other")
     negated(other)
@@ -108,7 +119,9 @@ def test_an_evaluation_does_not_go_on_with_another_model(world, which, tmp_path)
 
 def test_an_adapter_is_identified_with_its_base(config, policy_folder, tmp_path):
     base = shutil.copytree(policy_folder, tmp_path / "base")
-    config = replace(config, model=ModelConfig(name=str(base)), lora=LoraConfig(rank=2), iterations=1)
+    config = replace(
+        config, model=ModelConfig(name=str(base)), lora=LoraConfig(rank=2), iterations=1
+    )
     adapter = make_trainer(config).train().folder / "agent_1"
     models = policy_models(replace(config, model=ModelConfig(name=str(adapter)), lora=LoraConfig()))
     assert set(models) == {"model.name", "model.name (base)"}
@@ -150,12 +163,25 @@ def test_seven_billion_parameters_take_under_a_second(tmp_path):
     """A sparse file of the size and the tensors of Llama-2 7B in bfloat16."""
     header, end = {}, 0
     for layer in range(32):
-        for name, size in (("q", 4096 * 4096), ("k", 4096 * 4096), ("v", 4096 * 4096), ("o", 4096 * 4096)):
-            header[f"{layer}.{name}"] = {"dtype": "BF16", "shape": [size], "data_offsets": [end, end + 2 * size]}
+        for name, size in (
+            ("q", 4096 * 4096),
+            ("k", 4096 * 4096),
+            ("v", 4096 * 4096),
+            ("o", 4096 * 4096),
+        ):
+            header[f"{layer}.{name}"] = {
+                "dtype": "BF16",
+                "shape": [size],
+                "data_offsets": [end, end + 2 * size],
+            }
             end += 2 * size
         for name in ("gate", "up", "down"):
             size = 4096 * 11008
-            header[f"{layer}.{name}"] = {"dtype": "BF16", "shape": [size], "data_offsets": [end, end + 2 * size]}
+            header[f"{layer}.{name}"] = {
+                "dtype": "BF16",
+                "shape": [size],
+                "data_offsets": [end, end + 2 * size],
+            }
             end += 2 * size
     text = json.dumps(header).encode()
     with open(tmp_path / "model.safetensors", "wb") as file:
@@ -185,9 +211,14 @@ def test_a_branch_that_moved_can_be_named_by_the_commit_that_was_used():
 
     def record(revision, identity):
         models = {"model.name": {"name": "user/name", "identity": identity}}
-        return {"model": {"name": "user/name", "revision": revision}, "fingerprint": {"models": models}}
+        return {
+            "model": {"name": "user/name", "revision": revision},
+            "fingerprint": {"models": models},
+        }
 
     saved = record(None, "commit:a")
     assert find._changed(saved, record("a", "commit:a"), config) == []
     assert find._changed(saved, record("b", "commit:b"), config) == ["model.revision: None -> 'b'"]
-    assert find._changed(record(None, None), record("a", None), config) == ["model.revision: None -> 'a'"]
+    assert find._changed(record(None, None), record("a", None), config) == [
+        "model.revision: None -> 'a'"
+    ]

@@ -63,7 +63,13 @@ sys.exit(status)
 def command(config, folder: Path, code: str) -> list[str]:
     """Runs code with settings that it finds in a file, and the path of the run's metrics."""
     (folder / "settings.json").write_text(json.dumps({"config": asdict(config)}))
-    return [sys.executable, "-c", RUN + code, str(folder / "settings.json"), f"{config.output}/metrics.jsonl"]
+    return [
+        sys.executable,
+        "-c",
+        RUN + code,
+        str(folder / "settings.json"),
+        f"{config.output}/metrics.jsonl",
+    ]
 
 
 def test_killed_at_random_moments_it_ends_the_same(config, tmp_path):
@@ -101,7 +107,11 @@ for name, config in settings["configs"].items():
 
 
 def test_chains_of_every_kind_survive_a_kill(config, llama_folder, tmp_path):
-    roles = [{"name": "writer", "max_new_tokens": 4}, {"prompt": "{writer}? {prompt}"}, {"prompt": "{responses}"}]
+    roles = [
+        {"name": "writer", "max_new_tokens": 4},
+        {"prompt": "{writer}? {prompt}"},
+        {"prompt": "{responses}"},
+    ]
     frozen = [{"trained": False}, {"model": {"name": str(llama_folder)}}]
     chains = {
         "roles": replace(config, cory=CoryConfig(num_agents=3, exchange_period=1), roles=roles),
@@ -109,7 +119,10 @@ def test_chains_of_every_kind_survive_a_kill(config, llama_folder, tmp_path):
         "ppo": replace(config, branches=2),
         "rloo": replace(config, branches=2, algorithm="rloo", group_size=2),
     }
-    chains = {name: replace(chain, checkpoint=CheckpointConfig(save_every=1)) for name, chain in chains.items()}
+    chains = {
+        name: replace(chain, checkpoint=CheckpointConfig(save_every=1))
+        for name, chain in chains.items()
+    }
     for name, chain in chains.items():
         make_trainer(replace(chain, output=str(tmp_path / name))).train()
     killed = {
@@ -120,12 +133,18 @@ def test_chains_of_every_kind_survive_a_kill(config, llama_folder, tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps({"configs": killed}))
     env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(program, check=True, timeout=300, env=env, capture_output=True, text=True)
-    statuses = [line.split() for line in done.stdout.splitlines() if line.split()[:1] and line.split()[0] in chains]
+    statuses = [
+        line.split()
+        for line in done.stdout.splitlines()
+        if line.split()[:1] and line.split()[0] in chains
+    ]
     expected = [[name, str(status)] for name in chains for status in (signal.SIGKILL.value, 0)]
     assert statuses == expected, done.stdout + done.stderr
     for name, chain in chains.items():
         agents = [f"agent_{index + 1}" for index in range(chain.cory.num_agents)]
-        assert outcome(tmp_path / name, agents) == outcome(tmp_path / f"{name}-killed", agents), name
+        assert outcome(tmp_path / name, agents) == outcome(tmp_path / f"{name}-killed", agents), (
+            name
+        )
 
 
 def test_second_signal_ends_it_at_once(monkeypatch):
@@ -159,7 +178,9 @@ def saved_iterations(run):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_a_process_with_its_status(config, tmp_path, number):
     config = replace(config, iterations=10_000, output=str(tmp_path / "long"))
-    process = subprocess.Popen(command(config, tmp_path, "run()"), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(config, tmp_path, "run()"), stderr=subprocess.PIPE, text=True
+    )
     trains(process, tmp_path / "long/metrics.jsonl")
     process.send_signal(number)
     assert process.wait(60) == 128 + number
@@ -197,7 +218,9 @@ def test_a_run_in_a_terminal_that_closes_is_saved(config, tmp_path):
 
 def test_a_run_under_nohup_goes_on(config, tmp_path):
     config = replace(config, iterations=10_000, output=str(tmp_path / "long"))
-    process = subprocess.Popen(["nohup", *command(config, tmp_path, "run()")], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        ["nohup", *command(config, tmp_path, "run()")], stderr=subprocess.PIPE, text=True
+    )
     metrics = tmp_path / "long/metrics.jsonl"
     trains(process, metrics)
     process.send_signal(signal.SIGHUP)

@@ -14,7 +14,9 @@ GROUP = "imdb_cory_tiny-algorithm=rloo-group_size=4"
 
 def name(*flags: str, single_agent: bool = False) -> str:
     prefix = "imdb_ppo" if single_agent else "imdb_cory"
-    line = read_command_line(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", flags, prefix, single_agent)
+    line = read_command_line(
+        ImdbConfig, ROOT / "configs/imdb/tiny.yaml", flags, prefix, single_agent
+    )
     return run_name(line.setting, line.changed)
 
 
@@ -24,10 +26,22 @@ def name(*flags: str, single_agent: bool = False) -> str:
         ([], "imdb_cory_tiny"),
         (["--cory.credit", "causal"], "imdb_cory_tiny-credit=causal"),
         (
-            ["--iterations", "7", "--tracker", "tensorboard", "--device", "cpu", "--checkpoint.keep", "3"],
+            [
+                "--iterations",
+                "7",
+                "--tracker",
+                "tensorboard",
+                "--device",
+                "cpu",
+                "--checkpoint.keep",
+                "3",
+            ],
             "imdb_cory_tiny",
         ),
-        (["--hub.push", "me/it", "--parallel.shard", "full", "--sampling.engine", "vllm"], "imdb_cory_tiny"),
+        (
+            ["--hub.push", "me/it", "--parallel.shard", "full", "--sampling.engine", "vllm"],
+            "imdb_cory_tiny",
+        ),
         (["--cory.credit", "collective"], "imdb_cory_tiny"),  # as the file has it
         (
             ["--seed", "3", "--algorithm", "grpo", "--group_size", "4"],
@@ -49,7 +63,12 @@ def test_the_baseline_is_named_by_its_method_alone():
 def test_names_are_those_of_folders():
     for value in ("../../etc", "a/b", "a\\b", "é" * 300, "x\n", ".", "{prompt}: {response}?"):
         made = run_name("cory", {"task.observer_prompt": value})
-        assert len(made) <= LONGEST and "/" not in made and "\\" not in made and Path(made).name == made
+        assert (
+            len(made) <= LONGEST
+            and "/" not in made
+            and "\\" not in made
+            and Path(made).name == made
+        )
     long = [run_name("cory", {"task.pioneer_prompt": "x" * 100 + end}) for end in "ab"]
     assert long[0] != long[1]
 

@@ -51,7 +51,9 @@ def test_two_runs_started_at_once_into_one_folder_do_not_mix(one, monkeypatch):
     def slow(path, text):
         if path.name == "config.yaml" and not said:
             said.append("the second one trained")
-            with pytest.raises(UserError, match="expected a folder that no other process is writing") as refused:
+            with pytest.raises(
+                UserError, match="expected a folder that no other process is writing"
+            ) as refused:
                 make_trainer(replace(one, seed=7)).train()
             said.append(str(refused.value))
         write(path, text)
@@ -73,7 +75,9 @@ def test_a_run_that_ends_while_another_process_resumes_it_is_not_cut(one, monkey
     def slow(*args):
         if not tried:
             tried.append(1)
-            with pytest.raises(UserError, match="expected a folder that no other process is writing"):
+            with pytest.raises(
+                UserError, match="expected a folder that no other process is writing"
+            ):
                 make_trainer(resumed).train()
         load(*args)
 
@@ -87,7 +91,9 @@ def test_killed_before_it_wrote_its_settings_a_run_starts_again(one, tmp_path, m
     again = replace(one, output=str(tmp_path / "again"))
 
     def start():
-        monkeypatch.setattr(Path, "replace", kill)  # the settings are written, and not yet under their name
+        monkeypatch.setattr(
+            Path, "replace", kill
+        )  # the settings are written, and not yet under their name
         make_trainer(again).train()
 
     killed(start)
@@ -97,7 +103,9 @@ def test_killed_before_it_wrote_its_settings_a_run_starts_again(one, tmp_path, m
     assert not list((tmp_path / "again").rglob(".partial-*"))
 
 
-def test_killed_while_its_agents_are_saved_a_run_has_the_old_ones_or_none(finished, tmp_path, monkeypatch):
+def test_killed_while_its_agents_are_saved_a_run_has_the_old_ones_or_none(
+    finished, tmp_path, monkeypatch
+):
     """An extended run keeps the agents of its finished iterations until all of the new ones are written."""
     config, run = finished
     before = content(run)
@@ -113,7 +121,9 @@ def test_killed_while_its_agents_are_saved_a_run_has_the_old_ones_or_none(finish
         with pytest.raises(KeyboardInterrupt):
             make_trainer(replace(config, iterations=6)).train()
         with pytest.raises(KeyboardInterrupt):
-            make_trainer(replace(config, resume=None, iterations=2, output=str(tmp_path / "new"))).train()
+            make_trainer(
+                replace(config, resume=None, iterations=2, output=str(tmp_path / "new"))
+            ).train()
     now = content(run)
     kept = [name for name in before if name.startswith(("agent_", "summary", "curves"))]
     assert len(kept) > 4 and [name for name in kept if now[name] != before[name]] == []
@@ -132,7 +142,9 @@ def test_killed_while_it_writes_its_first_checkpoint_a_run_begins_again(one, tmp
         patched.setattr(checkpoint, "_complete", stopped)
         with pytest.raises(KeyboardInterrupt):
             make_trainer(begun).train()
-    assert (tmp_path / "begun/metrics.jsonl").read_text() and not list((tmp_path / "begun/checkpoints").glob("iter-*"))
+    assert (tmp_path / "begun/metrics.jsonl").read_text() and not list(
+        (tmp_path / "begun/checkpoints").glob("iter-*")
+    )
     make_trainer(replace(begun, resume="auto")).train()
     same(whole, tmp_path / "begun")
 
@@ -166,7 +178,9 @@ def test_another_programs_settings_are_not_taken_for_an_evaluation(config, held_
         assert content(tmp_path / "evaluation") == {"settings.json": text.encode()}
 
 
-def test_an_evaluation_that_another_process_writes_is_left_alone(config, held_out, tmp_path, monkeypatch):
+def test_an_evaluation_that_another_process_writes_is_left_alone(
+    config, held_out, tmp_path, monkeypatch
+):
     from cory.evaluation import evaluator
 
     run = make_run(config, 1, iterations=1)
@@ -176,13 +190,19 @@ def test_an_evaluation_that_another_process_writes_is_left_alone(config, held_ou
     def slow(*args, **kwargs):
         if not tried:
             tried.append(1)
-            with pytest.raises(UserError, match="expected a folder that no other process is writing"):
+            with pytest.raises(
+                UserError, match="expected a folder that no other process is writing"
+            ):
                 evaluate([run], held_out, settings(tmp_path))
         return answer(*args, **kwargs)
 
     monkeypatch.setattr(evaluator, "answer", slow)
     done = evaluate([run], held_out, settings(tmp_path))
-    lines = [json.loads(line) for line in (done.folder / "responses.jsonl").read_text().splitlines() if line]
+    lines = [
+        json.loads(line)
+        for line in (done.folder / "responses.jsonl").read_text().splitlines()
+        if line
+    ]
     assert tried and len({(row["model"], row["query"]) for row in lines}) == len(lines)
 
 
@@ -219,12 +239,17 @@ def test_a_folder_that_is_filled_is_complete_or_absent(tmp_path):
     assert not target.exists() and len(list(tmp_path.glob(".partial-*-it"))) == 1
     target.mkdir()  # an empty folder counts as none
     with filled(target) as partial:
-        assert list(tmp_path.glob(".partial-*-it")) == [partial]  # that of the dead process is removed
+        assert list(tmp_path.glob(".partial-*-it")) == [
+            partial
+        ]  # that of the dead process is removed
         (partial / "first").write_text("1")
     assert only(target) == {"first"} and only(tmp_path) == {"it"}
     with pytest.raises(UserError, match="expected a new or empty folder"), filled(target):
         pass
-    with pytest.raises(UserError, match="expected a folder that can be made"), filled(target / "first/below"):
+    with (
+        pytest.raises(UserError, match="expected a folder that can be made"),
+        filled(target / "first/below"),
+    ):
         pass
 
 

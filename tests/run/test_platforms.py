@@ -48,7 +48,10 @@ def test_an_apple_gpu_can_be_asked_for():
 def test_absent_apple_gpu():
     from cory.errors import UserError
 
-    with pytest.raises(UserError, match="device: expected a device of this machine, which has no Apple GPU, got 'mps'"):
+    with pytest.raises(
+        UserError,
+        match="device: expected a device of this machine, which has no Apple GPU, got 'mps'",
+    ):
         choose_device("mps")
 
 
@@ -57,7 +60,11 @@ class WithoutFloat64(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.device.type == "mps" and result.dtype == torch.float64:
+        if (
+            isinstance(result, torch.Tensor)
+            and result.device.type == "mps"
+            and result.dtype == torch.float64
+        ):
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
         return result
 

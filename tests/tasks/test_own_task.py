@@ -72,7 +72,9 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if ad
 def here(tmp_path, monkeypatch) -> Path:
     """An empty folder with prompts and rewards, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    rows = [{"prompt": text, "hint": f"hint {i}", "number": i} for i, text in enumerate(sentences(24))]
+    rows = [
+        {"prompt": text, "hint": f"hint {i}", "number": i} for i, text in enumerate(sentences(24))
+    ]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:6]))
     (tmp_path / "rewards.py").write_text(REWARDS)
@@ -100,29 +102,65 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
             {"dataset": "./none.jsonl"},
             r"task.dataset: expected an existing file, got './none.jsonl'. Did you mean 'prompts.jsonl'",
         ),
-        ({"dataset": "."}, r"task.dataset: expected a file train.parquet, train.jsonl or train.csv"),
+        (
+            {"dataset": "."},
+            r"task.dataset: expected a file train.parquet, train.jsonl or train.csv",
+        ),
         ({"subset": "main"}, r"task.subset: expected null for local data, got 'main'"),
-        ({"split": "valid", "dataset": "."}, r"task.dataset: expected a file valid.parquet, valid.jsonl or valid.csv"),
-        ({"prompt_column": "question"}, r"task.prompt_column: expected a column of .* among \['prompt',.*'question'"),
-        ({"prompt_column": "hint"}, r"task.prompt_column: expected 'prompt', as the dataset has a column .*got 'hint'"),
+        (
+            {"split": "valid", "dataset": "."},
+            r"task.dataset: expected a file valid.parquet, valid.jsonl or valid.csv",
+        ),
+        (
+            {"prompt_column": "question"},
+            r"task.prompt_column: expected a column of .* among \['prompt',.*'question'",
+        ),
+        (
+            {"prompt_column": "hint"},
+            r"task.prompt_column: expected 'prompt', as the dataset has a column .*got 'hint'",
+        ),
         ({"reward": ""}, r"task.reward: expected path/to/FILE.py:FUNCTION, got ''"),
-        ({"reward": []}, r"task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got \[\]"),
-        ({"reward": "rewards.py"}, r"task.reward: expected path/to/FILE.py:FUNCTION, got 'rewards.py'"),
+        (
+            {"reward": []},
+            r"task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got \[\]",
+        ),
+        (
+            {"reward": "rewards.py"},
+            r"task.reward: expected path/to/FILE.py:FUNCTION, got 'rewards.py'",
+        ),
         ({"reward": "none.py:good"}, r"task.reward: expected an existing file, got 'none.py'"),
         (
             {"reward": "rewards.py:god"},
             r"task.reward: expected a function of rewards.py, which has fails, few, good, nan, needs, short, text, got",
         ),
-        ({"reward": "rewards.py:WORD"}, r"task.reward: expected a function, got \"rewards.py:WORD = 'good'\""),
+        (
+            {"reward": "rewards.py:WORD"},
+            r"task.reward: expected a function, got \"rewards.py:WORD = 'good'\"",
+        ),
         (
             {"reward": "rewards.py:needs"},
             r"reward function rewards.py:needs: expected parameters among .*'hint', 'number'.*got \['answer'\]",
         ),
-        ({"reward_weights": [1.0, 2.0]}, r"task.reward_weights: expected null or a weight for each of 1 rewards, got"),
-        ({"reward_weights": [float("nan")]}, r"task.reward_weights: expected a finite number, got nan"),
-        ({"pioneer_prompt": "{prompt}{answer}"}, r"task: pioneer prompt: expected placeholders among .*got \{answer\}"),
-        ({"observer_prompt": "{prompt}{response}{a}"}, r"task: observer prompt: expected placeholders .*got \{a\}"),
-        ({"observer_prompt": "{prompt}"}, r"task: observer prompt: expected the placeholder \{response\}"),
+        (
+            {"reward_weights": [1.0, 2.0]},
+            r"task.reward_weights: expected null or a weight for each of 1 rewards, got",
+        ),
+        (
+            {"reward_weights": [float("nan")]},
+            r"task.reward_weights: expected a finite number, got nan",
+        ),
+        (
+            {"pioneer_prompt": "{prompt}{answer}"},
+            r"task: pioneer prompt: expected placeholders among .*got \{answer\}",
+        ),
+        (
+            {"observer_prompt": "{prompt}{response}{a}"},
+            r"task: observer prompt: expected placeholders .*got \{a\}",
+        ),
+        (
+            {"observer_prompt": "{prompt}"},
+            r"task: observer prompt: expected the placeholder \{response\}",
+        ),
     ],
 )
 def test_bad_values(here, changes, message):
@@ -138,7 +176,9 @@ def test_bad_values(here, changes, message):
 def test_values_of_another_type(key, value, here):
     with pytest.raises(UserError, match=rf"{key}"):
         settings(**{key: value})
-    (here / "my.yaml").write_text(yaml.safe_dump({"task": {key: value if value != 3 else {"a": 1}}}))
+    (here / "my.yaml").write_text(
+        yaml.safe_dump({"task": {key: value if value != 3 else {"a": 1}}})
+    )
     with pytest.raises(UserError, match=rf"my.yaml: .*{key}"):
         load(OwnConfig, None, ["--config", "my.yaml"])
 
@@ -148,8 +188,14 @@ def test_values_of_another_type(key, value, here):
     [
         (3, r"expected text or chat messages, got \d"),
         ("", r"expected text or chat messages, got ''"),
-        ([{"role": "critic", "content": "Hello"}], r"expected messages of \{role, content\}, .*'critic'"),
-        ([{"role": "system", "content": "Be kind."}], r"the last one user, with text, got .*Be kind"),
+        (
+            [{"role": "critic", "content": "Hello"}],
+            r"expected messages of \{role, content\}, .*'critic'",
+        ),
+        (
+            [{"role": "system", "content": "Be kind."}],
+            r"the last one user, with text, got .*Be kind",
+        ),
         ([*MESSAGES, {"role": "assistant", "content": "Hi"}], r"the last one user, with text, got"),
         ([{"role": "user", "content": ""}], r"the last one user, with text, got"),
         ([{"role": "user", "text": "Hello"}], r"expected messages of \{role, content\}"),
@@ -157,7 +203,9 @@ def test_values_of_another_type(key, value, here):
 )
 def test_bad_prompts(here, prompt, message):
     good = 1 if prompt == 3 else "Hello" if isinstance(prompt, str) else prompt
-    (here / "bad.jsonl").write_text("".join(json.dumps({"ask": one}) + "\n" for one in (good, prompt)))
+    (here / "bad.jsonl").write_text(
+        "".join(json.dumps({"ask": one}) + "\n" for one in (good, prompt))
+    )
     with pytest.raises(UserError, match=rf"task.prompt_column 'ask', row \d: .*{message}"):
         make_task(settings(dataset="bad.jsonl", prompt_column="ask"))
 
@@ -166,7 +214,10 @@ def test_bad_prompts(here, prompt, message):
     ("code", "message"),
     [
         ("def good(:\n", r"expected bad.py to run, got SyntaxError: .* \(line 1\)"),
-        ("import os\n\nimport nowhere\n", r"got ModuleNotFoundError: No module named 'nowhere' \(line 3\)"),
+        (
+            "import os\n\nimport nowhere\n",
+            r"got ModuleNotFoundError: No module named 'nowhere' \(line 3\)",
+        ),
         ("\nraise SystemExit(3)\n", r"got SystemExit: 3 \(line 2\)"),
         ("x = 1\n", r"expected a function of bad.py, which has none, got 'good'"),
     ],
@@ -180,14 +231,20 @@ def test_reward_files_that_fail(here, code, message):
 @pytest.mark.parametrize("column", ["prompts", "completions", "role"])
 def test_a_column_that_a_reward_would_get_twice(here, column):
     (here / "bad.jsonl").write_text(json.dumps({"prompt": "Hello", column: "x"}) + "\n")
-    with pytest.raises(UserError, match=rf"expected no columns that reward function rewards.py:good is .*'{column}'"):
+    with pytest.raises(
+        UserError,
+        match=rf"expected no columns that reward function rewards.py:good is .*'{column}'",
+    ):
         make_task(settings(dataset="bad.jsonl"))
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("text", r"expected 4 rewards, one per completion, got 1|expected a finite number, got 'g'"),
+        (
+            "text",
+            r"expected 4 rewards, one per completion, got 1|expected a finite number, got 'g'",
+        ),
         ("nan", r"expected a finite number, got nan in row 1, prompt 'first', completion 'first'"),
         ("few", r"expected 4 rewards, one per completion, got 1"),
         (
@@ -206,7 +263,8 @@ def test_rewards_that_are_none(here, name, message):
 
 def test_an_error_without_a_text_is_named_by_its_kind():
     with pytest.raises(
-        UserError, match=r"^reward function judge: StopIteration, raised at test_own_task.py, line \d+, in row 1"
+        UserError,
+        match=r"^reward function judge: StopIteration, raised at test_own_task.py, line \d+, in row 1",
     ):
         score(judge, ["a"], ["a"], {})
 
@@ -221,14 +279,18 @@ def test_a_reward_that_raises_for_the_whole_batch_only():
             raise TimeoutError("too many")
         return [0.0]
 
-    with pytest.raises(UserError, match=r"judge: .*TimeoutError: too many, raised at .*for none of its rows alone"):
+    with pytest.raises(
+        UserError, match=r"judge: .*TimeoutError: too many, raised at .*for none of its rows alone"
+    ):
         score(judge, ["a", "b"], ["a", "b"], {})
 
 
 def test_no_agent_learns_from_a_reward_that_raises(here, policy_folder, config):
     (here / "beside.py").write_text("GOOD = 3\n")  # str.count raises
     one = CoryTrainer(config, make_agents(config), make_task(settings()))
-    with pytest.raises(UserError, match=r"rewards.py:good: TypeError: .*, raised at .* in row 1, prompt"):
+    with pytest.raises(
+        UserError, match=r"rewards.py:good: TypeError: .*, raised at .* in row 1, prompt"
+    ):
         one.iteration(0)
     assert [agent.optimizer_steps for agent in one.agents] == [0, 0]
 
@@ -246,7 +308,9 @@ def test_several_rewards_are_a_weighted_sum_and_none_does_not_count():
         return [10.0, 20.0, None, None]
 
     texts = ["a", "b", "c", "d"]
-    with pytest.warns(UserWarning, match="reward function one and reward function other returned None for a row"):
+    with pytest.warns(
+        UserWarning, match="reward function one and reward function other returned None for a row"
+    ):
         values = score([Reward(one), Reward(other, 0.5)], texts, texts, {})
     assert values.tolist() == [6.0, 10.0, 3.0, 0.0] and values.dtype == torch.float32
 
@@ -276,7 +340,9 @@ def test_an_async_reward_that_raises():
             raise ConnectionError("refused")
         return [0.0] * len(completions)
 
-    with pytest.raises(UserError, match=r"judge: .*ConnectionError: refused, raised at .*in row 2, prompt 'b'"):
+    with pytest.raises(
+        UserError, match=r"judge: .*ConnectionError: refused, raised at .*in row 2, prompt 'b'"
+    ):
         score(judge, ["a", "b"], ["good", "bad"], {})
 
 
@@ -289,7 +355,10 @@ def test_the_fingerprint_tells_rewards_apart(here):
     assert first["reward"] == "rewards.py:good" and first == prints()
     both = {"reward": ["rewards.py:good", "rewards.py:short"]}
     assert prints(**both)["reward"] == "rewards.py:good + rewards.py:short"
-    assert prints(**both, reward_weights=[1, 0.5])["reward"] == "rewards.py:good + 0.5 * rewards.py:short"
+    assert (
+        prints(**both, reward_weights=[1, 0.5])["reward"]
+        == "rewards.py:good + 0.5 * rewards.py:short"
+    )
     (here / "beside.py").write_text('GOOD = "fine"\n')  # of the same length, in the same second
     assert prints()["reward_sha256"] != first["reward_sha256"]
     (here / "beside.py").write_text('GOOD = "good"\n')
@@ -300,13 +369,17 @@ def test_the_fingerprint_tells_rewards_apart(here):
 def test_files_of_one_name_in_two_folders(here):
     for number in (1, 2):
         (here / str(number)).mkdir()
-        (here / f"{number}/rewards.py").write_text(f"def value(completions):\n    return [{number}.0]\n")
+        (here / f"{number}/rewards.py").write_text(
+            f"def value(completions):\n    return [{number}.0]\n"
+        )
     one, two = PythonFiles().load("task.reward", ["1/rewards.py:value", "2/rewards.py:value"])
     assert (one.value([""]), two.value([""])) == ([1.0], [2.0]) and one.sha256 != two.sha256
     (here / "2/beside.py").write_text("")
     (here / "2/rewards.py").write_text("import beside\n")
     PythonFiles().load("task.reward", ["rewards.py:good"])
-    with pytest.raises(UserError, match=r"task.reward: expected 'beside' to be .*2/beside.py, got '.*beside.py'"):
+    with pytest.raises(
+        UserError, match=r"task.reward: expected 'beside' to be .*2/beside.py, got '.*beside.py'"
+    ):
         PythonFiles().load("task.reward", ["2/rewards.py:value"])
 
 
@@ -326,16 +399,26 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
     assert task.render(0, columns)[0] == [MESSAGES[0], {"role": "user", "content": "Answer: Hello"}]
     read = task.render(1, columns, [["Hi", "Ho"]])
     assert read[1] == [{"role": "user", "content": "Hello Not: Ho"}]
-    with pytest.raises(UserError, match=r"model.name: expected a tokenizer with a chat template, as the prompts are"):
+    with pytest.raises(
+        UserError,
+        match=r"model.name: expected a tokenizer with a chat template, as the prompts are",
+    ):
         encode(tokenizer, read)
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
-    assert tokenizer.decode(encode(tokenizer, read)[0]) == "<system>Be kind.<user>Hello Not: Hi<bot>"
+    assert (
+        tokenizer.decode(encode(tokenizer, read)[0]) == "<system>Be kind.<user>Hello Not: Hi<bot>"
+    )
     assert encode(tokenizer, read, chat_template=True) == encode(tokenizer, read)
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no system') }}")
-    with pytest.raises(UserError, match=r"prompt in row 1: expected messages that the chat template takes.*no system"):
+    with pytest.raises(
+        UserError,
+        match=r"prompt in row 1: expected messages that the chat template takes.*no system",
+    ):
         encode(tokenizer, read)
     score(reward, columns["prompt"], ["a", "b"], {"role": ["pioneer"] * 2, "other": [0, 0]})
-    assert seen["prompts"][0] == MESSAGES and seen["completions"][1] == [{"role": "assistant", "content": "b"}]
+    assert seen["prompts"][0] == MESSAGES and seen["completions"][1] == [
+        {"role": "assistant", "content": "b"}
+    ]
 
 
 def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
@@ -353,7 +436,10 @@ def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
 
 def test_training_on_chat_messages(here, config, policy_folder):
     config.iterations = 2
-    data = [{"messages": [MESSAGES[0], {"role": "user", "content": text[:12]}]} for text in sentences(16)]
+    data = [
+        {"messages": [MESSAGES[0], {"role": "user", "content": text[:12]}]}
+        for text in sentences(16)
+    ]
     (here / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
     (here / "chat.py").write_text(
         "def size(completions):\n    return [float(len(c[0]['content'])) for c in completions]\n"
@@ -362,12 +448,16 @@ def test_training_on_chat_messages(here, config, policy_folder):
     template, tokenizer = agents[0].tokenizer.chat_template, agents[0].tokenizer
     tokenizer.chat_template = CHAT
     try:
-        task = make_task(settings(dataset="chat.jsonl", prompt_column="messages", reward="chat.py:size"))
+        task = make_task(
+            settings(dataset="chat.jsonl", prompt_column="messages", reward="chat.py:size")
+        )
         folder = CoryTrainer(config, agents, task).train().folder
     finally:
         tokenizer.chat_template = template
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    assert {sample["query"] for sample in samples} <= {row["messages"][1]["content"] for row in data}
+    assert {sample["query"] for sample in samples} <= {
+        row["messages"][1]["content"] for row in data
+    }
 
 
 # The commands
@@ -394,26 +484,49 @@ def command(monkeypatch, capsys):
 def write_config(here, policy_folder, **more):
     ppo = {"batch_size": 8, "mini_batch_size": 8, "learning_rate": 1e-3}
     sampling = {"min_new_tokens": 3, "max_new_tokens": 6}
-    task = {"dataset": "prompts.jsonl", "eval_dataset": "held_out.jsonl", "reward": "rewards.py:good"}
-    values = {"iterations": 2, "device": "cpu", "model": {"name": str(policy_folder)}, "ppo": ppo, "sampling": sampling}
+    task = {
+        "dataset": "prompts.jsonl",
+        "eval_dataset": "held_out.jsonl",
+        "reward": "rewards.py:good",
+    }
+    values = {
+        "iterations": 2,
+        "device": "cpu",
+        "model": {"name": str(policy_folder)},
+        "ppo": ppo,
+        "sampling": sampling,
+    }
     (here / "my.yaml").write_text(yaml.safe_dump(values | {"task": task} | more))
 
 
 def test_train_evaluate_and_resume(here, policy_folder, command):
     write_config(here, policy_folder)
     train = [sys.executable, "-m", "cory.train", "--config", "my.yaml"]
-    done = subprocess.run(train, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        train, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     assert done.returncode == 0, done.stderr
     status, out, _ = command(*train[2:], "--cory.num_agents", "1", "--output", "runs/one")
     assert status == 0 and out.startswith("my-num_agents=1: PPO, model ")
-    assert command("cory.evaluation", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2")[0] == 0
+    assert (
+        command(
+            "cory.evaluation", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2"
+        )[0]
+        == 0
+    )
     evaluation = json.loads((here / "runs/eval/evaluation.json").read_text())
     names = ["base", "my/agent_1", "my/agent_2", "one/agent_1", "base after itself", "my/agent_2 after agent_1",
              "my/agent_1 after agent_2", "one/agent_1 after itself"]  # fmt: skip
     assert [row["name"] for row in evaluation["rows"]] == names and len(evaluation["queries"]) == 6
     assert {"task_reward", "task_reward_ci", "kl", "combined_reward"} < set(evaluation["rows"][0])
-    assert evaluation["in_training"] == {"my": 1.0, "one": 1.0}  # the fixture's held-out rows are its first ones
-    assert command("cory.train", "--resume", "runs/my", "--iterations", "3", "--eval_every", "3")[0] == 0
+    assert evaluation["in_training"] == {
+        "my": 1.0,
+        "one": 1.0,
+    }  # the fixture's held-out rows are its first ones
+    assert (
+        command("cory.train", "--resume", "runs/my", "--iterations", "3", "--eval_every", "3")[0]
+        == 0
+    )
     last = json.loads((here / "runs/my/metrics.jsonl").read_text().splitlines()[-1])
     assert last["iteration"] == 2 and last["eval_task_reward"] >= 0
     (here / "rewards.py").write_text(REWARDS + "\n")
@@ -424,7 +537,8 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
 def test_a_single_file_has_no_held_out_prompts(here):
     config = settings()
     with pytest.raises(
-        UserError, match=r"task.eval_dataset: expected a file of held-out prompts, as all of 'prompts.j"
+        UserError,
+        match=r"task.eval_dataset: expected a file of held-out prompts, as all of 'prompts.j",
     ):
         held_out_rows(config, "test")
     assert len(held_out_rows(config, "train")) == 24
@@ -434,7 +548,9 @@ def test_a_single_file_has_no_held_out_prompts(here):
         (here / f"data/{split}.jsonl").write_text(json.dumps({"ask": split}) + "\n")
     folder = settings(dataset="data", prompt_column="ask")
     assert make_task(folder).dataset["prompt"][0] == "train"
-    assert held_out_rows(folder)["prompt"][0] == held_out_rows(folder, "test")["prompt"][0] == "test"
+    assert (
+        held_out_rows(folder)["prompt"][0] == held_out_rows(folder, "test")["prompt"][0] == "test"
+    )
 
 
 def test_mistakes_are_told_before_torch_is_imported(here, policy_folder):
@@ -450,9 +566,15 @@ except Exception as error:
 print("torch" in sys.modules)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    assert done.stdout.splitlines()[1:] == ["task.reward: expected an existing file, got 'no.py'", "False"]
+    assert done.stdout.splitlines()[1:] == [
+        "task.reward: expected an existing file, got 'no.py'",
+        "False",
+    ]
 
 
 def test_help_names_every_key_of_the_task(command):
@@ -485,7 +607,9 @@ def test_settings_are_read_back_from_a_run(here):
 
 def test_the_settings_of_the_page_are_read(here):
     page = (ROOT / "docs/own_task.md").read_text()
-    (here / "praise.yaml").write_text(re.search(r"cat > praise.yaml <<'END'\n(.*?)END", page, re.DOTALL).group(1))
+    (here / "praise.yaml").write_text(
+        re.search(r"cat > praise.yaml <<'END'\n(.*?)END", page, re.DOTALL).group(1)
+    )
     config, name = load(OwnConfig, None, ["--config", "praise.yaml"])
     assert name == "praise" and config.task.reward == "rewards.py:praise"
 
@@ -511,10 +635,14 @@ def test_an_experiment_of_an_own_task_from_any_folder(here, policy_folder, capsy
     experiment.command_line(["trial.yaml", "--dry-run"])
     first, *commands = capsys.readouterr().out.splitlines()
     assert "4 runs, 0 with a row, 0 finished" in first and "To do: 4 runs" in first
-    assert commands[0].startswith("python -m cory.train --config my.yaml --cory.num_agents=1 --seed=0 ")
+    assert commands[0].startswith(
+        "python -m cory.train --config my.yaml --cory.num_agents=1 --seed=0 "
+    )
     experiment.command_line(["trial.yaml", "--jobs", "2"])
     out = here / "runs/experiments/small/trial-comparison"
-    assert {"comparison.md", "runs.csv", "held_out.csv", "held_out.png"} <= {path.name for path in out.iterdir()}
+    assert {"comparison.md", "runs.csv", "held_out.csv", "held_out.png"} <= {
+        path.name for path in out.iterdir()
+    }
     assert "| PPO | agent_1 after itself | 2 |" in (out / "comparison.md").read_text()
     capsys.readouterr()
     experiment.command_line(["trial.yaml"])
@@ -525,7 +653,8 @@ def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
     write_config(here, policy_folder)
     (here / "trial.yaml").write_text(EXPERIMENT.replace("cory.train", "cory.trainer"))
     with pytest.raises(
-        UserError, match=r"script: expected a script of the checkout, or cory.train, got 'cory.trainer'"
+        UserError,
+        match=r"script: expected a script of the checkout, or cory.train, got 'cory.trainer'",
     ):
         experiment.command_line(["trial.yaml", "--dry-run"])
 
@@ -538,7 +667,11 @@ def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
             ["runs/nope"],
             "models: expected folders of runs or models that exist, or Hub ids, got",
         ),
-        ("cory.evaluation", ["nobody/nothing"], "models: expected the folder of at least one run, for its prompts"),
+        (
+            "cory.evaluation",
+            ["nobody/nothing"],
+            "models: expected the folder of at least one run, for its prompts",
+        ),
         (
             "cory.train",
             ["--resume", "runs/nope"],
@@ -546,7 +679,9 @@ def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
         ),
     ],
 )
-def test_a_run_that_is_not_there_is_named(module, arguments, message, tmp_path, monkeypatch, command):
+def test_a_run_that_is_not_there_is_named(
+    module, arguments, message, tmp_path, monkeypatch, command
+):
     monkeypatch.chdir(tmp_path)
     status, out, error = command(module, *arguments)
     assert status == 2 and message in error and "Loading" not in out
@@ -591,7 +726,9 @@ def loud(completions):
 """
 
 
-def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(here, policy_folder, command):
+def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
+    here, policy_folder, command
+):
     (here / "watch.py").write_text(METRICS)
     rewards = {"reward": ["rewards.py:good", "rewards.py:short"], "reward_weights": [1.0, 2.0]}
     task = {"dataset": "prompts.jsonl", "eval_dataset": "held_out.jsonl", **rewards}
@@ -599,13 +736,17 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(here, po
     write_config(here, policy_folder, task=task, callbacks="watch.py:Count", sample_every=1)
     status, _, error = command("cory.train", "--config", "my.yaml")
     assert status == 0, error
-    records = [json.loads(line) for line in (here / "runs/my/metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (here / "runs/my/metrics.jsonl").read_text().splitlines()
+    ]
     for record in records:
         total = record["reward_good"] + 2 * record["reward_short"]
         everywhere = all("bad" not in row for row in sentences(24))
         assert not everywhere or record["task_reward"] == pytest.approx(total, abs=1e-5)
         assert ("hinted" in record) == (record["role"] == "pioneer")
-        assert record["role"] == "observer" or record["hinted"] == pytest.approx(record["task_reward"], abs=1e-5)
+        assert record["role"] == "observer" or record["hinted"] == pytest.approx(
+            record["task_reward"], abs=1e-5
+        )
     counted = [float(line) for line in (here / "runs/my/counted").read_text().splitlines()]
     assert counted == [record["length"] for record in records if record["agent"] == "agent_1"]
     status, said, error = command("cory.evaluation", "runs/my", "--queries", "4", "--device", "cpu")
@@ -615,11 +756,15 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(here, po
     assert {"reward_good", "reward_short", "length"} < set(rows[0]) and "reward_good" in said
     observer = next(row for row in rows if row["name"] == "my/agent_2 after agent_1")
     assert "hinted" in rows[0] and "hinted" not in observer
-    records = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines() if line]
+    records = [
+        json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines() if line
+    ]
     for record in records:
         parts = record["rewards_by_function"]
         (total,) = record["rewards"]
-        assert total == pytest.approx((parts["good"][0] or 0) + 2 * (parts["short"][0] or 0), abs=1e-5)
+        assert total == pytest.approx(
+            (parts["good"][0] or 0) + 2 * (parts["short"][0] or 0), abs=1e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -629,14 +774,26 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(here, po
             {"task": {"metrics": "watch.py:none"}},
             r"task\.metrics: expected a function of watch\.py, which .*length",
         ),
-        ({"task": {"metrics": ["watch.py:length"] * 2}}, r"task\.metrics: expected functions of different names"),
-        ({"task": {"metrics": "other.py:kl"}}, r"metrics: expected a name that no other metric has, got 'kl'"),
+        (
+            {"task": {"metrics": ["watch.py:length"] * 2}},
+            r"task\.metrics: expected functions of different names",
+        ),
+        (
+            {"task": {"metrics": "other.py:kl"}},
+            r"metrics: expected a name that no other metric has, got 'kl'",
+        ),
         (
             {"task": {"metrics": "watch.py:fails"}},
             r"metric function fails: KeyError: 'gone', raised at watch\.py, line 15",
         ),
-        ({"callbacks": "watch.py:length"}, r"callbacks: expected a class derived from cory\.Callback"),
-        ({"callbacks": "watch.py:Needs"}, r"callbacks: expected watch\.py:Needs to be made without arguments"),
+        (
+            {"callbacks": "watch.py:length"},
+            r"callbacks: expected a class derived from cory\.Callback",
+        ),
+        (
+            {"callbacks": "watch.py:Needs"},
+            r"callbacks: expected watch\.py:Needs to be made without arguments",
+        ),
         ({"callbacks": ["none.py:Count"]}, r"callbacks: expected an existing file, got 'none\.py'"),
         ({"guards": {"patience": 2}}, r"guards\.patience: expected null without eval_every, got 2"),
     ],

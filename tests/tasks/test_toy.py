@@ -57,11 +57,16 @@ def test_the_scripts_make_models_as_good_as_the_shipped_ones(tmp_path):
 
 def test_generated_texts_are_the_same_everywhere():
     def digest(generate):
-        return hashlib.sha256(repr([generate(split) for split in ("train", "test")]).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            repr([generate(split) for split in ("train", "test")]).encode()
+        ).hexdigest()[:16]
 
     assert [len(imdb.reviews(split)) for split in ("train", "test")] == [8000, 8000]
     assert [len(gsm8k.problems(split)) for split in ("train", "test")] == [6000, 500]
-    assert (digest(imdb.reviews), digest(gsm8k.problems)) == ("0f1a1d2de26e9321", "0eec83b5817c325f")
+    assert (digest(imdb.reviews), digest(gsm8k.problems)) == (
+        "0f1a1d2de26e9321",
+        "0eec83b5817c325f",
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -83,12 +88,18 @@ def test_a_query_is_of_the_same_split_whatever_it_was_drawn_with():
     """An evaluation cuts reviews at other places than a run of another seed; their queries still do not meet."""
     tokenizer = load_tokenizer(str(imdb.POLICY), {})
     settings = ImdbTaskConfig(dataset="tiny", min_chars=0)
-    train = {query for seed in range(3) for query in queries(settings, "train", tokenizer, seed)["prompt"]}
+    train = {
+        query
+        for seed in range(3)
+        for query in queries(settings, "train", tokenizer, seed)["prompt"]
+    }
     assert not train & set(queries(settings, "test", tokenizer, 3)["prompt"])
 
 
 def test_held_out_problems_are_held_out():
-    train, test = ([problem["question"] for problem in gsm8k.problems(split)] for split in ("train", "test"))
+    train, test = (
+        [problem["question"] for problem in gsm8k.problems(split)] for split in ("train", "test")
+    )
     assert len(set(test)) == 500 and not set(train) & set(test)
 
 
