@@ -124,7 +124,10 @@ def run_card(
         use=how_to_use(config, sources, fingerprint, before.get(agents[0], [])),
         rows=fingerprint.get("rows"),
         source=f" of [{dataset}](https://huggingface.co/datasets/{dataset})" if dataset else "",
-        reward=fingerprint.get("reward"),
+        reward=" and, of each chain, ".join(
+            f"`{fingerprint[key]}`" for key in ("reward", "team_reward") if fingerprint.get(key)
+        ),
+        has_team=bool(fingerprint.get("team_reward")),
         means=markdown_table(["agent", "metric", "start", "end"], rows),
         kl_coef=f"{config.ppo.init_kl_coef:g}",
         evaluation=_held_out(evaluation) if evaluation else "",

@@ -158,7 +158,8 @@ def test_longer_chains_are_evaluated_role_by_role(config, tmp_path):
     assert (
         "run/agent_3 after agent_2 after agent_1" in names and "run/agent_1 after agent_3" in names
     )
-    assert len(names) == len(set(names)) == 1 + 3 + 1 + 6 + 3
+    # The base and the agents alone; the base in two and three calls; pairs; whole chains.
+    assert len(names) == len(set(names)) == 1 + 3 + 2 + 6 + 3
 
 
 def test_the_reward_learns_every_role_in_training_and_evaluation(config, tmp_path):

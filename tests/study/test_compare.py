@@ -505,3 +505,19 @@ def test_bars_of_metrics(tmp_path, count):
     ]
     plot_bars(rows, metrics, tmp_path / "bars.png")
     assert (tmp_path / "bars.png").stat().st_size > 1000
+
+
+def test_a_team_reward_is_part_of_the_combined_reward(tmp_path):
+    """Of the runs that have one; it is kept in the files."""
+    make_run(tmp_path / "alone")
+    team = make_run(tmp_path / "team", agents=2)
+    rows = [json.loads(line) | {"team_reward": 5.0} for line in (team / "metrics.jsonl").open()]
+    (team / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    study = compared(tmp_path)
+    (tmp_path / "files").mkdir()
+    write_study(study, tmp_path / "files")
+    for frames in (study, read_study(tmp_path / "files")):
+        final = frames.final.set_index(["group", "agent"])
+        earned = final["combined_reward"] - (final["task_reward"] - 0.3 * final["kl"])
+        assert earned["PPO", "agent_1"] == pytest.approx(0)
+        assert earned["CORY", "agent_1"] == pytest.approx(5) and earned["CORY", "agent_2"] == pytest.approx(5)
