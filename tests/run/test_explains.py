@@ -209,7 +209,9 @@ def test_piped_output_is_lines_of_text_alone(world, tmp_path):
     done = run(tmp_path, *flags(*world, iterations=2, seed=seed, **{"lora.rank": 2}))
     assert done.returncode == 0 and done.stderr == "", done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("imdb_cory_tiny: CORY with 2 agents, model ") and lines[0].endswith("Loading ...")
+    name, method = lines[0].split(": ", 1)
+    assert name.startswith("imdb_cory_tiny-rank=2-")
+    assert method.startswith("CORY with 2 agents, model ") and method.endswith(", 2 iterations. Loading ...")
     assert lines[1].startswith("iteration 1/2 | agent_1 ")
 
 
