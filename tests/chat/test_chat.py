@@ -239,7 +239,9 @@ def test_queries_that_cannot_be_answered_leave_the_chat_open(train, capsys, monk
             raise EOFError
         return line
 
-    with opened(ChatConfig(str(train()), device="cpu")) as (_, chain):
+    run = train()
+    capsys.readouterr()
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         terminal.talk(chain)
     said = capsys.readouterr().out
     errors = [line for line in said.splitlines() if line.startswith("error:")]
