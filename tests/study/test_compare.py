@@ -520,4 +520,6 @@ def test_a_team_reward_is_part_of_the_combined_reward(tmp_path):
         final = frames.final.set_index(["group", "agent"])
         earned = final["combined_reward"] - (final["task_reward"] - 0.3 * final["kl"])
         assert earned["PPO", "agent_1"] == pytest.approx(0)
-        assert earned["CORY", "agent_1"] == pytest.approx(5) and earned["CORY", "agent_2"] == pytest.approx(5)
+        assert earned["CORY", "agent_1"] == pytest.approx(5) and earned[
+            "CORY", "agent_2"
+        ] == pytest.approx(5)
