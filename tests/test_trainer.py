@@ -217,7 +217,7 @@ def test_saved_agents_open_without_trl_and_answer_alike(config):
     run = trainer.train()
     for agent in trainer.agents:
         folder = run.folder / agent.name
-        assert (folder / "README.md").read_text().startswith("---\nlibrary_name: transformers")
+        assert "\nlibrary_name: transformers\n" in (folder / "README.md").read_text()
         model, tokenizer = (
             AutoModelForCausalLM.from_pretrained(folder),
             AutoTokenizer.from_pretrained(folder),
