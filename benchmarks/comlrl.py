@@ -122,9 +122,8 @@ def run_comlrl(job: Job, parallel: bool) -> dict[str, Any]:
         agent_learning_rate=job.learning_rate,
         num_agents=2,
         parallel_training="mp" if parallel else "none",
-        agent_devices=["cpu", "cpu:0"]
-        if parallel
-        else ["cpu"],  # two names of one device make two workers
+        # Two names of one device make two workers.
+        agent_devices=["cpu", "cpu:0"] if parallel else ["cpu"],
         num_generations=job.group,
         max_new_tokens=job.tokens,
         temperature=1.0,

@@ -34,11 +34,14 @@ GIB = 2**30
 FREE = 0.1  # of a GPU, for its libraries and for fragmentation
 NF4 = 0.5 + 4 / 64  # bytes a weight: 4 bits, and a float32 scale for 64 of them
 SAVED = 1.25  # activations kept for the backward pass, over the inputs and outputs of linear layers
-WIDE = 3  # activations (rows, prompt, widest layer) at a time without a backward pass: a gate, what it gates, both
-VOCABULARIES = 6  # float32 arrays (rows, R, vocabulary) at a time: logits, log-probabilities, the reference's, the KL's
-GATHERED = (
-    3  # layers put together at a time: the one at work, the next one, and what it is received in
-)
+# Activations (rows, prompt, widest layer) at a time without a backward pass: a gate, what it gates,
+# both.
+WIDE = 3
+# Float32 arrays (rows, R, vocabulary) at a time: logits, log-probabilities, the reference's, the
+# KL's.
+VOCABULARIES = 6
+# Layers put together at a time: the one at work, the next one, and what it is received in.
+GATHERED = 3
 
 
 @dataclass(frozen=True)
@@ -153,9 +156,8 @@ def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[s
     elif half and element(config) == 4:
         at_once = 2 * model.parameters  # autocast's copy of the weights, kept for the backward pass
     if config.model.quantization == "4bit":
-        at_once = together = (
-            element(config) * model.layer
-        )  # at most: weights are unpacked one after the other
+        # At most: weights are unpacked one after the other.
+        at_once = together = element(config) * model.layer
     cache = number * model.cache * model.layers * batch * (prompt + response)
     return {
         "sampling": together + cache + WIDE * number * model.widest * batch * prompt,

@@ -413,7 +413,8 @@ def main() -> None:
             wanted = max(1, round(options.kills * command.share / shares))
             while count.kills < wanted:
                 if not trial(command, folder, seconds * rng.random(), expected, count):
-                    seconds *= 0.9  # it had ended: the machine is less busy than when its life was measured
+                    # It had ended: the machine is less busy than when its life was measured.
+                    seconds *= 0.9
             so_far = f"{count.kills} kills, {len(count.lost)} lost, {count.worked} restarts worked"
             print(f"{command.name}: {so_far}, {time.monotonic() - started:.0f} s", flush=True)
     print(

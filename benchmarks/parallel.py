@@ -302,15 +302,15 @@ def main() -> None:
         *ways, folder = options.measure
         for way in ways:
             if options.what == "memory":
-                measure(
-                    way, Path(folder, "small"), options
-                )  # loads what libraries load when they are first used
+                # Loads what libraries load when they are first used.
+                measure(way, Path(folder, "small"), options)
             found = measure(way, Path(folder), options)
             Path(folder, f"{way}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
         from torch import distributed  # here, as the parent does without it
 
         if distributed.is_initialized():
-            distributed.destroy_process_group()  # its threads may abort a process that ends under them
+            # Its threads may abort a process that ends under them.
+            distributed.destroy_process_group()
         return
     options.ways = options.ways or DEFAULTS[options.what]
     if options.what == "time" and "one" not in options.ways:

@@ -93,9 +93,8 @@ class Bench:
 
         def iteration(k: int) -> Seconds:
             done = trainer.iteration(k)
-            with timed(
-                done.seconds, "learn"
-            ):  # statistics of the update are part of every way's update
+            # Statistics of the update are part of every way's update.
+            with timed(done.seconds, "learn"):
                 measure(trainer, done)
             done.seconds["learn"] += done.seconds["record"]
             return {phase: done.seconds[phase] for phase in PHASES}

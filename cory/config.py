@@ -32,11 +32,8 @@ from pydantic_core import ErrorDetails
 from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
-RESERVED_NAMES = (
-    "prompt",
-    "response",
-    "responses",
-)  # placeholders of templates, which no role may be called
+# Placeholders of templates, which no role may be called.
+RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
 COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 # The packages of which each tracker needs one, and how to install it.

@@ -62,10 +62,11 @@ def _shares(
             sum(per_response(other, like=reward) for other in task_rewards)
             for reward in task_rewards
         ]
+        # Eq. 4
         return [
             (1 - weight) * reward + weight * total
             for reward, total in zip(task_rewards, totals, strict=True)
-        ]  # Eq. 4
+        ]
 
     # `causal`: what later roles earn. `counterfactual`: what they earn because they have read.
     gains = list(task_rewards)

@@ -87,9 +87,8 @@ class Stream:
         import torch
 
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                self._seed()
-            )  # torch.manual_seed would reseed GPUs, too
+            # torch.manual_seed would reseed GPUs, too.
+            torch.default_generator.manual_seed(self._seed())
             yield
 
     def _seed(self) -> int:

@@ -347,9 +347,8 @@ class CoryTrainer:
             for name, values in queries.items()
         }
 
-        lengths = Stream(
-            config.seed, Purpose.LENGTH, k
-        ).numpy()  # of no process, so the same in all of them
+        # Of no process, so the same in all of them.
+        lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()
         length = lengths.integers(
             config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1
         )
@@ -396,9 +395,8 @@ class CoryTrainer:
     def _finished_run(self, config_record: dict[str, Any], resumed: Resumed) -> Run:
         """A run of which nothing is left to do."""
         run = Run(self.config, self.name, config_record, resumed.run, finished=True)
-        if (
-            distributed.is_main() and not (run.folder / REPORT).exists()
-        ):  # killed after everything else was saved
+        # Killed after everything else was saved.
+        if distributed.is_main() and not (run.folder / REPORT).exists():
             write_run_report(run.folder, self.config.method())
         return run
 

@@ -105,11 +105,8 @@ ITEMS = (
     "apples pears lemons cookies candies marbles stickers cards coins shells stones pencils books stamps beads eggs"
 ).split()
 WRONG = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a step that goes wrong does instead
-WEIGHTS = {
-    1: 6,
-    2: 2,
-    3: 1,
-}  # of a template by its steps: problems that a small model cannot solve teach RL nothing
+# Of a template by its steps: problems that a small model cannot solve teach RL nothing.
+WEIGHTS = {1: 6, 2: 2, 3: 1}
 MISTAKES = 0.4  # share of the solutions that go wrong
 GUESSES = 0.5  # share of those that are a guess without any step
 LARGEST = 16  # of all numbers in a right solution
@@ -214,8 +211,10 @@ def lesson(rng: random.Random, asked: Problem) -> str:
         answer = attempt(rng, asked, 0.2)
     else:
         answer = reference if rng.random() < 0.3 else attempt(rng, asked, 0.3)
-    # A response begins with a space.
-    return f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"
+    return (
+        # A response begins with a space.
+        f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"
+    )
 
 
 def drill(rng: random.Random) -> str:

@@ -27,14 +27,11 @@ from imdb_train import toy
 from imdb_train.task import PositiveLogit
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
 
-POSITIVE = {
-    -2: 0.003,
-    -1: 0.15,
-    0: 0.5,
-    1: 0.85,
-    2: 0.997,
-}  # target probabilities of the classifier, by mood
-DRAWN = 9000  # reviews that are drawn before the rewritings; the models learn from the first toy.TRAIN_REVIEWS of them
+# Target probabilities of the classifier, by mood.
+POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}
+# Reviews that are drawn before the rewritings; the models learn from the first toy.TRAIN_REVIEWS of
+# them.
+DRAWN = 9000
 REWRITINGS = 9000  # examples in the observer's prompt form that the policy learns from
 
 
@@ -48,10 +45,8 @@ def make(folder: Path) -> None:
         texts + rewritings, tokenizer, width=112, layers=3, positions=128, steps=320
     )
     save_half(policy, tokenizer, folder / "policy")
-    windows, positive = (
-        [],
-        [],
-    )  # the reward model reads cut-off texts, so it learns on cut-off texts
+    # The reward model reads cut-off texts, so it learns on cut-off texts.
+    windows, positive = [], []
     for text, mood in reviews:
         words = text.split(" ")
         windows.append(" ".join(words[: rng.randint(4, len(words))]))

@@ -22,7 +22,8 @@ LARGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cory
 # Reviews that queries are cut from; the models have learnt from the first.
 TRAIN_REVIEWS = 8000
 TEST_REVIEWS = 8000
-HELD_OUT = 0.2  # share of all possible queries that are for testing; with it there are more than 500 distinct ones
+# Share of all possible queries that are for testing; with it there are more than 500 distinct ones.
+HELD_OUT = 0.2
 OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
 MOODS = (-2, -1, 0, 1, 2)
 

@@ -13,9 +13,8 @@ from study.groups import DATA
 from study.intervals import Interval, difference, hypervolume, nondominated, over_seeds
 from study.records import natural
 
-ROLE_WINDOW = (
-    20  # iterations averaged by role: as many of each role, with the paper's exchange period of 5
-)
+# Iterations averaged by role: as many of each role, with the paper's exchange period of 5.
+ROLE_WINDOW = 20
 TEXT = 160  # characters of a sample that are shown
 TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward", "distinct_2": "distinct-2",
           "response_tokens": "length", "distinct_1": "distinct-1", "team_reward": "team reward",

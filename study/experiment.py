@@ -61,10 +61,8 @@ class Engine:
 
 
 INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if terminal.HANGUP else [])]
-STOPPED = [
-    *(128 + s for s in INTERRUPTS),
-    *(-s for s in INTERRUPTS),
-]  # statuses of runs; the latter before they load
+# Statuses of runs; the latter before they load.
+STOPPED = [*(128 + s for s in INTERRUPTS), *(-s for s in INTERRUPTS)]
 
 
 class Terminated(KeyboardInterrupt):

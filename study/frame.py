@@ -24,12 +24,8 @@ from study.records import Record, flat, shown
 
 LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]
-STORED = [
-    "task_reward",
-    "kl",
-    "distinct_2",
-    "response_tokens",
-]  # the combined reward follows from these
+# The combined reward follows from these.
+STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
 TEAM = "team_reward"  # stored beside them where runs have one
 PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]

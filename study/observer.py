@@ -156,9 +156,8 @@ def probe(
     device = choose_device(config.device)
     policy, tokenizer = load_policy(model, device)
     templates: list[Any] = [model.chat_template]
-    if tokenizer.chat_template and isinstance(
-        task.dataset["prompt"][0], str
-    ):  # messages always are turns
+    # Messages always are turns.
+    if tokenizer.chat_template and isinstance(task.dataset["prompt"][0], str):
         templates.append(not model.chat_template)
     loaded = policy.to(device), None, tokenizer
     check_model(policy, tokenizer)

@@ -23,9 +23,8 @@ from cory.tasks.kind import kind_of_script
 from study.groups import Group, group_name, value_of
 from study.records import flat, read
 
-ROOT = (
-    Path(__file__).resolve().parent.parent
-)  # of the checkout, with its scripts and configurations
+# Of the checkout, with its scripts and configurations.
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass

@@ -36,9 +36,8 @@ def plot_curves(study: Study, path: Path) -> None:
         # Methods have a colour each and their agents a line style; the agents of a single method have colours.
         number = study.groups.index(name) if len(study.groups) > 1 else place
         for axis, metric in zip(axes, CURVE_TITLES, strict=True):
-            runs = (
-                rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")
-            )  # over its roles
+            # Over its roles.
+            runs = rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")
             smooth = runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
             bands = pd.DataFrame(
                 [over_seeds(row.dropna()) for _, row in smooth.iterrows()], index=smooth.index

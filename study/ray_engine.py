@@ -77,9 +77,8 @@ def run_all(
         UserError: Ray is not installed, no cluster is at `address`, or no node has what a run needs.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault(
-        "RAY_worker_niceness", "0"
-    )  # else a run is starved by whatever else the machine does
+    # Else a run is starved by whatever else the machine does.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
     except ImportError:

@@ -2,13 +2,11 @@
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = (
-    "1"  # else transformers asks the Hub about every local folder it does not find
-)
+# Else transformers asks the Hub about every local folder it does not find.
+os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # the models are tiny; and a run's numbers depend on its threads
+# The models are tiny; and a run's numbers depend on its threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
 import signal
@@ -29,9 +27,8 @@ from transformers import (
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 from study.small_models import train_tokenizer
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # as in what a script starts with `&`; programs inherit it
+# As in what a script starts with `&`; programs inherit it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -56,9 +56,8 @@ def test_missing_model_folder():
 @pytest.mark.parametrize("offline", [True, False])
 def test_unreachable_hub(offline, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr(
-        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
-    )  # nobody listens there
+    # Nobody listens there.
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     started = time.perf_counter()
     with refuses(r"the Hub cannot be reached to load 'some/model'.*local folder.*toy setting"):
         load_policy(ModelConfig("some/model"))

@@ -59,10 +59,8 @@ def test_mini_batches_split_the_pioneers_rows_evenly(config):
     ppo = replace(config.ppo, mini_batch_size=4, ppo_epochs=3)
     trainer = make_trainer(replace(config, branches=4, ppo=ppo))
     trainer.iteration(0)
-    assert [agent.optimizer_steps for agent in trainer.agents] == [
-        3,
-        6,
-    ]  # 2 rows, and 8 rows in two mini-batches
+    # 2 rows, and 8 rows in two mini-batches.
+    assert [agent.optimizer_steps for agent in trainer.agents] == [3, 6]
     sizes = []
     trainer = make_trainer(replace(config, branches=4, ppo=ppo, cory=SHARED))
     (shared,) = trainer.agents

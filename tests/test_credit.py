@@ -60,10 +60,8 @@ def test_a_team_reward_comes_on_top_of_what_any_mode_says():
     second = {"collective": [11.0, 21.0, 32.0, 52.0]}
     for mode, of_pioneer in first.items():
         rewards = assign_credit([r1, r2], mode, 1.0, unread, team)
-        assert rewards[0].tolist() == [
-            of_pioneer[0] + 50,
-            of_pioneer[1] + 300,
-        ]  # the mean over its observers
+        # The mean over its observers.
+        assert rewards[0].tolist() == [of_pioneer[0] + 50, of_pioneer[1] + 300]
         assert rewards[1].tolist() == [
             a + b for a, b in zip(second.get(mode, r2.tolist()), team.tolist(), strict=True)
         ]
@@ -137,9 +135,8 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
     assert [record["task_reward"] for record in records] == pytest.approx(
         [r1.mean().item(), r2.mean().item()]
     )
-    assert (
-        agent.optimizer_steps == 2 * config.ppo.ppo_epochs
-    )  # twice the rows in mini-batches of the same size
+    # Twice the rows in mini-batches of the same size.
+    assert agent.optimizer_steps == 2 * config.ppo.ppo_epochs
     lengths = [sum(map(len, rollout.response_ids)) / 8 for rollout in rollouts]
     assert [record["response_tokens"] for record in records] == pytest.approx(lengths)
     trainer.iteration(1)

@@ -53,9 +53,8 @@ def test_formulas_are_what_processes_hold(folder, model, ways, rank):
     for way, each in measured.items():
         expected = parallel.formula(way, model, options)
         assert len(each) == parallel.WAYS[way][0]
-        for (
-            name
-        ) in parallel.PARTS:  # the mean, as a value head is one row, which is in one of the shards
+        # The mean, as a value head is one row, which is in one of the shards.
+        for name in parallel.PARTS:
             found = mean(process[name] for process in each)
             assert found == pytest.approx(expected[name], rel=0.01, abs=64), (way, name)
 
@@ -79,9 +78,8 @@ def kept(model) -> int:
     owned, seen = {p.data_ptr() for p in model.parameters()}, {}
 
     def keep(tensor):
-        seen[tensor.untyped_storage().data_ptr()] = (
-            tensor  # alive, so that no other gets its address
-        )
+        # Alive, so that no other gets its address.
+        seen[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     ids = torch.ones(4, 32, dtype=torch.long)

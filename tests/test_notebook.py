@@ -20,9 +20,8 @@ def test_it_is_a_valid_notebook_of_the_usual_kernel():
     nbformat.validate(NOTEBOOK)
     assert NOTEBOOK.metadata.kernelspec.name == "python3"
     assert len(CELLS) == len(NOTEBOOK.cells)  # each has an id of its own
-    assert not any(
-        re.fullmatch(r"[0-9a-f-]{8,}", name) for name in CELLS
-    )  # a name, which no editor draws anew
+    # A name, which no editor draws anew.
+    assert not any(re.fullmatch(r"[0-9a-f-]{8,}", name) for name in CELLS)
 
 
 def test_it_is_stored_without_outputs():
@@ -66,9 +65,8 @@ def test_no_cell_swallows_an_error():
     for name, cell in CELLS.items():
         if cell.cell_type == "code":
             magics = re.findall(r"^\s*(%%?\w*|!)", cell.source, re.MULTILINE)
-            assert magics == (["%pip"] if name == "install" else []), (
-                name
-            )  # the cell looks at what pip has done
+            # The cell looks at what pip has done.
+            assert magics == (["%pip"] if name == "install" else []), name
 
 
 class Shell:

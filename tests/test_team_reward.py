@@ -79,9 +79,8 @@ def test_it_is_a_metric_of_its_own(config):
         row["team_reward"] for row in samples[4:8]
     ]
     before = json.loads((folder / "summary.json").read_text())["samples"]["before"]
-    assert (
-        "team_reward" in before["chain"][0] and "team_reward" not in before["agent_1"][0]
-    )  # no whole chain
+    # No whole chain.
+    assert "team_reward" in before["chain"][0] and "team_reward" not in before["agent_1"][0]
 
 
 def test_it_may_take_the_place_of_rewards_of_responses(config):

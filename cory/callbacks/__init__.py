@@ -36,11 +36,13 @@ def in_order(users: Sequence[Callback], checkpoints: Checkpoints) -> list[Callba
         Flags(),
         Progress(),  # at the end it closes the progress bar, before Results prints tables
         StopAtKL(),
-        EarlyStopping(),  # after Metrics, whose records of earlier evaluations it reads when a run is resumed
+        # After Metrics, whose records of earlier evaluations it reads when a run is resumed.
+        EarlyStopping(),
         Results(),  # at the end: agents, curves, summary
         Report(),  # shows what Results has saved
         *users,  # after all that they may read, before the decision whether to stop
         Stopping(),  # after everyone who may ask to stop; from here on all processes agree
-        checkpoints,  # after that decision, as a run that stops is saved, and after all files were written
+        # After that decision, as a run that stops is saved, and after all files were written.
+        checkpoints,
         Upload(),  # at the very end, when everything is saved
     ]

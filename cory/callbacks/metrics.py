@@ -25,11 +25,8 @@ from cory.task_metrics import measure_responses
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
 
-MEASURED = (
-    "task_reward",
-    "combined_reward",
-    "distinct_2",
-)  # metrics besides those of updates and the task's own
+# Metrics besides those of updates and the task's own.
+MEASURED = ("task_reward", "combined_reward", "distinct_2")
 
 
 def recorded_metrics(config: Config, task: Task) -> list[str]:

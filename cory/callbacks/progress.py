@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from cory.run.folder import Run
     from cory.trainer import CoryTrainer
 
-LAYOUT = (
-    "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # leaves a line of 80 for two agents
-)
+# Leaves a line of 80 for two agents.
+LAYOUT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 LINES = 10  # about so many are printed where there is no terminal, besides the first
 
 

@@ -48,8 +48,8 @@ class Results(Callback):
         roles = summarise_roles(run.history)
         summary = {
             "iterations": len(run.seconds),
-            "stopped": len(run.seconds)
-            < trainer.config.iterations,  # by a callback, such as StopAtKL
+            # By a callback, such as StopAtKL.
+            "stopped": len(run.seconds) < trainer.config.iterations,
             "seconds_per_iteration": round(statistics.median(run.seconds), 4),
             "peak_memory_mb": round(peak_memory_mb(), 1),
             "roles": roles,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Upload(Callback):
     """Uploads the run. A failure is told, with the command that repeats it, and does not fail the run."""
 
-    collective = True  # it calls no collective operation; but the other processes shall not wait for the upload
+    # It calls no collective operation; but the other processes shall not wait for the upload.
+    collective = True
 
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
         hub = trainer.config.hub

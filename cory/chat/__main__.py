@@ -26,9 +26,8 @@ def run() -> None:
         from cory.chat.web import check_gradio, serve
 
         check_gradio()
-    from cory.chat.opened import (
-        opened,
-    )  # after the settings are checked: importing torch takes seconds
+    # After the settings are checked: importing torch takes seconds.
+    from cory.chat.opened import opened
     from cory.chat.terminal import talk
 
     with opened(settings) as (what, chain):

@@ -127,10 +127,8 @@ def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path,
         try:
             saved, state = _checkpoint(path, run, names)
             _write_agents(saved, state, config, folder)
-        except (
-            checkpoint.Damaged,
-            FileNotFoundError,
-        ) as error:  # a run that goes on removes old checkpoints
+        except (checkpoint.Damaged, FileNotFoundError) as error:
+            # A run that goes on removes old checkpoints.
             raise UserError(f"{path}: expected a valid checkpoint, got: {error}") from None
         shutil.copy(run / "config.yaml", folder)
         gc.collect()  # the agents' optimizers

@@ -20,9 +20,8 @@ def talk(chain: Chain) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  (lets `input` edit lines)
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        if hasattr(
-            stream, "reconfigure"
-        ):  # bytes that are no text, characters that the terminal does not have
+        # Bytes that are no text, characters that the terminal does not have.
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)
     asks = sys.stdin.isatty()
     if asks:

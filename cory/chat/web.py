@@ -44,9 +44,8 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is sent anywhere
     import gradio
 
-    look = gradio.themes.Default(
-        font=["system-ui", "sans-serif"], font_mono=["monospace"]
-    )  # no font is fetched
+    # No font is fetched.
+    look = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     with gradio.Blocks(title=title, analytics_enabled=False) as blocks:
         gradio.HTML(f"<h2>{html.escape(title)}</h2>")
         query = gradio.Textbox(

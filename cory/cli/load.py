@@ -16,11 +16,8 @@ from cory.errors import UserError
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-RECORDED = (
-    "versions",
-    "fingerprint",
-    "changes",
-)  # what a run's config.yaml holds beside its settings
+# What a run's config.yaml holds beside its settings.
+RECORDED = ("versions", "fingerprint", "changes")
 SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 C = TypeVar("C", bound=Config)
 

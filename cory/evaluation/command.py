@@ -37,9 +37,8 @@ def evaluate_command(
     config = task_config(kind, run, settings)
     task = kind.make_task(config, kind.held_out_rows(config, settings.split))
 
-    from cory.evaluation.evaluate import (
-        evaluate,
-    )  # after all is checked: importing torch takes seconds
+    # After all is checked: importing torch takes seconds.
+    from cory.evaluation.evaluate import evaluate
 
     return evaluate(settings.models, task, settings)
 

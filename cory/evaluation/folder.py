@@ -14,13 +14,8 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.provenance.models import Models, check_models, model_identity
 from cory.run.output import lock, new_folder, remove_partial, replace_text
 
-FREE = (
-    "device",
-    "output",
-    "ks",
-    "shown",
-    "identities",
-)  # may differ when an evaluation is continued
+# May differ when an evaluation is continued.
+FREE = ("device", "output", "ks", "shown", "identities")
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
@@ -57,9 +52,8 @@ def extends(models: Sequence[str], before: Mapping[str, Any]) -> bool:
         return False
     now = trained(models)
     then = before.get("trained", now)
-    by_folder = {
-        Path(name).name: name for name in earlier_models
-    }  # a folder's name is that of its rows
+    # A folder's name is that of its rows.
+    by_folder = {Path(name).name: name for name in earlier_models}
     for name in models:
         earlier = by_folder.get(Path(name).name)
         if earlier is not None and (earlier != name or then.get(name) != now.get(name)):

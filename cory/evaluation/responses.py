@@ -189,9 +189,8 @@ def answer(
     responses = reply(loaded, task, columns, sampling, read, role, **options)
     other_columns = {name: values for name, values in columns.items() if name != "prompt"}
     other_columns["role"] = [task.prompts.name(role)] * len(responses.completions)
-    with torch.autocast(
-        loaded[0].device.type, enabled=False
-    ):  # rewards are computed as in training
+    # Rewards are computed as in training.
+    with torch.autocast(loaded[0].device.type, enabled=False):
         scores = score_by_function(
             task.reward, columns["prompt"], responses.completions, other_columns
         )

@@ -225,7 +225,8 @@ class Learner(ABC):
         generator: torch.Generator,
     ) -> list[Tensor]:
         """Samples one response per prompt, in one batch (TRL: batches of 4). See `sample`."""
-        self.model.eval()  # TRL leaves dropout on after the first step, and would sample from another policy
+        # TRL leaves dropout on after the first step, and would sample from another policy.
+        self.model.eval()
         with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
             return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
 
@@ -275,9 +276,8 @@ class Learner(ABC):
         """Each response's KL to the reference, and (rows, R) log(pi / pi_0) of its tokens, under the current policy."""
         batch = window.pack(rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer))
         current, _ = self._retrying(lambda: self._evaluate(batch, keep=False))
-        return (current.kl * batch.response_mask).sum(
-            1
-        ).tolist(), current.logprobs - current.ref_logprobs
+        kls = (current.kl * batch.response_mask).sum(1)
+        return kls.tolist(), current.logprobs - current.ref_logprobs
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):
@@ -327,9 +327,8 @@ class Learner(ABC):
         """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
         self.model.eval()
         for layer in self.checkpointed_layers:
-            layer.training = (
-                True  # recomputing is for training mode only; dropout inside the layers stays off
-            )
+            # Recomputing is for training mode only; dropout inside the layers stays off.
+            layer.training = True
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
@@ -630,9 +629,8 @@ class Learner(ABC):
             try:
                 return compute()
             except RuntimeError as error:
-                fixed = (
-                    self.fixed_micro_batch or distributed.world_size() > 1
-                )  # other processes would wait in vain
+                # Other processes would wait in vain.
+                fixed = self.fixed_micro_batch or distributed.world_size() > 1
                 if fixed or self.micro_batch == 1 or not should_reduce_batch_size(error):
                     raise
             self.micro_batch = (self.micro_batch + 1) // 2
@@ -670,9 +668,8 @@ class Learner(ABC):
         """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
-        self.micro_batch = min(
-            self.micro_batch, int(numbers["micro_batch"])
-        )  # that of more processes is smaller
+        # That of more processes is smaller.
+        self.micro_batch = min(self.micro_batch, int(numbers["micro_batch"]))
         self.reward_moments = RunningMoments(self.accelerator)
         if numbers["moments"]["count"] >= 1:  # else no reward has been seen
             for key, value in numbers["moments"].items():

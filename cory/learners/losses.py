@@ -10,12 +10,8 @@ from torch import Tensor
 from cory.errors import one_of
 from cory.parallel import distributed
 
-ALGORITHMS = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce",
-)  # that compare the responses of a group or batch
+# That compare the responses of a group or batch.
+ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce")
 KL_ESTIMATES = ("full", "kl", "abs", "mse")
 
 
@@ -219,9 +215,8 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, branches:
     groups = rewards.view(-1, group_size)
     centred = groups - groups.mean(1, keepdim=True)
     if algorithm in ("rloo", "reinforce"):
-        centred = (
-            centred * group_size / (group_size - 1)
-        )  # equals subtracting the mean of the others
+        # Equals subtracting the mean of the others.
+        centred = centred * group_size / (group_size - 1)
     if algorithm == "grpo":
         centred = centred / (groups.std(1, keepdim=True) + 1e-4)
     return centred.flatten()

@@ -59,9 +59,8 @@ def learning_rate_factor(schedule: str, warmup: int, iterations: int, k: int) ->
     `warmup` iterations rise linearly to 1; then `constant`, or `linear` or `cosine` down to 0 after
     the last.
     """
-    one_of(
-        "ppo.schedule", SCHEDULES, schedule
-    )  # transformers has others, which do not depend on k alone
+    # Transformers has others, which do not depend on k alone.
+    one_of("ppo.schedule", SCHEDULES, schedule)
     if schedule == "constant" and not warmup:
         return 1.0
     dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)

@@ -64,12 +64,12 @@ class PPOLearner(Learner):
         self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """GAE on token rewards, over all rollouts together."""
-        token_rewards = losses.token_rewards(
-            rewards, old.kl, mask, self.kl_controller.value
-        )  # Eq. 2
+        kl_coef = self.kl_controller.value
+        token_rewards = losses.token_rewards(rewards, old.kl, mask, kl_coef)  # Eq. 2
+        # Eq. 12
         advantages, returns = losses.gae(
             old.values, token_rewards, mask, self.ppo.gamma, self.ppo.lam, self.ppo.whiten_rewards
-        )  # Eq. 12
+        )
         return Targets(advantages, returns)
 
     def loss_terms(

@@ -27,9 +27,8 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
                 f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}"
             )
         super().__init__(pretrained_model)
-        self.is_peft_model = isinstance(
-            pretrained_model, PeftModel
-        )  # TRL's own loading sets it, which we do without
+        # TRL's own loading sets it, which we do without.
+        self.is_peft_model = isinstance(pretrained_model, PeftModel)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (batch, R, vocabulary) and values (batch, R), float32, of the first four fields of a `Window`."""

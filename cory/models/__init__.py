@@ -13,10 +13,8 @@ if _hidden:
 
 from peft import import_utils  # noqa: E402
 
-AVAILABLE = (
-    import_utils.is_bnb_available,
-    import_utils.is_bnb_4bit_available,
-)  # PEFT remembers what they say
+# PEFT remembers what they say.
+AVAILABLE = (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available)
 for _available in AVAILABLE:
     _available()
 if _hidden:

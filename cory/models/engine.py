@@ -34,7 +34,9 @@ PROMPTS = 1000  # in one request; vLLM takes 1,024
 CONNECT = 5  # seconds to wait for a connection
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-rank
 TRIES = 50  # to empty the server's cache, in 5 seconds
-LIMIT = 0.5  # mean difference of log-probabilities, nats a token, above which the engine must have other weights
+# Mean difference of log-probabilities, nats a token, above which the engine must have other
+# weights.
+LIMIT = 0.5
 
 
 class Engine:
@@ -63,10 +65,8 @@ class Engine:
         served = [
             model for model in self._ask("GET", "/v1/models")["data"] if not model.get("parent")
         ]
-        self.base, self.longest = (
-            served[0]["id"],
-            served[0]["max_model_len"],
-        )  # its name for the base; tokens
+        # Its name for the base; tokens.
+        self.base, self.longest = served[0]["id"], served[0]["max_model_len"]
         self.names: dict[str, str] = {}  # by agent: the server's name for its weights
         self.current: set[str] = set()  # agents whose weights of now the server has
         self.run, self.versions = uuid.uuid4().hex[:8], 0
@@ -143,9 +143,8 @@ class Engine:
             if taking_part:
                 save_policy(policy, target, agent, merge=False)
             return self._load(target)
-        if (
-            not self.names and not self.quantized
-        ):  # the server's base may be what another run has left there
+        # The server's base may be what another run has left there.
+        if not self.names and not self.quantized:
             if taking_part:
                 save_base(policy, target)
             self._load(target)
@@ -154,9 +153,8 @@ class Engine:
         if distributed.is_main():
             if before := self.names.get(agent):
                 self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": before})
-                shutil.rmtree(
-                    target.with_name(before), ignore_errors=True
-                )  # until now the server could load it again
+                # Until now the server could load it again.
+                shutil.rmtree(target.with_name(before), ignore_errors=True)
             self._ask(
                 "POST",
                 "/v1/load_lora_adapter",
@@ -170,9 +168,8 @@ class Engine:
             how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
             self._ask("POST", "/collective_rpc", how)
             shutil.rmtree(folder)
-            for _ in range(
-                TRIES
-            ):  # it is refused while the server still puts an earlier answer away
+            # It is refused while the server still puts an earlier answer away.
+            for _ in range(TRIES):
                 if self._ask("POST", "/reset_prefix_cache")["success"]:
                     return self.base
                 time.sleep(0.1)

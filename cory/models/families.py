@@ -93,9 +93,8 @@ def check_model(
             )
     except (UserError, torch.OutOfMemoryError):
         raise
-    except (
-        Exception
-    ) as error:  # models that take no padding, or cannot generate, fail in ways of their own
+    except Exception as error:
+        # Models that take no padding, or cannot generate, fail in ways of their own.
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError(f"{_expected(model)}, which fails in a padded batch ({reason})") from error
 

@@ -72,9 +72,8 @@ def find(
     except (RepositoryNotFoundError, HFValidationError):
         either = f"a local folder or a {kind} on the Hub"
         raise UserError(f"{what}: expected {either}, and {name!r} is neither. {advice}") from None
-    except (
-        Exception
-    ) as error:  # the HTTP library underneath, and so its errors, differs between versions
+    except Exception as error:
+        # The HTTP library underneath, and so its errors, differs between versions.
         in_cache = kind == "model" and isinstance(
             try_to_load_from_cache(name, "config.json", revision=revision), str
         )
@@ -298,9 +297,8 @@ class ModelPool:
         self.device = device
         self.base_config: ModelConfig | None = None
         self.base: Any = None
-        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = (
-            None  # besides the base
-        )
+        # Besides the base.
+        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None
 
     def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
         policy, tokenizer = load_policy(model, self.device, merge=False)

@@ -60,9 +60,8 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
             base.add_adapter(name, config)
         else:
             base = peft.get_peft_model(base, config, adapter_name=name)
-    except (
-        ValueError
-    ) as error:  # as for Mamba's output projection, which its kernel reads past the adapter
+    except ValueError as error:
+        # As for Mamba's output projection, which its kernel reads past the adapter.
         raise UserError(
             f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})"
         ) from None

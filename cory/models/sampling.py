@@ -258,12 +258,10 @@ class Stopping(StoppingCriteria):
         self.width = width
         self.stop = stop
         self.ends = torch.tensor(list(ends), dtype=torch.long)
-        self.tail = 8 + max(
-            (len(text.encode()) for text in stop), default=0
-        )  # tokens that surely hold a stop text
-        self.lengths: dict[
-            int, int
-        ] = {}  # of the responses that have ended, by row; filled by `generate` alone
+        # Tokens that surely hold a stop text.
+        self.tail = 8 + max((len(text.encode()) for text in stop), default=0)
+        # Of the responses that have ended, by row; filled by `generate` alone.
+        self.lengths: dict[int, int] = {}
 
     def ended(self, ids: torch.Tensor) -> list[bool]:
         """Whether the last token of each row, (rows, tokens), ends its response."""
@@ -319,9 +317,8 @@ def _sample_by_generate(
     stopping: Stopping,
 ) -> list[torch.Tensor]:
     """`sample` for a model whose cache only transformers knows. ids, mask: (rows, width), padded on the left."""
-    base = (
-        model.get_base_model() if isinstance(model, PeftModel) else model
-    )  # its layers hold the adapters
+    # Its layers hold the adapters.
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
     with _without_generation_config(base):
         whole = base.generate(
             input_ids=ids,

@@ -17,15 +17,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-BY_POSITIONS = (
-    "gpt2",
-    "gpt_neox",
-    "llama",
-    "olmo2",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-)  # families tested with stems
+# Families tested with stems.
+BY_POSITIONS = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
 
 
 class Window(NamedTuple):
@@ -116,9 +109,8 @@ def forward(
     seen: list[Tensor] = []
 
     def before_head(module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        seen.append(
-            args[0].contiguous()
-        )  # a slice would be projected row by row where no gradient is needed
+        # A slice would be projected row by row where no gradient is needed.
+        seen.append(args[0].contiguous())
         return (seen[-1], *args[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]

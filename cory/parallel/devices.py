@@ -49,9 +49,8 @@ def configure(device: torch.device, sharded: bool = False) -> None:
     """
     if device.type == "cpu":
         _configure_cpu(sharded)
-    torch.set_float32_matmul_precision(
-        "high"
-    )  # TF32 matrix products on GPUs that have them; the CPU has none
+    # TF32 matrix products on GPUs that have them; the CPU has none.
+    torch.set_float32_matmul_precision("high")
 
 
 def _configure_cpu(sharded: bool) -> None:
@@ -86,9 +85,8 @@ def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
         len(calls), initializer=torch.set_num_threads, initargs=(share,)
     ) as pool:
         futures = [pool.submit(call) for call in calls]
-    torch.set_num_threads(
-        cores
-    )  # but threads that are started later take the number that was set last
+    # But threads that are started later take the number that was set last.
+    torch.set_num_threads(cores)
 
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:

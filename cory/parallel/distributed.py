@@ -31,14 +31,10 @@ from accelerate import PartialState
 from cory.config import Config
 from cory.errors import NotFinite, RewardError, UserError
 
-TIME_LIMIT = timedelta(
-    minutes=20
-)  # that a process waits for the others before it takes them for dead
-NOT_SHARDED = (
-    "Adafactor",
-    "Muon",
-    "Rprop",
-)  # optimizers of torch that cannot step on sharded weights
+# That a process waits for the others before it takes them for dead.
+TIME_LIMIT = timedelta(minutes=20)
+# Optimizers of torch that cannot step on sharded weights.
+NOT_SHARDED = ("Adafactor", "Muon", "Rprop")
 T = TypeVar("T")
 
 

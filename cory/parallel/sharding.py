@@ -51,9 +51,8 @@ def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
         for layer in [module for module in policy.modules() if type(module).__name__ in names]:
             shard(layer, mp_policy=half)
         shard(policy, mp_policy=half)
-    for (
-        child
-    ) in wrapped.children():  # the value head; its own root, as sampling starts at the policy
+    # The value head; its own root, as sampling starts at the policy.
+    for child in wrapped.children():
         if child is not policy and not is_sharded(child):
             shard(child)
     wrapped._is_accelerate_prepared = True  # type: ignore[assignment]  # accelerate would wrap it for plain data parallelism

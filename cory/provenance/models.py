@@ -29,9 +29,8 @@ TEXT_FILES = (
     "*.model",
 )
 WEIGHTS = ("*.safetensors", "*.bin")
-Models = dict[
-    str, dict[str, Any]
-]  # by the setting that names the model: its `name`, and its `identity`
+# By the setting that names the model: its `name`, and its `identity`.
+Models = dict[str, dict[str, Any]]
 
 
 def is_local(name: str) -> bool:
@@ -98,12 +97,8 @@ def _base_of_adapter(folder: Path) -> str | None:
     try:
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return settings["base_model_name_or_path"] or None
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # no adapter; loading it reports what is wrong
+    except (OSError, ValueError, LookupError, TypeError):
+        # No adapter; loading it reports what is wrong.
         return None
 
 
@@ -143,12 +138,8 @@ def _parts_of_weights(file: Path) -> Iterator[bytes]:
                 }
                 offsets = [tensor["data_offsets"] for tensor in tensors.values()]
                 spans = [(8 + length + start, 8 + length + end) for start, end in offsets]
-            except (
-                ValueError,
-                LookupError,
-                TypeError,
-                AttributeError,
-            ):  # damaged; loading it reports what is wrong
+            except (ValueError, LookupError, TypeError, AttributeError):
+                # Damaged; loading it reports what is wrong.
                 pass
         for start, end in sorted(spans):
             stream.seek(start)

@@ -146,9 +146,8 @@ def run_card(
 def licence_of(base: str) -> dict[str, str]:
     """The licence that the card of a model states: a folder, or a Hub id that can be reached or is cached."""
     data: ModelCardData | None = None
-    with suppress(
-        Exception
-    ):  # no card, no network, metadata that cannot be read: the card says nothing
+    # Without a card or a network, or with metadata that cannot be read, the card says nothing.
+    with suppress(Exception):
         source = Path(base) / "README.md" if Path(base).is_dir() else base
         data = ModelCard.load(source, ignore_metadata_errors=True).data
     fields = {key: getattr(data, key, None) for key in ("license", "license_name", "license_link")}

@@ -5,15 +5,8 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
-OF_THE_MACHINE = (
-    "output",
-    "resume",
-    "device",
-    "tracker",
-    "hub",
-    "fingerprint",
-    "versions",
-)  # keys that are left out
+# Keys that are left out.
+OF_THE_MACHINE = ("output", "resume", "device", "tracker", "hub", "fingerprint", "versions")
 
 
 def is_absolute(text: str) -> bool:

@@ -43,9 +43,8 @@ def push(run: Path, config: Config, hub: HubConfig, evaluation: Path | None = No
             )
         except UserError:
             raise
-        except (
-            Exception
-        ) as error:  # the HTTP library underneath, and so its errors, differs between versions
+        except Exception as error:
+            # The HTTP library underneath, and so its errors, differs between versions.
             cause = error.__cause__ or error
             reason = " ".join(str(cause).split()) or type(cause).__name__
             raise UserError(

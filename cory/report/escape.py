@@ -18,9 +18,8 @@ def printable(text: str) -> str:
 def markdown(text: str) -> str:
     """The text as one line of Markdown that shows it as it is."""
     text = one_line(text)
-    harmless = {
-        match.start() for match in re.finditer(r"(?<=[^\W_])_(?=[^\W_])", text)
-    }  # as in agent_1
+    # As in agent_1.
+    harmless = {match.start() for match in re.finditer(r"(?<=[^\W_])_(?=[^\W_])", text)}
     characters = []
     for position, character in enumerate(text):
         acts = character in ACTING and position not in harmless

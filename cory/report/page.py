@@ -13,13 +13,8 @@ HERE = Path(__file__).parent
 STYLES = ("uplot.css", "page.css")
 LIBRARY = ("uplot.js",)
 SCRIPTS = ("curves.js", "completions.js", "page.js")
-BY_TEMPLATE = (
-    "title",
-    "facts",
-    "notes",
-    "tables",
-    "settings",
-)  # what the template shows; the script reads the rest
+# What the template shows; the script reads the rest.
+BY_TEMPLATE = ("title", "facts", "notes", "tables", "settings")
 MARK = '<a class="skip" href="#main">Skip to the report</a>'  # in every report: `page.html` has it
 LIMIT = 5_000_000  # bytes of a report
 
@@ -45,10 +40,8 @@ def render(payload: dict[str, Any]) -> str:
 
 
 def _render(payload: dict[str, Any]) -> str:
-    from jinja2 import (
-        Environment,
-        FileSystemLoader,
-    )  # here and below, as a run needs them only at its end
+    # Here and below, as a run needs them only at its end.
+    from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
     environment = Environment(

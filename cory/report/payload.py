@@ -217,9 +217,8 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any]:
 
 
 def _agents(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted(
-        {row["agent"] for row in rows}, key=lambda name: (len(name), name)
-    )  # agent_2 before agent_10
+    # agent_2 before agent_10.
+    return sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))
 
 
 def is_number(value: Any) -> bool:

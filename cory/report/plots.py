@@ -35,16 +35,14 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path, first_role: str =
     """
     first = history[0]["agent"]
     chain = [record for record in history if record["iteration"] == history[0]["iteration"]]
-    shared = len({record["agent"] for record in chain}) < len(
-        chain
-    )  # one agent in several roles: a curve for each
+    # One agent in several roles: a curve for each.
+    shared = len({record["agent"] for record in chain}) < len(chain)
 
     def label(record: dict[str, Any]) -> str:
         return f"{record['agent']} as {record['role']}" if shared else record["agent"]
 
-    labels = sorted(
-        {label(record) for record in history}, key=lambda name: (len(name), name)
-    )  # agent_10 last
+    # agent_10 last.
+    labels = sorted({label(record) for record in history}, key=lambda name: (len(name), name))
     observing = {r["iteration"] for r in history if r["agent"] == first and r["role"] != first_role}
     observing -= {
         r["iteration"] for r in history if r["agent"] == first and r["role"] == first_role

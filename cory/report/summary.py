@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 WINDOW = 10  # iterations averaged into "start" and "end"
-CURVES = (
-    "task_reward",
-    "kl",
-    "combined_reward",
-)  # the metrics that every table and figure of a run has
+# The metrics that every table and figure of a run has.
+CURVES = ("task_reward", "kl", "combined_reward")
 
 # By agent or role, and by metric: `start`, `end` and `change`.
 Summary = dict[str, dict[str, dict[str, float]]]
@@ -38,9 +35,8 @@ def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str
         result[name] = {}
         if not rows:  # a member of a population that has not been drawn yet
             continue
-        iterations = sorted(
-            {row["iteration"] for row in rows}
-        )  # in which it had a role, or several
+        # In which it had a role, or several.
+        iterations = sorted({row["iteration"] for row in rows})
         window = min(WINDOW, max(1, len(iterations) // 2))
         first = iterations[:window]
         last = iterations[-window:]

@@ -165,9 +165,8 @@ def _check_files(path: Path, agents: Sequence[str]) -> None:
     files: Any = manifest.get("files")
     if not isinstance(files, dict):
         raise Damaged(f"manifest.json lists {files}, expected files by name")
-    parts = max(
-        1, (len(files) - 1) // len(agents)
-    )  # files per agent, one from each process if it was sharded
+    # Files per agent, one from each process if it was sharded.
+    parts = max(1, (len(files) - 1) // len(agents))
     expected = sorted(["state.json", *shards.file_names(agents, parts)])
     is_as_expected = manifest.get("format") == FORMAT and sorted(files) == expected
     _require(

@@ -185,9 +185,8 @@ def _from_checkpoint(
     ]
     finished = finished_iterations(run)
     if not newer and (finished is None or finished <= state.iteration):
-        return _from_newest(
-            run, config, wanted, agents
-        )  # nothing is lost that is not computed again
+        # Nothing is lost that is not computed again.
+        return _from_newest(run, config, wanted, agents)
     changes = _checked(run, state, config, wanted)
     if not config.overwrite:
         done = (
@@ -248,9 +247,8 @@ def _checked(
     old_reward = _reward_of(saved_fingerprint)
     new_reward = _reward_of(fingerprint)
     if saved_fingerprint and old_reward != new_reward:
-        if (
-            changes and changes[-1]["iteration"] == state.iteration
-        ):  # no iteration was trained with that one
+        # No iteration was trained with that one.
+        if changes and changes[-1]["iteration"] == state.iteration:
             old_reward = changes.pop()["from"]
         changes.append({"iteration": state.iteration, "from": old_reward, "to": new_reward})
     return changes
@@ -266,9 +264,8 @@ def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config
     """The differences that are not accepted, each as "key: saved -> wanted"."""
     accepted: tuple[str, ...] = OF_THE_REWARD if config.accept_changes == "reward" else ()
     if _same_models(saved, wanted):
-        accepted += (
-            "model.revision",
-        )  # such as a branch that has moved since, now named by its commit
+        # Such as a branch that has moved since, now named by its commit.
+        accepted += ("model.revision",)
     beginnings = tuple(f"{key}:" for key in accepted)
     return [change for change in differences(saved, wanted) if not change.startswith(beginnings)]
 

@@ -128,9 +128,8 @@ class Run:
         remove_partial(self.folder / "checkpoints")
         lengths = {name: lengths.get(name, 0) for name in FILES}
         self._read_history(lengths)  # a damaged file is refused before anything is changed
-        for (
-            path
-        ) in outdated:  # before the files are cut, as it would be taken for newer than they are
+        # Before the files are cut, as it would be taken for newer than they are.
+        for path in outdated:
             remove(path)
         for name, length in lengths.items():
             self.files[name].cut(length)

@@ -64,9 +64,8 @@ def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
             _check_empty(folder)
             folder.mkdir(parents=True, exist_ok=True)
             lock(folder, locks)
-            _check_empty(
-                folder
-            )  # another process may have filled it while this one waited for nothing
+            # Another process may have filled it while this one waited for nothing.
+            _check_empty(folder)
             remove_partial(folder)
             return folder
         for number in itertools.count(1):
@@ -168,7 +167,8 @@ def filled(target: Path) -> Iterator[Path]:
         yield partial
         try:
             if target.exists():
-                target.rmdir()  # an empty one; elsewhere than on POSIX systems nothing is renamed onto it
+                # An empty one; elsewhere than on POSIX systems nothing is renamed onto it.
+                target.rmdir()
             partial.rename(target)
         except OSError:
             _check_new(target)  # another process has filled it meanwhile

@@ -26,9 +26,8 @@ class Signals:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # Python lets no other set handlers
+        # Python lets no other set handlers.
+        if threading.current_thread() is threading.main_thread():
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
             if terminal.heeds_hangup():
                 numbers.append(signal.SIGHUP)

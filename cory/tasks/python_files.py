@@ -86,9 +86,8 @@ def _defined_in(module: ModuleType) -> Iterator[str]:
 
 def _run(key: str, path: Path) -> ModuleType:
     """Runs a file; files beside it can be imported while it runs. No bytecode cache is used."""
-    name = (
-        f"file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # which nothing else is called
-    )
+    # Which nothing else is called.
+    name = f"file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.append(
-        str(Path(__file__).resolve().parents[2])
-    )  # for a checkout that is not installed
+    # For a checkout that is not installed.
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from cory.cli.main import main
 from cory.run.output import filled
@@ -29,9 +28,8 @@ def make(folder: Path) -> None:
     import reasoning_gym
 
     drawn = reasoning_gym.create_dataset("chain_sum", size=4 * sum(ROWS.values()), seed=0, **SUMS)
-    unique = {
-        (*sorted(row["question"].split()),): row for row in drawn
-    }.values()  # 3 + 5 and 5 + 3 are one
+    # 3 + 5 and 5 + 3 are one.
+    unique = {(*sorted(row["question"].split()),): row for row in drawn}.values()
     rows = [
         json.dumps({"prompt": row["question"], "answer": row["answer"]}) + "\n" for row in unique
     ]

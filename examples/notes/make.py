@@ -16,9 +16,8 @@ from pathlib import Path
 import yaml
 
 if __name__ == "__main__":
-    sys.path.append(
-        str(Path(__file__).resolve().parents[2])
-    )  # for a checkout that is not installed
+    # For a checkout that is not installed.
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from cory.cli.main import main
 from cory.prompts import fill

@@ -45,10 +45,8 @@ def test_the_example_of_the_documents_runs(policy_folder, tmp_path, monkeypatch)
     assert "Iteration 1: agent_1 answers first" in lines
     assert any(line.startswith("Saved: agent_1, agent_2") for line in lines)
     summary = json.loads((tmp_path / "runs/cory/summary.json").read_text())
-    assert (summary["iterations"], summary["stopped"]) == (
-        1,
-        True,
-    )  # any reward exceeds the example's bound
+    # Any reward exceeds the example's bound.
+    assert (summary["iterations"], summary["stopped"]) == (1, True)
 
 
 def test_an_iteration_holds_what_happened(config):

@@ -184,9 +184,8 @@ def test_a_query_of_the_data_brings_its_answer_along_and_others_are_given_one(tr
         ] * 3 and not chain.notes
         terminal.command(chain, "/set answer=no text has this")
         assert [each.reward for each in chain.ask(QUERY)] == [0.0] * 3
-        assert [each.reward for each in chain.ask(sentences(8)[5])] == [
-            1.0
-        ] * 3  # its own answer counts
+        # Its own answer counts.
+        assert [each.reward for each in chain.ask(sentences(8)[5])] == [1.0] * 3
         assert [each.reward for each in chain.ask(json.dumps({"prompt": QUERY, "answer": ""}))] == [
             1.0
         ] * 3
@@ -341,9 +340,8 @@ def test_a_chat_in_a_terminal(train):
         assert "base" in first and "agent_1 as pioneer" in first and "agent_2 as observer" in first
         assert "base, agent_2 as pioneer, agent_1 as observer" in until("> ", "/exchange\n")
         until("> ", "\n")
-        for _ in range(
-            6
-        ):  # one that comes just before the prompt ends no chat, one while Python ends kills it
+        # One that comes just before the prompt ends no chat, one while Python ends kills it.
+        for _ in range(6):
             os.write(master, b"\x03")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)

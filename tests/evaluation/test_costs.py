@@ -106,9 +106,8 @@ def test_choices_are_made_in_groups_of_k():
     """By hand, groups of 2 of 5: (x, y) and (y, y), the fifth is left out."""
     rewards = [3.0, 0.0, 1.0, 9.0, 100.0]
     assert reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 2) == (3 + 1) / 2
-    assert (
-        reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 5) == 0
-    )  # the first of the three y
+    # The first of the three y.
+    assert reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 5) == 0
     assert reward_at_k(first_accepted, [False, True, False, False, True], rewards, 2) == (0 + 1) / 2
 
 
@@ -124,9 +123,8 @@ def test_votes_and_verdicts_are_columns_of_each_k():
     one, two = table_rows({"one": [solo] * 2, "two": [chain] * 2}, QUERIES, judged, ks, ETA)
     assert one["maj@2"] == (1 + 0) / 2  # 3 is first of a tie; 4 has the only vote
     assert one["maj@4"] == 0
-    assert (
-        two["verified@2"] == (0 + 0) / 2
-    )  # the second is accepted; of the last two, none is, so the first counts
+    # The second is accepted; of the last two, none is, so the first counts.
+    assert two["verified@2"] == (0 + 0) / 2
     assert two["verified@4"] == 0
     assert not {"maj@1", "verified@1", "verified@2"} & set(one)
 

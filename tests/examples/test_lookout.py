@@ -91,9 +91,8 @@ def test_fog_decides_what_each_role_knows(tmp_path):
         rows = [json.loads(line) for line in open(folder / f"fog_{fog}/test.jsonl")]
         foggy = [row for row in rows if "in fog" in row["prompt"]]
         assert abs(len(foggy) / len(rows) - fog / 100) < 0.1
-        for (
-            row
-        ) in rows:  # in fog the lookout sees the land alone and the helmsman knows the course alone
+        # In fog the lookout sees the land alone and the helmsman knows the course alone.
+        for row in rows:
             known = "ship" in row["sees"], "land" in row["knows"]
             assert known == ((False, False) if row in foggy else (True, True))
     templates = yaml.safe_load((EXAMPLE / "weather.yaml").read_text())["task"]

@@ -129,9 +129,8 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in):
     assert stats.policy_loss == pytest.approx(sum(values) / 2, rel=1e-6, abs=1e-6)
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
     found = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
-    moved = (
-        (expected - before).abs().max()
-    )  # by two gradients; log-probabilities are float32 there, and here float64
+    # By two gradients; log-probabilities are float32 there, and here float64.
+    moved = (expected - before).abs().max()
     assert moved / rate > 1e-2 and (found - expected).abs().max() < 1e-6 * moved
     assert stats.clip_fraction > 0 or (kl_in, algorithm) == ("loss", "dr_grpo")
 
@@ -160,10 +159,8 @@ def test_equal_rewards_give_no_gradient(tokenizer):
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     results = []
-    for settings in (
-        {},
-        split,
-    ):  # one after the other, as accelerate knows one number of accumulated batches at a time
+    # One after the other, as accelerate knows one number of accumulated batches at a time.
+    for settings in ({}, split):
         learner = make(tokenizer, algorithm, ppo_epochs=1, **settings)
         update(learner, *ragged())
         results.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))

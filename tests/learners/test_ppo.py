@@ -150,9 +150,8 @@ def test_equals_stock_trl(tokenizer, kl_penalty, split):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
     assert (weights(ours) - before).abs().max() > 1e-3
     update = (weights(ours) - before).norm()
-    assert (
-        weights(stock) - weights(ours)
-    ).norm() <= 1e-5 * update  # relative to the update, not to the weights
+    # Relative to the update, not to the weights.
+    assert (weights(stock) - weights(ours)).norm() <= 1e-5 * update
 
 
 @pytest.mark.parametrize("kl_penalty", ["full", "kl"])

@@ -26,20 +26,11 @@ def test_stems_are_what_neighbours_share():
     assert shared([*three, (9,)]) == [4, 4, 4, 0]
     assert shared([*three, (1, 2, 3, 8)]) == [3] * 4  # two tokens are read once more to save three
     assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]  # six would be read once more to save one
-    assert shared([(1, 2), (1, 2), (1, 2)]) == [
-        1,
-        1,
-        1,
-    ]  # all but a token, which predicts the response
+    # All but a token, which predicts the response.
+    assert shared([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]
     assert shared([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # of the shorter one, too
-    other = (
-        1,
-        5,
-        5,
-        5,
-        5,
-        5,
-    )  # that all prompts begin with the same token does not make it one group
+    # That all prompts begin with the same token does not make it one group.
+    other = (1, 5, 5, 5, 5, 5)
     assert shared([other, *three]) == [5, 4, 4, 4]
 
 

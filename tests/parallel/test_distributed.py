@@ -71,9 +71,8 @@ def test_two_processes_train_as_one(done, tmp_path, rank):
     config, cut = configs[f"whole{rank}"], configs[f"cut{rank}"]
     first, second = ranks(config)
     assert first["processes"] == 2
-    assert (
-        first["digests"] == second["digests"] and len(set(first["digests"])) == 10
-    )  # equal to the bit, and they move
+    # Equal to the bit, and they move.
+    assert first["digests"] == second["digests"] and len(set(first["digests"])) == 10
     assert (
         first["orders"] == second["orders"]
         and len({tuple(order) for order in first["orders"]}) == 2
@@ -87,9 +86,8 @@ def test_two_processes_train_as_one(done, tmp_path, rank):
         (k, f"agent_{i}") for k in range(10) for i in (1, 2)
     ]
     assert all(0 < m["response_tokens"] <= 6 for m in metrics)
-    assert (
-        launched.stdout.count("s per iteration") == 2 * len(RANKS) + 1
-    )  # once for each run that has ended well
+    # Once for each run that has ended well.
+    assert launched.stdout.count("s per iteration") == 2 * len(RANKS) + 1
 
     # Interrupted and resumed by other processes, it ends the same.
     assert (

@@ -97,9 +97,8 @@ def base(tmp_path_factory, tokenizer):
                 "device": "cpu",
                 "model": model,
                 "cory": CoryConfig(exchange_period=2),
-                "sampling": SamplingConfig(
-                    3, 6, top_k=1
-                ),  # the likeliest token, so the same in any process
+                # The likeliest token, so the same in any process.
+                "sampling": SamplingConfig(3, 6, top_k=1),
                 "checkpoint": CheckpointConfig(save_every=0),
             }
             | changes,

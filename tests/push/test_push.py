@@ -79,9 +79,8 @@ def test_a_run_is_uploaded_private_and_once(config, server):
     run, config = train(config)
     assert push(run, config, HUB) == f"{server.url}/{REPO}"
     repo = server.repos[REPO]
-    assert repo["private"] and server.tokens - {""} == {
-        "Bearer hf_secret"
-    }  # a large file goes to storage, without
+    # A large file goes to storage, without.
+    assert repo["private"] and server.tokens - {""} == {"Bearer hf_secret"}
     expected = staged(run, config)
     assert {
         name: repo["files"][name] for name in repo["files"] if name != ".gitattributes"
@@ -290,9 +289,8 @@ def test_the_command(config, tmp_path):
 
     assert command(REPO, "--look", str(tmp_path / "look")).returncode == 0
     assert files_of(tmp_path / "look") == staged(run, config)
-    assert not any(
-        path.is_symlink() for path in (tmp_path / "look").rglob("*")
-    )  # it may be sent to somebody else
+    # It may be sent to somebody else.
+    assert not any(path.is_symlink() for path in (tmp_path / "look").rglob("*"))
     done = command(REPO)
     assert (
         done.returncode == 2

@@ -89,9 +89,8 @@ def test_a_run_stores_what_each_role_read_and_writes_its_report(config):
             second["prompt"] == f'Improve "{first["query"]}{first["completion"]}": {first["query"]}'
         )
         assert first["prompt"] == first["query"] == second["query"]
-        assert set(first["log_ratios"]) == {
-            0.0
-        }  # before the first update the policy is the reference
+        # Before the first update the policy is the reference.
+        assert set(first["log_ratios"]) == {0.0}
     assert any(ratio for s in samples if s["iteration"] == 2 for ratio in s["log_ratios"])
     summary = json.loads((run.folder / "summary.json").read_text())["samples"]
     assert [s["role"] for s in summary["after"]["chain"]] == ["pioneer"] * 4 + ["observer"] * 4

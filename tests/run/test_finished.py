@@ -112,9 +112,8 @@ def test_an_unfinished_run_whose_checkpoints_are_all_damaged_is_refused(one):  #
 
 def stopped_after(config, iterations: int) -> Path:
     """The folder of a run that a signal has stopped."""
-    reward = after(
-        count_good, 3 + iterations, interrupt
-    )  # three calls for the samples before training
+    # Three calls for the samples before training.
+    reward = after(count_good, 3 + iterations, interrupt)
     with pytest.raises(Interrupted):
         make_trainer(config, reward).train()
     return Path(config.output)

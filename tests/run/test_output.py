@@ -91,9 +91,8 @@ def test_killed_before_it_wrote_its_settings_a_run_starts_again(one, tmp_path, m
     again = replace(one, output=str(tmp_path / "again"))
 
     def start():
-        monkeypatch.setattr(
-            Path, "replace", kill
-        )  # the settings are written, and not yet under their name
+        # The settings are written, and not yet under their name.
+        monkeypatch.setattr(Path, "replace", kill)
         make_trainer(again).train()
 
     killed(start)
@@ -239,9 +238,8 @@ def test_a_folder_that_is_filled_is_complete_or_absent(tmp_path):
     assert not target.exists() and len(list(tmp_path.glob(".partial-*-it"))) == 1
     target.mkdir()  # an empty folder counts as none
     with filled(target) as partial:
-        assert list(tmp_path.glob(".partial-*-it")) == [
-            partial
-        ]  # that of the dead process is removed
+        # That of the dead process is removed.
+        assert list(tmp_path.glob(".partial-*-it")) == [partial]
         (partial / "first").write_text("1")
     assert only(target) == {"first"} and only(tmp_path) == {"it"}
     with pytest.raises(UserError, match="expected a new or empty folder"), filled(target):

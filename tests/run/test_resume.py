@@ -356,10 +356,8 @@ def test_a_state_that_is_saved_already_is_not_written_again(one, tmp_path, damag
     def written_again():
         return before != [file.stat().st_ino for file in sorted(saved.iterdir())]
 
-    for resume, calls in (
-        (None, 6),
-        ("auto", 1),
-    ):  # in iteration 3, which is the first one after the resume
+    # In iteration 3, which is the first one after the resume.
+    for resume, calls in ((None, 6), ("auto", 1)):
         with pytest.raises(UserError, match=f"The last good state is {saved}"):
             make_trainer(replace(one, resume=resume), after(count_good, calls, fail)).train()
         assert written_again() == damaged
@@ -520,9 +518,8 @@ def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
     other = replace(one, output=str(tmp_path / "nan"))
     trainer = make_trainer(other)
     spoiled = trainer.agents[AGENTS.index(agent)]
-    spoil(
-        spoiled, 2
-    )  # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2
+    # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2.
+    spoil(spoiled, 2)
     before = [p.detach().clone() for p in spoiled.learner.model_params]
     with pytest.raises(
         UserError, match=rf"iteration 2: {agent} as \w+: the loss is not finite in rows .*4"
@@ -531,9 +528,8 @@ def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
     assert "iter-000001" in str(error.value)
     weights = spoiled.learner.model_params
     assert all(p.isfinite().all() for p in weights)
-    assert not all(
-        torch.equal(p, q) for p, q in zip(weights, before, strict=True)
-    )  # the first iteration's stay
+    # The first iteration's stay.
+    assert not all(torch.equal(p, q) for p, q in zip(weights, before, strict=True))
     make_trainer(replace(other, resume="auto")).train()
     same(whole, tmp_path / "nan")
 

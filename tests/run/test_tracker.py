@@ -83,9 +83,8 @@ def test_tensorboard_gets_metrics_and_texts(config):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder, samples, rewards = train(config, tracker="tensorboard")
-    file = min(
-        folder.glob("**/events.out.tfevents*"), key=lambda path: len(path.parts)
-    )  # settings lie deeper
+    # Settings lie deeper.
+    file = min(folder.glob("**/events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(file.parent))
     events.Reload()
     logged = {event.step: event.value for event in events.Scalars("agent_1/task_reward")}

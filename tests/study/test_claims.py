@@ -139,10 +139,8 @@ def test_what_is_over_all_values_is_the_mean_of_each_seed(tmp_path):
     make_results("imdb_learning_rate", tmp_path, distinct=distinct)
     found = judged(tmp_path)
     rate = "PPO collapses at learning rates at which CORY is stable"
-    assert found[rate, "imdb"] == (
-        "0.50 (0.50 to 0.50), n = 5",
-        "reproduced",
-    )  # at two of the four rates, every seed
+    # At two of the four rates, every seed.
+    assert found[rate, "imdb"] == ("0.50 (0.50 to 0.50), n = 5", "reproduced")
     assert found["67 % fewer collapses", "imdb"][0].startswith("0.16 ")  # 0.33 of 0.5
     # agent_2 earns 1 more than the pioneer of the first iteration, and rewards rise by 0.1 an iteration: the gain is
     # 0.5 + 0.1 * 14.5 by iterations 11 to 20, and 0.5 + 0.1 * 94.5 at the end
@@ -221,9 +219,8 @@ def test_two_agents_as_noisy_as_one_are_as_unsteady():
     ]
     run = pd.DataFrame(rows)
     one = estimates.unsteadiness(run[run["role"] == "pioneer"])
-    assert one == pytest.approx(
-        0.9**0.5, abs=0.02
-    )  # of unit noise less a mean over 10 in which it is
+    # Of unit noise less a mean over 10 in which it is.
+    assert one == pytest.approx(0.9**0.5, abs=0.02)
     assert estimates.unsteadiness(run) == pytest.approx(one, abs=0.02)
 
 

@@ -306,9 +306,8 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
         experiment.command_line(argv)
     text = (tmp_path / "out/comparison.md").read_text()
     assert text.startswith("# A trial\n\nDoes it run?") and "| PPO | 1 |" in text
-    said = shlex.split(
-        text.split("```bash\n")[1].splitlines()[0]
-    )  # as it is pasted, without folders of this machine
+    # As it is pasted, without folders of this machine.
+    said = shlex.split(text.split("```bash\n")[1].splitlines()[0])
     assert said[-4:] == ["--set", prompt, "--set", "task.reward_model=FOLDER"]
     out = capfd.readouterr().out
     assert "2 runs, 0 with a row, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
@@ -447,9 +446,8 @@ def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged,
     trial(tmp_path, "--dry-run", "--set", "ppo.gamma=0.5", runs="elsewhere")
     assert "4 runs, 0 with a row" in capsys.readouterr().out
     text = (tmp_path / "trial.yaml").read_text()
-    (tmp_path / "trial.yaml").write_text(
-        text.replace("--easy", "--hard")
-    )  # not what the rows were evaluated with
+    # Not what the rows were evaluated with.
+    (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))
     trial(tmp_path, "--dry-run", runs="elsewhere")
     assert "4 runs, 0 with a row" in capsys.readouterr().out
 

@@ -148,9 +148,8 @@ def test_a_probe_reads_with_and_without_the_chat_template_and_in_wordings_of_one
     flags = ["--model.name", str(chat_folder), *data, "--queries", "6", "--samples", "3"]
     imdb_observer.command_line([*flags, "--wording", "<{prompt}{response}> {prompt}"])
     rows = capsys.readouterr().out
-    assert (
-        rows.count("| no |") == rows.count("| yes |") == 4
-    )  # the three that the task has, and the one given
+    # The three that the task has, and the one given.
+    assert rows.count("| no |") == rows.count("| yes |") == 4
     assert [chat for chat, _ in asked] == [False] + [False, True] * 4
     assert asked[-1][1].startswith("<") and asked[-1][1].endswith(asked[0][1])
 

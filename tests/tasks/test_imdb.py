@@ -71,9 +71,8 @@ def test_reward_is_the_positive_logit_of_query_plus_response(classifier_folder):
     assert reward(prompts=prompts, completions=completions) == pytest.approx(
         [x.item() for x in expected], rel=1e-4
     )
-    assert (
-        len(reward(prompts=["good " * 500], completions=[" film"])) == 1
-    )  # longer than its context: cut
+    # Longer than its context: cut.
+    assert len(reward(prompts=["good " * 500], completions=[" film"])) == 1
 
 
 def test_observer_prompt_is_the_papers():

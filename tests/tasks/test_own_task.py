@@ -519,10 +519,8 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
              "my/agent_1 after agent_2", "one/agent_1 after itself"]  # fmt: skip
     assert [row["name"] for row in evaluation["rows"]] == names and len(evaluation["queries"]) == 6
     assert {"task_reward", "task_reward_ci", "kl", "combined_reward"} < set(evaluation["rows"][0])
-    assert evaluation["in_training"] == {
-        "my": 1.0,
-        "one": 1.0,
-    }  # the fixture's held-out rows are its first ones
+    # The fixture's held-out rows are its first ones.
+    assert evaluation["in_training"] == {"my": 1.0, "one": 1.0}
     assert (
         command("cory.train", "--resume", "runs/my", "--iterations", "3", "--eval_every", "3")[0]
         == 0
