@@ -247,7 +247,8 @@ def test_the_card_says_what_it_is_about(config, policy_folder, tmp_path):
         f"<td>agent_2 after agent_1</td>\n<td>{row['task_reward']:.3f} ± {row['task_reward_ci']:.3f}</td>"
         in page
     )
-    assert card.text.count("\n| base |") == 1
+    # One row of numbers, one of costs.
+    assert card.text.count("\n| base |") == 2
     # Trained on: another evaluation's results are not this run's.
     settings = json.loads((evaluation.folder / "settings.json").read_text())
     (evaluation.folder / "settings.json").write_text(
