@@ -7,15 +7,20 @@ python -m cory.train --help                                 # common keys; --hel
 """
 
 import os
+import shlex
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cory.cli.load import read_command_line
+from cory.cli.load import read_command_line, resumed_run
 from cory.cli.main import main
 from cory.config import Config
+from cory.errors import UserError
 from cory.resume.run_name import run_name
+from cory.run.record import read_settings
 from cory.tasks.config import OWN
-from cory.tasks.kind import TaskKind
+from cory.tasks.kind import TaskKind, kind_of_run
 
 
 def train(
@@ -29,6 +34,7 @@ def train(
         prefix: begins the run's name, such as imdb_cory.
         single_agent: trains the first agent alone, in one role: the baseline.
     """
+    _check_resumed_kind(kind)
     line = read_command_line(kind.config, default, prefix=prefix, single_agent=single_agent)
     config = line.config
     name = run_name(line.setting, line.changed)
@@ -44,6 +50,25 @@ def train(
     callbacks = load_callbacks(config.callbacks)
     agents = make_agents(config)
     CoryTrainer(config, agents, task, name, held_out, callbacks).train()
+
+
+def _check_resumed_kind(kind: TaskKind[Any]) -> None:
+    """Raises a UserError if the command line continues a run of another kind of task."""
+    run = resumed_run(sys.argv[1:])
+    run_kind = None
+    if run is not None:
+        # A file that cannot be read is reported where the settings are.
+        with suppress(UserError):
+            run_kind = kind_of_run(read_settings(run))
+    if run_kind is None or run_kind.name == kind.name:
+        return
+    command = "the command that has started it"
+    if run_kind is OWN:
+        command = f"python -m cory.train --resume {shlex.quote(str(run))}"
+    raise UserError(
+        f"resume: expected a run of the task {kind.name}, got {str(run)!r}, one of {run_kind.name}. "
+        f"To continue it: {command}"
+    )
 
 
 def announce(config: Config, name: str) -> None:

@@ -56,6 +56,7 @@ class EarlyStopping(Callback):
                 f"The held-out reward has not risen above {self.best:.3f} in {patience} evaluations (guards.patience). "
                 f"The best agents are in {best_folder(trainer.run.folder)}."
             )
+            trainer.run.summary["stopped_by"] = "guards.patience"
             trainer.should_stop = True
 
     def _add(self, reward: float) -> bool:

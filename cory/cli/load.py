@@ -186,6 +186,12 @@ def _parser(kind: type[Config]) -> "ArgumentParser":
     return parser
 
 
+def resumed_run(argv: Sequence[str]) -> Path | None:
+    """The folder of the run that a command line continues; None: none, or `--resume auto`."""
+    resume = _files_and_run(argv).resume
+    return None if resume in (None, "", "auto") else _run_of(resume)
+
+
 def _run_of(resume: str | None) -> Path | None:
     """The run folder named by `--resume`: itself, or that of a checkpoint; None: no such folder."""
     path = Path(resume or "auto")

@@ -40,7 +40,8 @@ def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str
         window = min(WINDOW, max(1, len(iterations) // 2))
         first = iterations[:window]
         last = iterations[-window:]
-        for metric in CURVES:
+        shown = [*CURVES[:1], "team_reward", *CURVES[1:]] if "team_reward" in rows[0] else CURVES
+        for metric in shown:
             start = statistics.fmean(row[metric] for row in rows if row["iteration"] in first)
             end = statistics.fmean(row[metric] for row in rows if row["iteration"] in last)
             result[name][metric] = {"start": start, "end": end, "change": end - start}

@@ -20,7 +20,12 @@ from cory.resume.advice import new_run, resume_command
 from cory.resume.checkpoint import Damaged, RunState
 from cory.resume.differences import differences
 from cory.run.output import lock
-from cory.run.record import finished_iterations, read_settings, recorded_iterations
+from cory.run.record import (
+    finished_iterations,
+    read_settings,
+    recorded_iterations,
+    stopped_by,
+)
 
 # What `accept_changes: reward` accepts: keys of config.yaml.
 OF_THE_REWARD = (
@@ -138,6 +143,16 @@ def _from_newest(
     if saved and finished == recorded == config.iterations:
         print(f"{run} is finished: all {recorded} iterations are done and saved. ", end="")
         print(f"To extend it: {resume_command(run)} --iterations {2 * recorded}", flush=True)
+        return Resumed(run, path, state, finished=True)
+    # A guard's verdict stands, unless the run is asked for more iterations than it was planned for.
+    guard = stopped_by(run)
+    planned = state.config["iterations"]
+    if saved and guard and finished == recorded and config.iterations <= planned:
+        print(
+            f"{run} is finished: {guard} ended it after {recorded} of {planned} iterations, and all is saved. "
+            f"To go on all the same: {resume_command(run)} --iterations {planned + recorded}",
+            flush=True,
+        )
         return Resumed(run, path, state, finished=True)
     if finished is not None and state.iteration < finished:
         raise UserError(

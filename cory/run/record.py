@@ -47,3 +47,10 @@ def finished_iterations(run: Path) -> int | None:
     with suppress(OSError, ValueError, LookupError, TypeError):
         return int(json.loads((run / "summary.json").read_text(encoding="utf-8"))["iterations"])
     return None
+
+
+def stopped_by(run: Path) -> str | None:
+    """The guard that ended a run before its last iteration, such as `guards.patience`; None: none did."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return json.loads((run / "summary.json").read_text(encoding="utf-8")).get("stopped_by")
+    return None

@@ -56,6 +56,23 @@ def test_resuming_a_finished_run_changes_nothing(finished, capsys):
     assert content(folder) == before
 
 
+def test_a_run_that_a_guard_has_ended_stays_ended_until_it_is_asked_for_more(one, capsys):  # noqa: F811
+    guards = replace(one.guards, stop_at_kl=1e-9)
+    config = replace(one, iterations=4, checkpoint=EVERY_TEN, guards=guards)
+    folder = make_trainer(config).train().folder
+    done = json.loads((folder / "summary.json").read_text())["iterations"]
+    assert done < 4
+    before = content(folder)
+    config = replace(config, output=None, resume=str(folder))
+    make_trainer(config).train()
+    said = capsys.readouterr().out
+    assert f"guards.stop_at_kl ended it after {done} of 4 iterations" in said
+    assert f"--iterations {4 + done}" in said
+    assert content(folder) == before
+    make_trainer(replace(config, iterations=4 + done)).train()
+    assert json.loads((folder / "summary.json").read_text())["iterations"] == done + 1
+
+
 @pytest.mark.parametrize("resume", ["folder", "auto", "checkpoint"])
 def test_fewer_iterations_than_are_done_are_refused(finished, resume):
     config, folder = finished
