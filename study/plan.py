@@ -376,7 +376,7 @@ def _config(script: str, file: str, *flags: str) -> Config:
     checkout_file(script, "script")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    kind = kind_of_script(script)
     path = checkout_file(file, "config")
+    kind = kind_of_script(script)
     single_agent = Path(script).stem == "ppo"
     return load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)[0]

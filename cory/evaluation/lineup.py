@@ -219,8 +219,14 @@ def with_prompts_of(run: Path, task: Task) -> Task:
     count = run_config(run).cory.num_roles
     further = task.prompts.roles[count:]
     if further:
-        own = tuple(prompts.settings(role) for role in range(count))
-        prompts = replace(prompts, roles=(*own, *further))
+        # Called as the task's roles are, as the further templates may name them.
+        first = [
+            replace(
+                prompts.settings(role), name=prompts.settings(role).name or task.prompts.name(role)
+            )
+            for role in range(count)
+        ]
+        prompts = replace(prompts, roles=(*first, *further))
     return replace(task, prompts=prompts)
 
 

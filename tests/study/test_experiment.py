@@ -186,7 +186,7 @@ def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
         ),
         (
             ("imdb_train/ppo.py", "benchmarks/iteration.py"),
-            "script: expected one beside its task's config.py",
+            "script: expected one in the folder of a registered task",
         ),
         (
             ("hardware:", "evaluate: imdb_train/eval.py, hardware:"),
