@@ -423,7 +423,7 @@ def test_bad_templates(pioneer, observer, message):
 
 def test_template_over_a_missing_column():
     with refuses(
-        r"observer prompt: expected placeholders among the dataset's columns .*got \{hint\}"
+        r"observer prompt: expected placeholders among .*'prompt', 'response'.*got \{hint\}"
     ):
         Task.from_prompts(["a"], len, RolePrompts(observer="{prompt}{response}{hint}"))
 
