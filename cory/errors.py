@@ -21,12 +21,12 @@ def expect(ok: bool, where: str, expected: str, came: Any) -> None:
         raise UserError(f"{where}: expected {expected}, got {came!r}")
 
 
-def one_of(where: str, known: Sequence[str], came: Any) -> None:
-    """Raises a UserError that lists the known names unless `came` is one of them.
+def one_of(where: str, names: Sequence[str], came: Any) -> None:
+    """Raises a UserError that lists the names unless `came` is one of them.
 
-    For functions that take a name: without it, an unknown one would be taken for the last of the known ones.
+    For functions that take a name: without it, an unknown one would be taken for the last of them.
     """
-    expect(came in known, where, f"one of {', '.join(known)}", came)
+    expect(came in names, where, f"one of {', '.join(names)}", came)
 
 
 class NotFinite(Exception):

@@ -119,9 +119,9 @@ class RolePrompts:
 
     def template(self, role: int) -> str:
         """The template of a role that reads the earlier responses."""
-        own = self.settings(role).prompt
-        if own is not None:
-            return own
+        template = self.settings(role).prompt
+        if template is not None:
+            return template
         return self.pioneer if role == 0 else self.observer
 
     def reads(self, role: int) -> list[int]:
@@ -151,18 +151,18 @@ class RolePrompts:
         where = f"roles[{role}].prompt"
         if self.settings(role).prompt is None:
             where = f"{role_name(min(role, 1))} prompt"
-        known = {"prompt", *columns}
+        allowed = {"prompt", *columns}
         if role > 0:
-            known |= {"response", "responses", *(self.name(earlier) for earlier in range(role))}
+            allowed |= {"response", "responses", *(self.name(earlier) for earlier in range(role))}
         names = placeholders(self.template(role), where)
         for name in names:
-            if name not in known:
+            if name not in allowed:
                 raise UserError(
-                    f"{where}: expected placeholders among {sorted(known)}, got {{{name}}}"
+                    f"{where}: expected placeholders among {sorted(allowed)}, got {{{name}}}"
                 )
         if not names:  # every query would be the same
             raise UserError(
-                f"{where}: expected placeholders among {sorted(known)}, got {self.template(role)!r}"
+                f"{where}: expected placeholders among {sorted(allowed)}, got {self.template(role)!r}"
             )
 
     def columns(self) -> list[str]:

@@ -143,10 +143,10 @@ def _short_entry(flag: str, text: str) -> list[str]:
 def _blocks(settings: Settings) -> Iterator[tuple[str, Settings]]:
     """The top level and the blocks, each with what its keys begin with."""
     yield "", settings
-    for each in fields(settings):
-        value = getattr(settings, each.name)
+    for field in fields(settings):
+        value = getattr(settings, field.name)
         if isinstance(value, Settings):
-            yield f"{each.name}.", value
+            yield f"{field.name}.", value
 
 
 def _texts(settings: type[Settings]) -> dict[str, str]:

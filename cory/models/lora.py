@@ -37,8 +37,8 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     )
     targets = lora.target_modules
     if targets is None:
-        known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-        targets = known.get(model.config.model_type, "all-linear")
+        targets_of_type = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        targets = targets_of_type.get(model.config.model_type, "all-linear")
     else:
         missing = [
             t
