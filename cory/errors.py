@@ -35,8 +35,8 @@ class NotFinite(Exception):
     Args:
         what: `the loss` or `the gradient`.
         learner: whose, e.g. `agent_1 as pioneer`.
-        rows: the rows of the rollout that cause it, counted from 0 (the message counts from 1); empty if each is finite
-            and only their sum is not.
+        rows: the rows of the rollout that cause it, counted from 0 (the message counts from 1);
+            empty if each is finite and only their sum is not.
         text: of the first of these rows.
     """
 

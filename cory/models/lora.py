@@ -78,8 +78,8 @@ def activate(policy: LanguageModel, name: str) -> None:
 def save_base(policy: PeftModel, folder: Path) -> bool:
     """Saves the base of LoRA agents, without their adapters, as a Hugging Face folder.
 
-    Of several processes the main one writes, but if the base is sharded, all must call this. Returns whether this
-    process wrote.
+    Of several processes the main one writes, but if the base is sharded, all must call this.
+    Returns whether this process wrote.
     """
     base = policy.get_base_model()
     weights = whole_weights(base) if is_sharded(policy) else base.state_dict()

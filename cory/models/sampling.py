@@ -236,7 +236,8 @@ def sample(
 
 @dataclass
 class Texts:
-    """A batch of texts, one per row, of which a model reads the newest tokens and predicts the next.
+    """A batch of texts, one per row, of which a model reads the newest tokens and predicts the
+    next.
 
     Args:
         ids: (rows, tokens) the prompts, padded on the left, and the responses so far.
