@@ -246,7 +246,8 @@ def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> 
 
     def estimate(study: "Study") -> Interval:
         values = sorted_values(study)
-        one, two = (by_seed(study, CORY, end(metric), values[place]) for place in (first, second))
+        one = by_seed(study, CORY, end(metric), values[first])
+        two = by_seed(study, CORY, end(metric), values[second])
         return statistic(one, two)
 
     return estimate

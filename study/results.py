@@ -215,7 +215,7 @@ class Results:
             before = None
         study = join([*parts, *([before] if before else [])])
         planned = {(item.of.name, item.seed): item for item in self.planned}
-        place = {run: number for number, run in enumerate(planned)}
+        position = {run: number for number, run in enumerate(planned)}
         valid = set()
         for row in study.runs.to_dict("records"):
             item = planned.get((row["group"], row["seed"]))
@@ -229,7 +229,7 @@ class Results:
                 for i, run in enumerate(runs)
                 if run in valid or (run[0] == BASE and self.evaluation)
             ]
-            order = sorted(kept, key=lambda i: place.get(runs[i], -1))
+            order = sorted(kept, key=lambda i: position.get(runs[i], -1))
             setattr(study, name, frame.iloc[order].reset_index(drop=True))
         self.out.mkdir(parents=True, exist_ok=True)
         write_study(study, self.out)

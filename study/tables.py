@@ -104,7 +104,7 @@ def table(description: str) -> str:
 
 def page_with_tables(text: str) -> str:
     """A page with each of its tables made again."""
-    return TABLE.sub(lambda found: f"{found[1]}{table(found[2])}{found[4]}", text)
+    return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[4]}", text)
 
 
 def pages(root: Path = ROOT) -> list[Path]:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers.generation import logits_process
 
 from cory.config import SamplingConfig
 from cory.errors import UserError, expect
-from cory.models.window import accepts, pad, read_stems
+from cory.models.window import Stems, accepts, pad, read_stems
 from cory.parallel.sharding import device_of
 
 
@@ -175,11 +176,9 @@ def sample(
     # A prompt that several queries share is read once; `copies` has the row of each query's.
     row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
     copies = torch.tensor([row_of_prompt[prompt] for prompt in prompts], device=device)
-    distinct = [torch.tensor(prompt, device=device) for prompt in row_of_prompt]
-    ids, mask = pad(distinct, pad_token(tokenizer), "left")
+    distinct = list(row_of_prompt)
+    ids, mask = _padded(distinct, pad_token(tokenizer), device)
     width = ids.shape[1]
-    # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
-    ids = torch.where(mask.bool(), ids, ids[:, -1:])
 
     ends = end_tokens(model) if ends is None else ends
     stopping = Stopping(tokenizer, width, ends, settings.stop)
@@ -190,54 +189,110 @@ def sample(
             model, ids[copies], mask[copies], max_new_tokens, drawing, stopping
         )
 
-    cache = DynamicCache(config=model.config)
+    texts = _unread(model, ids, mask)
+    if stems:
+        begun = read_stems(model, distinct, pad_token(tokenizer))
+        if begun is not None:
+            texts = _with_stems_read(begun, ids)
     options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
     takes_positions = accepts(model, "position_ids")
-    # What the next pass reads, and where it stands in the text; at first the prompts.
-    new = ids
-    position = (mask.cumsum(1) - 1).clamp(min=0)
-    if stems:
-        read = read_stems(model, list(row_of_prompt), pad_token(tokenizer))
-        if read is not None:
-            cache = read.cache
-            new, rest = pad([torch.tensor(rest, device=device) for rest in read.rests], 0, "left")
-            mask = torch.cat([read.mask, rest], 1)
-            position = (mask.cumsum(1) - 1)[:, -rest.shape[1] :]
 
-    responses: dict[int, torch.Tensor] = {}
-    rows = list(range(len(queries)))  # those still in the batch
+    responses: dict[int, torch.Tensor] = {}  # those that have ended, by query
+    rows = list(range(len(queries)))  # the queries that are in the batch
     while True:
         if takes_positions:
-            options["position_ids"] = position
-        output = model(new, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
+            options["position_ids"] = texts.position
+        output = model(
+            texts.new,
+            attention_mask=texts.mask,
+            past_key_values=texts.cache,
+            use_cache=True,
+            **options,
+        )
         logits = output.logits[:, -1]
-        if len(ids) < len(rows) and ids.shape[1] == width:
+        if len(logits) < len(rows):
             # Prompts have been read: from here on there is a row for each query.
-            ids, mask, position, logits = (x[copies] for x in (ids, mask, position, logits))
-            cache.batch_select_indices(copies)
+            texts.select(copies)
+            logits = logits[copies]
         if seen:
             for row, row_logits in zip(rows, logits, strict=True):
                 if row not in responses:
                     seen[row].append(row_logits)
 
-        new = draw(warp(ids, logits.float()).softmax(-1), generator)
-        ids = torch.cat([ids, new], 1)
-        mask = torch.cat([mask, mask[:, -1:]], 1)
-        position = position[:, -1:] + 1
+        texts.append(draw(warp(texts.ids, logits.float()).softmax(-1), generator))
 
-        ended = stopping.ended(ids)
-        is_last = ids.shape[1] == width + max_new_tokens
+        ended = stopping.ended(texts.ids)
+        is_last = texts.ids.shape[1] == width + max_new_tokens
         for index, row in enumerate(rows):
             if (ended[index] or is_last) and row not in responses:
-                responses[row] = ids[index, width:].clone()
+                responses[row] = texts.ids[index, width:].clone()
         unfinished = [index for index, row in enumerate(rows) if row not in responses]
         if not unfinished:
             return [responses[row] for row in range(len(queries))]
         if len(unfinished) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
-            kept = torch.tensor(unfinished, device=device)
             rows = [rows[index] for index in unfinished]
-            ids, mask, position, new = (x[kept] for x in (ids, mask, position, new))
-            cache.batch_select_indices(kept)
+            texts.select(torch.tensor(unfinished, device=device))
+
+
+@dataclass
+class Texts:
+    """A batch of texts, one per row, of which a model reads the newest tokens and predicts the
+    next.
+
+    Args:
+        ids: (rows, tokens) the prompts, padded on the left, and the responses so far.
+        mask: (rows, positions) 0 at padding, over what is in the cache and `new`. As wide as `ids`,
+            unless common beginnings were read first and padded for themselves.
+        new: (rows, tokens) what the next pass reads: at first the prompts, or what is left of them;
+            then the token that was drawn.
+        position: (rows, tokens) where `new` stands in the text.
+        cache: keys and values of what has been read.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    new: torch.Tensor
+    position: torch.Tensor
+    cache: DynamicCache
+
+    def append(self, tokens: torch.Tensor) -> None:
+        """Adds the next token of each row, (rows, 1)."""
+        self.new = tokens
+        self.ids = torch.cat([self.ids, tokens], 1)
+        self.mask = torch.cat([self.mask, self.mask[:, -1:]], 1)
+        self.position = self.position[:, -1:] + 1
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keeps the rows with these indices, of which one may occur several times."""
+        self.ids = self.ids[rows]
+        self.mask = self.mask[rows]
+        self.new = self.new[rows]
+        self.position = self.position[rows]
+        self.cache.batch_select_indices(rows)
+
+
+def _padded(
+    prompts: Sequence[tuple[int, ...]], pad_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts as (rows, width) ids and their mask."""
+    ids, mask = pad([torch.tensor(prompt, device=device) for prompt in prompts], pad_id, "left")
+    # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
+    return torch.where(mask.bool(), ids, ids[:, -1:]), mask
+
+
+def _unread(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> Texts:
+    """Prompts of which nothing has been read."""
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    return Texts(ids, mask, ids, position, DynamicCache(config=model.config))
+
+
+def _with_stems_read(begun: Stems, ids: torch.Tensor) -> Texts:
+    """Prompts whose common beginnings have been read."""
+    rests = [torch.tensor(rest, device=ids.device) for rest in begun.rests]
+    new, new_mask = pad(rests, 0, "left")
+    mask = torch.cat([begun.mask, new_mask], 1)
+    position = (mask.cumsum(1) - 1)[:, -new.shape[1] :]
+    return Texts(ids, mask, new, position, begun.cache)
 
 
 class Stopping(StoppingCriteria):

@@ -92,7 +92,8 @@ def check(config: Config) -> None:
     processes = world_size()
     if config.device_per_agent and processes > 1:
         raise UserError(
-            f"agents: expected no device in an entry with {processes} processes, got {config.agents}"
+            f"agents[0].device: expected null with {processes} processes, "
+            f"got {config.agents[0].device!r}"
         )
     mini_batch_size = config.ppo.mini_batch_size
     if mini_batch_size % processes:
