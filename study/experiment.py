@@ -5,8 +5,9 @@
     python -m study.experiment FILE --jobs 2 --out results/imdb_curves
     python -m study.experiment FILE --engine ray --address auto --gpus 1                        # on a Ray cluster
 
-When a run ends it is evaluated, its row is written into the CSV files of --out, and its checkpoints are removed. A run
-with a row, there or in a folder beside it, is not made again, also on another machine; interrupted ones are resumed.
+Runs are made seed by seed. When a run ends it is evaluated, its row is written into the CSV files of --out, and its
+checkpoints are removed. A run with a row, there or in a folder beside it, is not made again, also on another machine;
+interrupted ones are resumed.
 Experiments share runs: a run's folder is named by its configuration, what is changed in it, and its seed.
 """
 
@@ -213,6 +214,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         help="For all runs; none varies it",
     )
     parser.add_argument(
+        "--seeds", type=int | None, help="Only the first so many of the file's seeds. null: all"
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="Only print the command line of each unfinished run"
     )
     parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
@@ -240,6 +244,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         help="Remove the agents of each run but the first once it is evaluated",
     )
     args = parser.of(argv)
+    expect(args.seeds is None or args.seeds >= 1, "--seeds", "at least 1", args.seeds)
     expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
     expect(args.cpus is None or args.cpus >= 1, "--cpus", "at least 1", args.cpus)
     expect(args.gpus >= 0, "--gpus", "at least 0", args.gpus)
@@ -276,7 +281,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         experiment.baseline or _first_single(planned),
         experiment.scales[args.scale].evaluate or "",
     )
-    left = [item for item in planned if item.folder not in results.recorded]
+    # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
+    seeds = experiment.scales[args.scale].seeds[: args.seeds]
+    left = sorted(
+        [item for item in planned if item.folder not in results.recorded and item.seed in seeds],
+        key=lambda item: item.seed,
+    )
     states = {item.folder: item.state() for item in left}
     missing = [item for item in left if states[item.folder] != "finished"]
     to_evaluate = [item for item in left if states[item.folder] == "finished"]

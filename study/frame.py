@@ -26,7 +26,8 @@ LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]
 # The combined reward follows from these.
 STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
-TEAM = "team_reward"  # stored beside them where runs have one
+TEAM = "team_reward"
+OPTIONAL = (TEAM, "explained_variance")  # stored beside them where runs have them
 PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]
@@ -162,8 +163,8 @@ def of_run(
         "problems": "; ".join(record.problems),
         **{key: str(settings.get(key, "")) for key in FINGERPRINT},
     }
-    has_team = any(TEAM in values for values in record.rows)
-    columns = [*PER_ROLE, TEAM] if has_team else PER_ROLE
+    optional = [key for key in OPTIONAL if any(key in values for values in record.rows)]
+    columns = [*PER_ROLE, *optional]
     rows = [
         {"group": of.name, "seed": seed, **{key: values.get(key) for key in columns}}
         for values in record.rows
@@ -239,7 +240,7 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     )
     ends = last(metrics).join(first, on=[*RUN, "role"])
     ends["share"] = ends["distinct_2"] / ends["first"].clip(lower=1e-9)
-    stored = [*STORED, TEAM] if TEAM in ends else STORED
+    stored = [*STORED, *(key for key in OPTIONAL if key in ends)]
     final = (
         ends.groupby([*RUN, "agent"], sort=False)[[*stored, "share", "kl_bound"]]
         .mean()

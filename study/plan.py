@@ -20,7 +20,7 @@ from cory.provenance.models import model_identity
 from cory.resume.differences import FREE, differences
 from cory.tasks.config import OWN
 from cory.tasks.kind import kind_of_script
-from study.groups import Group, group_name, value_of
+from study.groups import Group, group_name, is_about_several, value_of
 from study.records import flat, read
 
 # Of the checkout, with its scripts and configurations.
@@ -78,7 +78,7 @@ class Experiment:
         runs: By name.
         scales: By name: tiny, paper, ...
         baseline: Name of the runs that others are measured against. null: the first PPO.
-        over: Key that is swept in every run; PPO keeps its own value if the key is one of `cory`.
+        over: Key that is swept in every run; PPO keeps its own value if the key is about several agents.
     """
 
     title: str
@@ -291,7 +291,7 @@ def _plan_runs(
     if is_module(script) and _settings(script, file, *_flags(flags))["cory"]["num_agents"] == 1:
         method = "ppo"
     values = scale.values or [None]
-    if experiment.over is None or (experiment.over.startswith("cory.") and method == "ppo"):
+    if experiment.over is None or (is_about_several(experiment.over) and method == "ppo"):
         values = [None]
 
     for value in values:

@@ -47,6 +47,11 @@ CONTRADICTIONS = [
     ("lora.merge", "--model.quantization 4bit --lora.rank 8 --lora.merge"),
     ("cory.exchange", "--cory.num_agents 3 --cory.chain_length 2 --cory.exchange none"),
     ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer false"),
+    ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer shuffled"),
+    (
+        "cory.knowledge_transfer",
+        "--algorithm rloo --group_size 64 --cory.knowledge_transfer shuffled",
+    ),
     ("agents", "--agents [{learning_rate:0.1}]"),
     ("parallel.offload", "--parallel.offload"),
     ("agents[1].device", '--agents=[{"device":"cpu"},{"learning_rate":0.1}]'),
