@@ -23,6 +23,9 @@ from cory.tasks.kind import kind_of_script
 from study.groups import Group, group_name, is_about_several, value_of
 from study.records import flat, read
 
+# Keys that came after results had been measured, and the value at which they change nothing. There they
+# are no part of a run's hash, so that the rows of earlier versions still count.
+LATER_KEYS: dict[str, Any] = {}
 # Of the checkout, with its scripts and configurations.
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -123,13 +126,14 @@ class Planned:
     def key(self) -> str:
         """A hash of what decides on its numbers: the settings, and the content of local models, data and rewards.
 
-        It is the same on every machine. The code's version is no part of it.
+        It is the same on every machine. The code's version is no part of it, nor is a key of `LATER_KEYS`.
         """
         free = FREE - {"iterations"}
         decisive = {
             key: self._content(value)
             for key, value in flat(self.settings).items()
             if key not in free and key.split(".")[0] not in free
+            if key not in LATER_KEYS or value != LATER_KEYS[key]
         }
         return hashlib.sha256(
             json.dumps(decisive, sort_keys=True, default=str).encode()
