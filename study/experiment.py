@@ -189,6 +189,7 @@ def finish(
     if discard_agents and not results.is_needed(item):
         for agent in item.folder.glob("agent_*"):
             shutil.rmtree(agent)
+        results.forget_responses(item)
 
 
 def megabytes(folder: Path) -> float:
@@ -241,7 +242,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--discard-agents",
         action="store_true",
-        help="Remove the agents of each run but the first once it is evaluated",
+        help="Remove the agents and held-out responses of each run but the first once it is evaluated",
     )
     args = parser.of(argv)
     expect(args.seeds is None or args.seeds >= 1, "--seeds", "at least 1", args.seeds)

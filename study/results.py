@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cory.errors import UserError
-from cory.evaluation.folder import extends, run_agents
+from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
+from cory.run.output import replace_text
 from study.plan import ROOT, Planned, is_module, start
 from study.ray_engine import die_with_parent
 from study.records import read
@@ -277,6 +278,17 @@ class Results:
         except (OSError, ValueError):
             return False
         return str(item.folder) in settings.get("models", [])[:1]
+
+    def forget_responses(self, item: Planned) -> None:
+        """Removes a run's held-out responses, which each further evaluation would read again."""
+        if not (self.evaluations / RESPONSES).exists():
+            return
+        others = [
+            json.dumps(record)
+            for (model, _), record in read_responses(self.evaluations).items()
+            if not model.startswith(f"{item.folder.name}/")
+        ]
+        replace_text(self.evaluations / RESPONSES, "".join(f"{line}\n" for line in others))
 
     def _models(self, item: Planned) -> list[str]:
         """The runs to name: the first of the evaluation so far, and this one; none if it cannot go on with them."""

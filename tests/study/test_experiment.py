@@ -380,6 +380,8 @@ names = ["base", *(f"{pathlib.Path(run).name}/agent_1" for run in runs)]
 metrics = {"task_reward": 0.5, "kl": 1.0, "combined_reward": 0.2, "distinct_2": 0.9}
 rows = [{"name": name, "task_reward_ci": 1.0, **metrics} for name in names]
 (folder / "evaluation.json").write_text(json.dumps({"rows": rows}))
+lines = [json.dumps({"model": name, "query": 0}) for name in names]
+(folder / "responses.jsonl").open("a").write("\\n".join([*lines, ""]))
 """
 
 
@@ -550,4 +552,10 @@ def test_agents_are_removed_if_asked(tmp_path, judged):
     trial(tmp_path, "--discard-agents")
     # but for those of the first run, which all evaluations name
     assert [path.parent for path in (tmp_path / "runs").rglob("agent_1")] == [judged[0].folder]
-    assert not list((tmp_path / "runs/tiny").glob("trial-evaluation-older*"))
+    evaluation = tmp_path / "runs/tiny/trial-evaluation"
+    assert not list(evaluation.parent.glob("trial-evaluation-older*"))
+    lines = (evaluation / "responses.jsonl").read_text().splitlines()
+    assert [json.loads(line)["model"] for line in lines] == [
+        "base",
+        f"{judged[0].folder.name}/agent_1",
+    ]
