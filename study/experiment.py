@@ -60,6 +60,11 @@ class Engine:
     def __post_init__(self) -> None:
         one_of("--engine", ENGINES, self.name)
 
+    @property
+    def threads(self) -> int:
+        """Of each run."""
+        return self.cpus or max(1, (os.cpu_count() or 1) // self.jobs)
+
 
 INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if terminal.HANGUP else [])]
 # Statuses of runs; the latter before they load.
@@ -106,7 +111,7 @@ def run_all(
     failed: list[Planned] = []
     count = 0
     one_at_a_time = threading.Lock()
-    threads = engine.cpus or max(1, (os.cpu_count() or 1) // engine.jobs)
+    threads = engine.threads
 
     def ended(item: Planned, status: int | str, seconds: float) -> None:
         nonlocal count
@@ -281,6 +286,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         planned,
         experiment.baseline or _first_single(planned),
         experiment.scales[args.scale].evaluate or "",
+        _threads(args.engine, args.jobs, args.cpus),
     )
     # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
     seeds = experiment.scales[args.scale].seeds[: args.seeds]
@@ -348,6 +354,17 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         print(f"Written to {written}")
     if failed:
         raise UserError(f"{len(failed)} runs failed; the same command resumes them")
+
+
+def _threads(engine: str, jobs: int, cpus: int | None) -> int | None:
+    """The threads of each run that is made on this machine; None on a cluster, whose machines may differ."""
+    if engine == "ray":
+        return None
+    if cpus is not None or jobs > 1:
+        return Engine(engine, jobs, cpus).threads
+    import torch  # here, as importing it takes seconds
+
+    return torch.get_num_threads()  # of a run, which inherits the environment
 
 
 def _first_single(planned: Sequence[Planned]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from cory.config import role_name
 from cory.errors import UserError
 from cory.run.output import replace_text
 from study.groups import DATA, Group, folders, group, method, single, typical, varying
@@ -34,8 +35,8 @@ FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]
 LIMIT = "sampling.max_new_tokens"
 # Columns of `runs` that are no settings.
 FACTS = [
-    "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "eta", "kl_bound", "key",
-    "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
+    "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "first_role", "eta",
+    "kl_bound", "key", "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
 ]  # fmt: skip
 NUMBERS = {
     "seed": "Int64",
@@ -88,6 +89,11 @@ class Study:
         if self.over == "ppo.init_kl_coef" or not self.runs["baseline"].any():
             return None
         return float(self.runs.loc[self.runs["baseline"], "eta"].iloc[0])
+
+    @property
+    def first_role(self) -> str:
+        """The name of the role in which the baseline's runs answer the query alone."""
+        return str(self.runs.loc[self.runs["baseline"], "first_role"].iloc[0])
 
     def base_of(self, name: str) -> str | None:
         """The baseline of a group: of a family the group of the same value; None if no such run ended."""
@@ -184,10 +190,17 @@ def described(
         "value": "" if of.value is None else str(of.value),
         "seed": settings["seed"],
         "baseline": is_baseline,
+        "first_role": _first_role(settings),
         "eta": values["ppo.init_kl_coef"],
         "kl_bound": values["guards.kl_bound"],
         **{key: shown(values.get(key, "")) for key in dict.fromkeys([*keys, LIMIT])},
     }
+
+
+def _first_role(settings: Mapping[str, Any]) -> str:
+    """The name of the role that answers the query alone."""
+    roles = settings.get("roles") or [{}]
+    return roles[0].get("name") or role_name(0)
 
 
 def assemble(
@@ -279,6 +292,8 @@ def read_study(folder: Path) -> Study:
     """
     try:
         runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
+        if "first_role" not in runs:
+            runs["first_role"] = role_name(0)
         runs = runs.assign(baseline=runs["baseline"] == "True").replace(
             {key: {"": None} for key in NUMBERS}
         )
