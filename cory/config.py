@@ -225,13 +225,15 @@ class CoryConfig(Settings):
         exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
             of agents); `shuffle`: roles are assigned at random, each agent equally often; `none`: nothing.
         exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
-        credit: What a role is rewarded for: `collective` (Eq. 4), `causal`, `own` or `counterfactual`: docs/credit.md.
+        credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own` or `counterfactual`:
+            docs/credit.md.
         weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
             independent, negative competitive. Ignored with `credit: own`.
         knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
-            by the pioneer's template.
-        reset_on_exchange: Restart every agent's optimizer, KL coefficient and reward moments at each exchange, as the
-            authors' published code does.
+            by the pioneer's template. `shuffled`: in training it reads the response to another query of the batch, a
+            placebo; held-out queries are answered as with `true`.
+        reset_every: Iterations after which the learners restart: every agent's optimizer state, KL coefficient and
+            reward moments, as the authors' published code does for CORY every 5. For one agent, too. 0: never.
     """
 
     block: ClassVar[str] = "cory"
@@ -239,10 +241,10 @@ class CoryConfig(Settings):
     chain_length: Annotated[int | None, Field(ge=1)] = None
     exchange: Literal["rotate", "shuffle", "none"] = "rotate"
     exchange_period: NonNegativeInt = 5
-    credit: Literal["collective", "causal", "own", "counterfactual"] = "collective"
+    credit: Literal["collective", "mean", "causal", "own", "counterfactual"] = "collective"
     weight: float = 1.0
-    knowledge_transfer: bool = True
-    reset_on_exchange: bool = False
+    knowledge_transfer: bool | Literal["shuffled"] = True
+    reset_every: NonNegativeInt = 0
 
     def check(self) -> None:
         exchanges = self.exchange != "none" and self.exchange_period > 0
@@ -252,9 +254,10 @@ class CoryConfig(Settings):
                 f"{self.num_agents} agents in a chain of {self.num_roles}, "
                 f"got {self.exchange} and {self.exchange_period}"
             )
-        if self.credit == "counterfactual" and not self.knowledge_transfer:
+        if self.credit == "counterfactual" and self.knowledge_transfer is not True:
+            shown = "shuffled" if self.knowledge_transfer else "false"
             raise UserError(
-                "cory.credit: expected knowledge_transfer: true with counterfactual, got false"
+                f"cory.credit: expected knowledge_transfer: true with counterfactual, got {shown}"
             )
 
     @property
@@ -675,6 +678,7 @@ class Config(Settings):
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
         self._check_branches()
+        self._check_shuffled_transfer()
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
             raise UserError(
@@ -711,6 +715,15 @@ class Config(Settings):
             raise UserError(
                 f"branches: expected at most ppo.batch_size / {fewest} = {self.ppo.batch_size // fewest}, so that the "
                 f"pioneer has {fewest} responses, got {self.branches}"
+            )
+
+    def _check_shuffled_transfer(self) -> None:
+        if not self.shuffles_transfer:
+            return
+        queries = self.ppo.batch_size // (self.chains_per_query * self.branches)
+        if queries < 2:
+            raise UserError(
+                f"cory.knowledge_transfer: expected true or false with {queries} query in an iteration, got shuffled"
             )
 
     def _check_roles(self) -> None:
@@ -783,6 +796,11 @@ class Config(Settings):
         config.device = device
         config.agents = [replace(agent, device=None) for agent in self.agents]
         return config
+
+    @property
+    def shuffles_transfer(self) -> bool:
+        """Whether observers read responses to other queries; a chain of one role has none."""
+        return self.cory.knowledge_transfer == "shuffled" and self.cory.num_roles > 1
 
     @property
     def chains_per_query(self) -> int:

@@ -92,7 +92,7 @@ def test_paper_configs_have_the_values_of_table_1(name):
 def test_published_code_has_the_values_of_the_authors_code():
     config, _ = load(ImdbConfig, ROOT / "configs/imdb/published_code.yaml", [])
     assert (
-        config.cory.reset_on_exchange
+        config.cory.reset_every == config.cory.exchange_period == 5
         and config.ppo.reward_scaling
         and config.ppo.reward_normalization
     )
@@ -215,6 +215,8 @@ def test_flags_override_the_file():
             ["--cory.credit", "counterfactual", "--cory.knowledge_transfer", "false"],
             "cory.credit: expected knowledge_",
         ),
+        (["--cory.knowledge_transfer", "shufled"], "cory.knowledge_transfer.*shuffled.*shufled"),
+        (["--cory.reset_every", "-1"], "cory.reset_every: expected a number .* got -1"),
         (["--cory.weight", ".inf"], "cory.weight: expected a finite number, got inf"),
         (["--cory.other_coef", "1"], "unknown key 'cory.other_coef'"),
         (["--ppo.schedule", "linea"], "ppo.schedule.*linear.*linea"),

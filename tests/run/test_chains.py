@@ -37,6 +37,10 @@ CHAINS = {
         ],
     },
     "frozen": {"cory": CoryConfig(exchange_period=2), "agents": [{"trained": False}]},
+    "restarting": {"cory": CoryConfig(exchange_period=2, reset_every=3)},
+    "restarting, one agent": {"cory": CoryConfig(num_agents=1, reset_every=2)},
+    "placebo": {"cory": CoryConfig(exchange_period=2, knowledge_transfer="shuffled")},
+    "placebo, branches": {"cory": CoryConfig(knowledge_transfer="shuffled"), "branches": 2},
     "branches, PPO": {"branches": 2},
     "branches, RLOO": {"branches": 2, "algorithm": "rloo", "group_size": 2},
 }
