@@ -408,7 +408,7 @@ def test_intervals_are_over_the_queries_that_differ(held_out):
         0.1,
     )
     assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(
-        1.96 / 3 * (2 * (4 + 4)) ** 0.5
+        12.706205 / 3 * (2 * (4 + 4)) ** 0.5
     )
     (row,) = table_rows(
         {"one": records},
