@@ -1,8 +1,8 @@
 """Files of prompts. Importing this does not import torch."""
 
-import difflib
 from pathlib import Path
 
+from cory.cli.messages import similar_file
 from cory.errors import UserError
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
@@ -18,7 +18,5 @@ def check_file(key: str, name: str) -> None:
     path = Path(name)
     if path.suffix not in FORMATS or path.exists():
         return
-    names = [file.name for file in path.parent.glob("*") if file.suffix in FORMATS]
-    similar = difflib.get_close_matches(path.name, names, n=1)
-    hint = f". Did you mean {str(path.with_name(similar[0]))!r}?" if similar else ""
+    hint = similar_file(path, FORMATS)
     raise UserError(f"{key}: expected an existing file, got {name!r}{hint}")

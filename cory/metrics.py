@@ -71,20 +71,34 @@ def clustered(clusters: Sequence[Hashable] | None, count: int) -> list[list[int]
     return list(members.values())
 
 
+def student_t(clusters: int) -> float:
+    """The half-width of a 95 % interval in standard errors: Student's t with one degree of freedom less than clusters.
+
+    The normal distribution's 1.96 would be 8 % too narrow for 16 queries, and 24 % for 6.
+
+    >>> round(student_t(16), 3), round(student_t(500), 3)
+    (2.131, 1.965)
+    """
+    from scipy import stats  # here, as importing it takes a while
+
+    return float(stats.t.ppf(0.975, clusters - 1))
+
+
 def mean_interval(
     values: Sequence[float], clusters: Sequence[Hashable] | None = None
 ) -> tuple[float, float]:
     """Mean and the half-width of its 95 % interval, from the cluster-robust standard error of a mean.
 
     Values of one cluster, such as those of queries with the same text, may depend on each other. With `n` values in
-    `G` clusters: `1.96 / n * sqrt(G / (G - 1) * sum_g (sum_{i in g} (x_i - mean))^2)`. Where each value is a cluster
-    this is the usual `1.96 * s / sqrt(n)`. Normal approximation; 0 for fewer than two clusters.
+    `G` clusters: `t / n * sqrt(G / (G - 1) * sum_g (sum_{i in g} (x_i - mean))^2)`, t of `student_t(G)`. Where each
+    value is a cluster this is the usual `t * s / sqrt(n)`. 0 for fewer than two clusters.
 
     Args:
         clusters: of each value. None: each value is one of its own.
 
-    >>> mean_interval([1.0, 1.0, 4.0], ["a", "a", "b"])  # mean 2, sums -2 and 2: 1.96 / 3 * sqrt(2 * (4 + 4))
-    (2.0, 2.6133333333333333)
+    >>> mean, half = mean_interval([1.0, 1.0, 4.0], ["a", "a", "b"])
+    >>> mean, round(half, 3)  # the sums are -2 and 2: 12.706 / 3 * sqrt(2 * (4 + 4))
+    (2.0, 16.942)
     """
     x = torch.as_tensor(values, dtype=torch.float64)
     mean = x.mean()
@@ -95,7 +109,7 @@ def mean_interval(
     if len(sums) < 2:
         return mean.item(), 0.0
     variance = len(sums) / (len(sums) - 1) * math.fsum(total**2 for total in sums) / len(x) ** 2
-    return mean.item(), 1.96 * math.sqrt(variance)
+    return mean.item(), student_t(len(sums)) * math.sqrt(variance)
 
 
 def distinct_interval(
@@ -114,6 +128,8 @@ def distinct_interval(
         clusters: of each text, which are left out or kept whole. None: each text is one of its own.
     """
     groups = clustered(clusters, len(texts))
+    if len(groups) < 2:
+        return distinct(texts, n), 0.0
     generator = torch.Generator().manual_seed(seed)
     size = (len(groups) + 1) // 2
     halves = [
@@ -122,7 +138,8 @@ def distinct_interval(
     values = [
         distinct([texts[index] for group in half for index in groups[group]], n) for half in halves
     ]
-    return distinct(texts, n), 1.96 * torch.tensor(values, dtype=torch.float64).std().item()
+    standard_error = torch.tensor(values, dtype=torch.float64).std().item()
+    return distinct(texts, n), student_t(len(groups)) * standard_error
 
 
 def in_training(queries: Sequence[Hashable], trained: Iterable[Hashable]) -> float:

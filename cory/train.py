@@ -17,6 +17,8 @@ from cory.cli.load import read_command_line, resumed_run
 from cory.cli.main import main
 from cory.config import Config
 from cory.errors import UserError
+from cory.plural import counted
+from cory.resume.best import check_resumed
 from cory.resume.run_name import run_name
 from cory.run.record import read_settings
 from cory.tasks.config import OWN
@@ -37,6 +39,7 @@ def train(
     _check_resumed_kind(kind)
     line = read_command_line(kind.config, default, prefix=prefix, single_agent=single_agent)
     config = line.config
+    check_resumed(config)
     name = run_name(line.setting, line.changed)
     announce(config, name)
 
@@ -83,7 +86,7 @@ def announce(config: Config, name: str) -> None:
             config.of_agent(index).model.name for index in range(config.cory.num_agents)
         )
         models = " and ".join(names)
-        iterations = "1 iteration" if config.iterations == 1 else f"{config.iterations} iterations"
+        iterations = counted(config.iterations, "iteration")
         print(f"{name}: {config.method()}, model {models}, {iterations}. Loading ...", flush=True)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
+from cory.plural import counted
 from cory.run.output import check_results_folder, staged
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def comparison_page(study: "Study", title: str, question: str, command: str) -> 
     if command:
         parts.append(f"```bash\n{command}\n```\n")
     versions = ", ".join(sorted({version[:12] for version in study.whole["version"]}))
-    parts.append(f"{len(study.whole)} runs of {len(study.groups)} groups; commit {versions}.\n")
+    parts.append(
+        f"{counted(len(study.whole), 'run')} of {counted(len(study.groups), 'group')}; commit {versions}.\n"
+    )
     parts.append(comparison.what_is_compared(study) + "\n")
     notes = comparison.caveats(study)
     if notes:
@@ -88,15 +91,15 @@ def comparison_page(study: "Study", title: str, question: str, command: str) -> 
         parts += section(heading, comparison.HELD_OUT_NOTE, comparison.held_out(study, judged_by))
         parts += ["![held out](held_out.png)\n"]
         parts += section("Held out, by agent", "", comparison.held_out_by_agent(study, metrics))
-    parts += section("End of training", comparison.TRAINING_NOTE, comparison.ends(study))
+    parts += section("End of training", comparison.training_note(study), comparison.ends(study))
     if len(study.metrics):
         parts += [
             "![curves](curves.png)\n",
-            "Running means over 10 iterations; bands are 95 % intervals.\n",
+            "Running means over up to 10 iterations; bands are 95 % intervals.\n",
         ]
         parts += section("End of training, by agent", "", comparison.ends_by_agent(study))
         if study.metrics["role"].nunique() > 1:
-            heading = f"By role, last {comparison.ROLE_WINDOW} iterations"
+            heading = comparison.role_heading(study)
             parts += section(heading, "", comparison.ends_by_role(study))
     if study.over:
         parts += [f"## Over {study.over}\n", "![over](over.png)\n", "![frontier](frontier.png)\n"]

@@ -73,8 +73,13 @@ def ends_by_agent(study: Study) -> Rows:
     return rows
 
 
+def role_heading(study: Study) -> str:
+    """The heading of `ends_by_role`."""
+    return f"By role, over {last_iterations(study, ROLE_WINDOW)}"
+
+
 def ends_by_role(study: Study) -> Rows:
-    """By agent and role: task reward and KL over the last 20 iterations."""
+    """By agent and role: task reward and KL over the last 20 iterations, or all of a shorter run."""
     whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
     means = (
         last(whole, ROLE_WINDOW)
@@ -389,10 +394,27 @@ HELD_OUT_NOTE = (
     "itself (mean over a run's agents). *Two calls*: an agent answers after it has read a first answer, of the other "
     "agent (mean over both orders) or, where there is one agent, its own. Compare methods at equal calls."
 )
-TRAINING_NOTE = (
-    f"Means over the last {LAST} iterations and over a run's agents, in whatever role they were. A pair's observers "
-    "have read a first answer there and a single agent has not, so training is not a comparison at equal calls."
-)
+
+
+def training_note(study: Study) -> str:
+    """What the tables of the end of training show."""
+    return (
+        f"Means over {last_iterations(study, LAST)} and over a run's agents, in whatever role they were. A pair's "
+        "observers have read a first answer there and a single agent has not, so training is not a comparison at "
+        "equal calls."
+    )
+
+
+def last_iterations(study: Study, window: int) -> str:
+    """The iterations at the end of runs that are averaged: at most `window` of each, all of a shorter run."""
+    lengths = study.whole["iterations"].dropna()
+    if not len(lengths) or lengths.min() >= window:
+        return f"the last {window} iterations"
+    if lengths.max() > window:
+        return f"the last {window} iterations (all of a shorter run)"
+    if lengths.nunique() > 1:
+        return "all iterations"
+    return f"all {lengths.max()} iterations" if lengths.max() > 1 else "the only iteration"
 
 
 def interval_of(study: Study, name: str, rival: str, metric: str, calls: int) -> Interval:

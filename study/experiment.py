@@ -32,6 +32,7 @@ from cory.cli import terminal
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.errors import UserError, expect, one_of
+from cory.plural import counted
 from cory.provenance.models import is_local
 from cory.provenance.versions import versions
 from cory.run.output import locked, replace_text
@@ -300,7 +301,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     begun = sum(state == "begun" for state in states.values())
     jobs = args.jobs
     summary = (
-        f"{experiment.title}, {args.scale}: {len(planned)} runs, {len(results.recorded)} with a row, "
+        f"{experiment.title}, {args.scale}: {counted(len(planned), 'run')}, {len(results.recorded)} with a row, "
         f"{len(to_evaluate)} finished, {begun} to resume. To do: {_cost(missing, results, experiment, jobs)}."
     )
     if args.dry_run:
@@ -353,7 +354,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         written = write(study, out, experiment.title, experiment.question, command)
         print(f"Written to {written}")
     if failed:
-        raise UserError(f"{len(failed)} runs failed; the same command resumes them")
+        raise UserError(f"{counted(len(failed), 'run')} failed; the same command resumes")
 
 
 def _threads(engine: str, jobs: int, cpus: int | None) -> int | None:
@@ -380,10 +381,10 @@ def _cost(missing: Sequence[Planned], results: Results, experiment: Experiment, 
         return "nothing"
     seconds, by_rows = results.estimate(missing)
     if math.isnan(seconds):
-        return f"{len(missing)} runs; how long is not known before the first of each kind has ended"
+        return f"{counted(len(missing), 'run')}; how long is not known before the first of each kind has ended"
     sources = []
     if by_rows:
-        sources.append(f"{by_rows} runs as long as earlier ones of their kind")
+        sources.append(f"{counted(by_rows, 'run')} as long as earlier ones of the kind")
     if by_rows < len(missing):
         sources.append(
             f"{len(missing) - by_rows} by the file, on {experiment.scales[results.scale].hardware}"
@@ -392,6 +393,8 @@ def _cost(missing: Sequence[Planned], results: Results, experiment: Experiment, 
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return counted(round(seconds), "second")
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
@@ -413,7 +416,7 @@ def _other_versions(results: Results) -> list[str]:
     current = versions().get("commit", "unknown")
     made_by = [row.version for row in results.recorded.values() if row.version != current]
     return [
-        f"{made_by.count(version)} rows are of version {version[:12]}, not of this one, {current[:12]}; they are kept"
+        f"{counted(made_by.count(version), 'row')} of version {version[:12]}, not of this one, {current[:12]}: kept"
         for version in dict.fromkeys(made_by)
     ]
 

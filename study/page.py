@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cory.plural import counted
 from cory.report.completions import Texts
 from cory.report.page import write_page
 from cory.report.payload import (
@@ -82,7 +83,7 @@ def runs_payload(
     for name in dict.fromkeys(groups):
         members = [record for record, other in zip(records, groups, strict=True) if other == name]
         facts.append(
-            f"{name}: {sum(not record.problems for record in members)} of {len(members)} runs ended"
+            f"{name}: {sum(not record.problems for record in members)} of {counted(len(members), 'run')} ended"
         )
     notes: list[str] = []
     tables: list[dict[str, Any]] = []
@@ -96,6 +97,7 @@ def runs_payload(
         notes = [
             f"{record.folder.name}: {problem}" for record in records for problem in record.problems
         ]
+    notes += [f"{record.folder.name}: {note}" for record in records for note in record.notes]
     for folder in evaluations:
         if not (folder / "evaluation.json").exists():
             notes.append(f"{folder.name}: the evaluation has not ended, and is left out")
@@ -127,13 +129,13 @@ def comparison_tables(study: Study) -> list[dict[str, Any]]:
         tables.append(
             as_table("Held out: combined reward", comparison.HELD_OUT_NOTE.replace("*", ""), rows)
         )
-    note = f"{comparison.TRAINING_NOTE} {comparison.what_is_compared(study)}"
+    note = f"{comparison.training_note(study)} {comparison.what_is_compared(study)}"
     tables += [
         as_table("End of training", note, comparison.ends(study)),
         as_table("End of training, by agent", "", comparison.ends_by_agent(study)),
     ]
     if study.metrics["role"].nunique() > 1:
-        heading = f"By role, last {comparison.ROLE_WINDOW} iterations"
+        heading = comparison.role_heading(study)
         tables.append(as_table(heading, "", comparison.ends_by_role(study)))
     return tables
 

@@ -5,15 +5,17 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from cory.cli.load import load
+from cory.cli.messages import YAML, explained, nearest, similar_file
 from cory.config import Config
 from cory.errors import UserError
 from cory.provenance.models import model_identity
@@ -233,14 +235,15 @@ def read_experiment(path: Path) -> Experiment:
     if not path.is_file():
         raise UserError(
             "expected the file of an experiment, such as configs/experiments/imdb_curves.yaml of a checkout, got "
-            f"{str(path)!r}, which is none"
+            f"{str(path)!r}, which is none{similar_file(path, YAML)}"
         )
+    _check_keys(path)
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(Experiment)
     try:
         experiment = Experiment(**vars(parser.instantiate(parser.parse_path(str(path)))))
     except (ArgumentError, OSError, TypeError, UnicodeError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: {_explained(error)}") from None
     for label, runs in experiment.runs.items():
         for scale in runs.at:
             if scale not in experiment.scales:
@@ -248,6 +251,43 @@ def read_experiment(path: Path) -> Experiment:
                     f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale!r}"
                 )
     return experiment
+
+
+def _check_keys(path: Path) -> None:
+    """Raises a UserError if an experiment's file is not YAML, or has unknown keys."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
+        raise UserError(
+            f"{path}: expected a readable YAML file ({' '.join(str(error).split())})"
+        ) from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected an experiment's settings, got {content!r}")
+    _check_block(path, "", content, Experiment)
+    for block, kind in (("runs", Runs), ("scales", Scale)):
+        parts = content.get(block)
+        for name, part in parts.items() if isinstance(parts, dict) else ():
+            if isinstance(part, dict):
+                _check_block(path, f"{block}.{name}.", part, kind)
+
+
+def _check_block(path: Path, prefix: str, block: Mapping[str, Any], kind: type) -> None:
+    names = [field.name for field in fields(kind)]
+    for key in block:
+        if key not in names:
+            near = nearest(str(key), names)
+            hint = f"Did you mean {prefix + near!r}?" if near else f"Expected some of {names}"
+            raise UserError(f"{path}: unknown key {f'{prefix}{key}'!r}. {hint}")
+
+
+def _explained(error: Exception) -> str:
+    """A message of the parser about an experiment's file, in the words of all others."""
+    message = " ".join(str(error).split())
+    if match := re.match("the following arguments are required: (.*)", message):
+        return f"{match[1]}: expected a value, got none"
+    # Of a run or a scale, whose name the parser does not say.
+    block = r"Parser key \"(\w+)\": Problem with given class_path '[\w.]+': Parser key \"(\w+)\""
+    return explained(re.sub(block, r'Parser key "\1.\2"', message), [])
 
 
 def plan(
@@ -276,7 +316,10 @@ def plan(
     planned = []
     for label, runs_of_label in experiment.runs.items():
         if not runs_of_label.at or scale_name in runs_of_label.at:
-            planned += list(_plan_runs(experiment, scale_name, label, changes, runs))
+            try:
+                planned += list(_plan_runs(experiment, scale_name, label, changes, runs))
+            except UserError as error:
+                raise UserError(f"runs.{label}: {error}") from None
     return planned
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cory.errors import UserError
+from cory.plural import counted
+from cory.report.ending import explained_end
 from cory.report.payload import flat as flat
 from cory.report.payload import shown as shown
 from cory.report.summary import CURVES
@@ -24,6 +26,7 @@ class Record:
         rows: of its metrics.jsonl, those of whole iterations.
         samples: before and after training, by agent; empty for a run that has not ended.
         stopped: whether it was ended early on purpose (`guards.stop_at_kl`, a callback).
+        notes: on how it ended, in words.
         problems: in words; empty for a run that ended as it should.
     """
 
@@ -32,6 +35,7 @@ class Record:
     rows: list[dict[str, Any]]
     samples: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     stopped: bool = False
+    notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -103,21 +107,22 @@ def _read_summary(record: Record) -> None:
         summary = json.loads((record.folder / "summary.json").read_text(encoding="utf-8"))
         record.samples = summary.get("samples", {})
         record.stopped = summary.get("stopped", False)
+        record.notes = explained_end(record.folder, summary, record.settings["iterations"])
         ended = summary.get("iterations", recorded)
     except (OSError, ValueError, AttributeError):
         if record.rows:
-            planned = record.settings.get("iterations")
+            planned = record.settings["iterations"]
             record.problems.append(
-                f"incomplete: {record.iterations} of {planned} iterations, and no summary.json"
+                f"incomplete: {record.iterations} of {counted(planned, 'iteration')}, and no summary.json"
             )
         return
     if record.problems:
         return
     if recorded < ended:
-        record.problems.append(f"metrics.jsonl has {recorded} of the {ended} iterations")
+        record.problems.append(f"metrics.jsonl has {recorded} of the {counted(ended, 'iteration')}")
     elif recorded > ended:
         record.problems.append(
-            f"incomplete: finished after {ended} iterations, then extended to {recorded} so far"
+            f"incomplete: finished after {counted(ended, 'iteration')}, then extended to {recorded} so far"
         )
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
 from cory.parallel import distributed
+from cory.plural import counted
 from cory.run.output import staged
+from cory.run.record import best_folder
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -41,46 +43,49 @@ class EarlyStopping(Callback):
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         self.best = None
         self.waited = 0
-        for reward in held_out_rewards(run.history):
-            self._add(reward)
+        if trainer.config.guards.patience is not None:
+            for index, reward in held_out_rewards(run.history).items():
+                self._add(reward, index, run)
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         patience = trainer.config.guards.patience
         if patience is None or not iteration.eval_task_rewards:
             return
         reward = statistics.fmean(iteration.eval_task_rewards)
-        if self._add(reward):
+        if self._add(reward, iteration.index, trainer.run):
             save_best(trainer, iteration, reward)
         elif self.waited >= patience:
+            waited = counted(patience, "evaluation")
             trainer.run.say(
-                f"The held-out reward has not risen above {self.best:.3f} in {patience} evaluations (guards.patience). "
+                f"The held-out reward has not risen above {self.best:.3f} in {waited} (guards.patience). "
                 f"The best agents are in {best_folder(trainer.run.folder)}."
             )
             trainer.run.summary["stopped_by"] = "guards.patience"
             trainer.should_stop = True
 
-    def _add(self, reward: float) -> bool:
-        """Counts an evaluation; whether it is the best so far."""
+    def _add(self, reward: float, index: int, run: Run) -> bool:
+        """Counts the evaluation of an iteration; whether it is the best so far, which summary.json then names."""
         if self.best is None or reward > self.best:
             self.best = reward
             self.waited = 0
+            run.summary["best"] = _summary(index, reward)
             return True
         self.waited += 1
         return False
 
 
-def held_out_rewards(history: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The mean held-out reward over the roles, of each iteration that has one."""
+def held_out_rewards(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """By iteration, of those that have one, the mean held-out reward over the roles."""
     by_iteration: dict[int, list[float]] = {}
     for record in history:
         if "eval_task_reward" in record:
             by_iteration.setdefault(record["iteration"], []).append(record["eval_task_reward"])
-    return [statistics.fmean(rewards) for rewards in by_iteration.values()]
+    return {index: statistics.fmean(rewards) for index, rewards in by_iteration.items()}
 
 
-def best_folder(run: Path) -> Path:
-    """Where the best agents of a run are. Its name has that of the run, as rows of an evaluation are named by it."""
-    return run / f"{run.name}-best"
+def _summary(index: int, reward: float) -> dict[str, Any]:
+    """What identifies the best agents: how many iterations they were trained for, and their reward."""
+    return {"iterations": index + 1, "eval_task_reward": reward}
 
 
 def save_best(trainer: CoryTrainer, iteration: Iteration, reward: float) -> None:
@@ -111,6 +116,6 @@ def _complete(
     if not run.writes:
         return
     shutil.copy(run.folder / "config.yaml", folder)
-    summary = {"iterations": iteration.index + 1, "eval_task_reward": reward}
+    summary = _summary(iteration.index, reward)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     stage.close()

@@ -14,6 +14,7 @@ from cory.callbacks.callback import Callback
 from cory.errors import UserError, is_not_written
 from cory.parallel import distributed
 from cory.push.card import agent_card
+from cory.report.ending import ended_early
 from cory.report.summary import summarise, summarise_roles
 from cory.report.tables import sample_table, summary_table
 from cory.run.clock import peak_memory_mb
@@ -136,7 +137,8 @@ def _write_results(
 
     for agent in trainer.trained_agents:
         _write_card(trainer, run, agent.name, summary["agents"][agent.name], folder)
-    plot_curves(run.history, folder / "curves.png", trainer.task.prompts.name(0))
+    note = ended_early(summary, trainer.config.iterations)
+    plot_curves(run.history, folder / "curves.png", trainer.task.prompts.name(0), note)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
 

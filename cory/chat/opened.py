@@ -19,6 +19,7 @@ from cory.config import Config, ParallelConfig, changed
 from cory.errors import UserError
 from cory.evaluation.lineup import prompts_of_run, reward_differs
 from cory.parallel.devices import choose_device
+from cory.plural import counted
 from cory.prompts import RolePrompts
 from cory.provenance.models import check_models, policy_models
 from cory.resume import checkpoint
@@ -118,7 +119,7 @@ def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path,
     """
     if path == run and (run / "summary.json").exists():
         summary: Mapping[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        yield run, f"{summary['iterations']} iterations"
+        yield run, counted(summary["iterations"], "iteration")
         return
     trained = [number for number in range(config.cory.num_agents) if config.is_trained(number)]
     names = [f"agent_{number + 1}" for number in trained]
@@ -134,7 +135,7 @@ def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path,
         gc.collect()  # the agents' optimizers
         yield (
             folder,
-            f"{state.iteration} of {config.iterations} iterations (checkpoint {saved.name})",
+            f"{state.iteration} of {counted(config.iterations, 'iteration')} (checkpoint {saved.name})",
         )
 
 

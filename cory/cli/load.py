@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cory.cli import invocation
 from cory.cli.help import help_text
-from cory.cli.messages import explained
+from cory.cli.messages import YAML, explained, similar_file
 from cory.config import Config, Settings, blocks, keys
 from cory.errors import UserError
 
@@ -98,6 +98,10 @@ def read_command_line(
 
     # Without a file: that of the run to be continued, else the default.
     files = [file for file in chosen.config if file]
+    for file in files:
+        if not Path(file).is_file():
+            hint = similar_file(Path(file), YAML)
+            raise UserError(f"config: expected an existing YAML file, got {file!r}{hint}")
     resumed = _run_of(chosen.resume)
     if not files and (resumed or default):
         files = [str(resumed / "config.yaml" if resumed else default)]

@@ -2,8 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
+YAML = (".yaml", ".yml")  # endings of configuration files
 # Words that other programs have for a key.
 SYNONYMS = {
     "lr": "ppo.learning_rate",
@@ -66,6 +68,17 @@ def nearest(word: str, keys: Sequence[str]) -> str | None:
         if near := difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.7):
             return candidates[near[0]]
     return None
+
+
+def similar_file(path: Path, endings: Collection[str]) -> str:
+    """For a message about a file that there is not: the one beside it of the most similar name, if there is one.
+
+    Args:
+        endings: of the files that come into question, such as .yaml.
+    """
+    names = [file.name for file in path.parent.glob("*") if file.suffix in endings]
+    similar = difflib.get_close_matches(path.name, names, n=1)
+    return f". Did you mean {str(path.with_name(similar[0]))!r}?" if similar else ""
 
 
 def explained(message: str, keys: Sequence[str]) -> str:

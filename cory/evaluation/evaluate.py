@@ -16,6 +16,7 @@ from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
 from cory.evaluation.rows import COSTS, table_rows, titles
 from cory.evaluation.settings import EvaluationConfig
 from cory.parallel.devices import choose_device
+from cory.plural import counted
 from cory.prompts import query_text, text_of
 from cory.report import write_evaluation_report
 from cory.report.tables import interval_table
@@ -83,7 +84,7 @@ def evaluate(
         }
         costs = COSTS if lineup.chains else {}
 
-        responses = "1 response" if settings.samples == 1 else f"{settings.samples} responses"
+        responses = counted(settings.samples, "response")
         description = (
             f"{in_words(query_texts, shares)}, {responses} each, temperature {lineup.sampling.temperature:g}, "
             f"eta = {lineup.kl_coef:g}"

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from cory.config import SamplingConfig
-from cory.evaluation.folder import RESPONSES, read_responses
+from cory.evaluation.folder import RESPONSES, begun_responses
 from cory.evaluation.lineup import Candidate, Lineup
 from cory.evaluation.responses import LoadedModel, Responses, answer
 from cory.evaluation.settings import EvaluationConfig
@@ -55,8 +55,9 @@ class Evaluator:
 
     def run(self, folder: Path) -> dict[str, list[Record]]:
         """The records of every row, in the order of the queries; those in the folder are not made again."""
+        if (folder / RESPONSES).exists():
+            self.done = begun_responses(folder)
         with (folder / RESPONSES).open("a", encoding="utf-8") as file:
-            self.done = read_responses(folder)
             if file.tell():
                 file.write("\n")  # ends a line that was cut short; empty lines are skipped
             for name in self.lineup.candidates:

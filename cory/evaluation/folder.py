@@ -17,6 +17,9 @@ from cory.run.output import lock, new_folder, remove_partial, replace_text
 # May differ when an evaluation is continued.
 FREE = ("device", "output", "ks", "shown", "identities")
 RESPONSES = "responses.jsonl"  # a line for each model and query
+# What each line has; those of some settings and tasks have more.
+COLUMNS = ("model", "query", "role", "rewards", "rewards_by_function", "kl", "base_nll", "tokens", "prompt_tokens",
+           "completions", "read", "prompt", "token_texts", "log_ratios")  # fmt: skip
 
 
 def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -26,6 +29,19 @@ def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
         with suppress(json.JSONDecodeError):
             record = json.loads(line)
             records[record["model"], record["query"]] = record
+    return records
+
+
+def begun_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """As `read_responses`, for an evaluation to continue. Raises a UserError if an older version of cory began it."""
+    records = read_responses(folder)
+    for record in records.values():
+        missing = [column for column in COLUMNS if column not in record]
+        if missing:
+            raise UserError(
+                f"output: expected an evaluation that this version of cory can continue, got {str(folder)!r}, whose "
+                f"{RESPONSES} has no {', '.join(missing)}. Delete that folder, or choose another --output"
+            )
     return records
 
 

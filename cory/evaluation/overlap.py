@@ -76,7 +76,7 @@ def in_words(queries: Sequence[str], shares: Mapping[str, float | None]) -> str:
     >>> in_words(["a", "b", "a"], {"one": 0.0, "two": 1 / 3, "three": None})
     '3 queries (2 distinct), 0 to 33.3 % of them also in training (not known of three)'
     """
-    text = f"{len(queries)} queries"
+    text = "1 query" if len(queries) == 1 else f"{len(queries)} queries"
     distinct = len(set(queries))
     if distinct < len(queries):
         text += f" ({distinct} distinct)"

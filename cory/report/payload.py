@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cory.plural import counted
 from cory.report.completions import Texts, short
-from cory.report.summary import labelled, summarise, summarise_roles
+from cory.report.ending import explained_end
+from cory.report.summary import averaged, labelled, summarise, summarise_roles
 from cory.report.tables import interval_cell
 from cory.run.record import read_settings
 
@@ -33,6 +35,7 @@ class ReportedRun:
     Args:
         name: of its folder. group: name of the runs that differ in their seed alone.
         rows: of metrics.jsonl. samples: of samples.jsonl. fixed: samples before and after training, by agent.
+        notes: on how it ended.
     """
 
     name: str
@@ -41,6 +44,7 @@ class ReportedRun:
     rows: Sequence[Mapping[str, Any]]
     samples: Sequence[Mapping[str, Any]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def seed(self) -> Any:
@@ -70,6 +74,7 @@ def read_run(folder: Path, group: str) -> ReportedRun:
         rows=read_lines(folder / "metrics.jsonl"),
         samples=read_lines(folder / "samples.jsonl"),
         fixed=summary.get("samples", {}),
+        notes=explained_end(folder, summary, settings["iterations"]),
     )
 
 
@@ -77,12 +82,12 @@ def of_run(folder: Path, method: str, notes: Sequence[str] = ()) -> dict[str, An
     """The payload of a single run. `notes`: caveats. Raises a UserError if the folder is no run's."""
     run = read_run(folder, method)
     done = 1 + max((row["iteration"] for row in run.rows), default=-1)
-    planned = run.settings.get("iterations")
+    planned = run.settings["iterations"]
     values = flat(run.settings)
     facts = [
         method,
         f"model {shown(values.get('model.name'))}",
-        f"{done} of {planned} iterations",
+        f"{done} of {counted(planned, 'iteration')}",
         f"seed {run.seed}",
     ]
     tables = [_ends(run.rows)] if run.rows else []
@@ -94,7 +99,12 @@ def of_run(folder: Path, method: str, notes: Sequence[str] = ()) -> dict[str, An
         "rows": settings_rows,
     }
     return payload(
-        folder.name, facts, [*notes, *accepted_changes(run.settings)], [run], tables, settings
+        folder.name,
+        facts,
+        [*notes, *run.notes, *accepted_changes(run.settings)],
+        [run],
+        tables,
+        settings,
     )
 
 
@@ -267,7 +277,9 @@ def _ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, metrics in labelled(summarise(rows, _agents(rows)), summarise_roles(rows)).items()
         for metric, values in metrics.items()
     ]
-    note = "Means over the first and the last 10 iterations (half of a shorter run). A single run has no interval."
+    window = averaged(len({row["iteration"] for row in rows}))
+    ends = "iteration" if window == 1 else f"{window} iterations"
+    note = f"Means over the first and the last {ends}. A single run has no interval."
     return {
         "title": "Start and end",
         "note": note,

@@ -24,12 +24,15 @@ SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
 
 
-def plot_curves(history: Sequence[dict[str, Any]], path: Path, first_role: str = "pioneer") -> None:
+def plot_curves(
+    history: Sequence[dict[str, Any]], path: Path, first_role: str = "pioneer", note: str = ""
+) -> None:
     """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
 
     Args:
         history: rows of metrics.jsonl.
         first_role: name of the first role.
+        note: stands above the figure.
 
     Thick lines are running means over 10 iterations. Iterations in which the first agent is not the pioneer are shaded.
     """
@@ -64,6 +67,8 @@ def plot_curves(history: Sequence[dict[str, Any]], path: Path, first_role: str =
         if observing:
             axis.fill_between([], [], color="0.92", label=f"{first} observes")
     axes[0].legend(frameon=False, fontsize=9)
+    if note:
+        figure.suptitle(note, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

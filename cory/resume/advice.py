@@ -25,7 +25,9 @@ def resume_command(run: Path, mended_reward: bool = False) -> str:
 
 def new_run(run: Path) -> str:
     """How to repeat a run from the beginning."""
-    return f"A new run with its settings: --config {run / 'config.yaml'}"
+    flags = f"--config {shlex.quote(str(run / 'config.yaml'))}"
+    command = f"{invocation.command()} {flags}" if invocation.from_command_line else flags
+    return f"A new run with its settings: {command}"
 
 
 def how_to_continue(

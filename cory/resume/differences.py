@@ -33,6 +33,13 @@ FREE = frozenset(
     }
 )
 
+# Hashes of reward functions, and what has their names.
+REWARDS = {
+    "fingerprint.reward_sha256": "reward",
+    "fingerprint.team_reward_sha256": "team_reward",
+}
+DATA = ("fingerprint.dataset_sha256", "fingerprint.rows")
+
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     """Differences of the config.yaml of two runs, in what matters: "key: saved -> wanted".
@@ -45,6 +52,48 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator
     if not (saved.get("fingerprint") and wanted.get("fingerprint")):
         free.add("fingerprint")
     yield from _different_keys(saved, wanted, free, "")
+
+
+def in_words(
+    changes: Sequence[str], saved: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> list[str]:
+    """Differences as a message has them: where only the content of a file differs, its name in place of hashes.
+
+    Args:
+        changes: those of `differences`. saved, wanted: of the two runs, as there.
+    """
+    texts = []
+    for change in changes:
+        key = change.partition(":")[0]
+        if key in REWARDS:
+            texts += _changed_rewards(key, saved["fingerprint"], wanted["fingerprint"])
+        elif key == DATA[0]:
+            name = (wanted.get("task") or {}).get("dataset") or "of the task"
+            texts.append(f"the training data {name} has changed")
+        elif key == DATA[1]:
+            texts.append(change.replace(key, "its rows"))
+        else:
+            texts.append(change)
+    return texts
+
+
+def _changed_rewards(key: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The reward functions of one name whose source has changed; of other functions the names are listed anyway."""
+    name_key = REWARDS[key]
+    if saved.get(name_key) != wanted.get(name_key):
+        return []
+    names = str(saved[name_key]).split(" + ")
+    hash_key = key.removeprefix("fingerprint.")
+    old = str(saved[hash_key]).split("+")
+    new = str(wanted[hash_key]).split("+")
+    changed = [name for name, a, b in zip(names, old, new, strict=True) if a != b]
+    title = name_key.replace("_", " ")
+    texts = []
+    for name in changed:
+        file, colon, _ = name.rpartition(" * ")[2].partition(":")
+        beside = " or a file beside it that it imports," if colon else ""
+        texts.append(f"the source of the {title}, {file},{beside} has changed")
+    return list(dict.fromkeys(texts))
 
 
 def _different_keys(

@@ -14,11 +14,13 @@ from typing import Any
 
 from cory.config import Config
 from cory.errors import UserError
+from cory.plural import counted
 from cory.provenance.models import check_models
 from cory.resume import checkpoint
 from cory.resume.advice import new_run, resume_command
+from cory.resume.best import check_resumed
 from cory.resume.checkpoint import Damaged, RunState
-from cory.resume.differences import differences
+from cory.resume.differences import DATA, differences, in_words
 from cory.run.output import lock
 from cory.run.record import (
     finished_iterations,
@@ -84,6 +86,7 @@ def find_resumed(
         lock(run, locks)
         return _from_newest(run, config, wanted, agents)
 
+    check_resumed(config)
     path = Path(config.resume)
     if (path / "manifest.json").exists():
         run = path.parent.parent
@@ -141,23 +144,25 @@ def _from_newest(
         )
     saved = all((run / name).is_dir() for name in agents)
     if saved and finished == recorded == config.iterations:
-        print(f"{run} is finished: all {recorded} iterations are done and saved. ", end="")
+        done = "its iteration is" if recorded == 1 else f"all {recorded} iterations are"
+        print(f"{run} is finished: {done} done and saved. ", end="")
         print(f"To extend it: {resume_command(run)} --iterations {2 * recorded}", flush=True)
         return Resumed(run, path, state, finished=True)
     # A guard's verdict stands, unless the run is asked for more iterations than it was planned for.
     guard = stopped_by(run)
     planned = state.config["iterations"]
     if saved and guard and finished == recorded and config.iterations <= planned:
+        done = f"{recorded} of {counted(planned, 'iteration')}"
         print(
-            f"{run} is finished: {guard} ended it after {recorded} of {planned} iterations, and all is saved. "
+            f"{run} is finished: {guard} ended it after {done}, and all is saved. "
             f"To go on all the same: {resume_command(run)} --iterations {planned + recorded}",
             flush=True,
         )
         return Resumed(run, path, state, finished=True)
     if finished is not None and state.iteration < finished:
         raise UserError(
-            f"resume: expected a checkpoint of the end of {str(run)!r}, which has finished {finished} iterations, got "
-            f"{path or 'no valid one'}. Nothing was changed. {new_run(run)}"
+            f"resume: expected a checkpoint of the end of {str(run)!r}, which has finished "
+            f"{counted(finished, 'iteration')}, got {path or 'no valid one'}. Nothing was changed. {new_run(run)}"
         )
     if newest is None:
         _check_never_saved(run, config, recorded)
@@ -177,8 +182,8 @@ def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
         return
     checkpoints = f"{len(damaged)} damaged ones" if damaged else "none"
     raise UserError(
-        f"resume: expected a valid checkpoint in {str(run / 'checkpoints')!r}, as {recorded} iterations are recorded, "
-        f"got {checkpoints}. Nothing was changed. {new_run(run)}"
+        f"resume: expected a valid checkpoint in {str(run / 'checkpoints')!r}, as metrics.jsonl has "
+        f"{counted(recorded, 'iteration')}, got {checkpoints}. Nothing was changed. {new_run(run)}"
     )
 
 
@@ -205,7 +210,7 @@ def _from_checkpoint(
     changes = _checked(run, state, config, wanted)
     if not config.overwrite:
         done = (
-            f"{finished} finished iterations"
+            counted(finished, "finished iteration")
             if finished is not None
             else f"newer checkpoints up to {newer[0].name}"
         )
@@ -247,11 +252,15 @@ def _checked(
     saved = state.config
     changed = _changed(saved, wanted, config)
     if changed:
+        listed = "; ".join(in_words(changed, saved, wanted))
         hint = ""
         if all(change.startswith(OF_THE_REWARD) for change in changed):
-            hint = ". If the reward was changed on purpose: --accept_changes reward"
+            command = resume_command(run, mended_reward=True)
+            hint = f". If the reward was changed on purpose: {command}"
+        elif any(change.startswith(DATA) for change in changed):
+            hint = f". {new_run(run)}"
         raise UserError(
-            f"resume: expected the settings of {str(run)!r}, got others: {'; '.join(changed)}{hint}"
+            f"resume: expected the settings of {str(run)!r}, got others: {listed}{hint}"
         )
     saved_fingerprint = saved.get("fingerprint") or {}
     fingerprint = wanted.get("fingerprint") or {}

@@ -54,3 +54,15 @@ def stopped_by(run: Path) -> str | None:
     with suppress(OSError, ValueError, LookupError, TypeError):
         return json.loads((run / "summary.json").read_text(encoding="utf-8")).get("stopped_by")
     return None
+
+
+def best_folder(run: Path) -> Path:
+    """Where the best agents of a run are (`guards.patience`). It is named by the run, as rows of an evaluation are."""
+    return run / f"{run.name}-best"
+
+
+def run_of_best(folder: Path) -> Path | None:
+    """The run whose best agents are in a folder; None if it is no such folder."""
+    run = folder.parent
+    is_best = folder.name == f"{run.resolve().name}-best" and (folder / "config.yaml").is_file()
+    return run if is_best and (run / "config.yaml").is_file() else None

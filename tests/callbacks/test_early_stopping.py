@@ -1,7 +1,9 @@
 """Early stopping on the held-out reward, and the best agents."""
 
 import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +14,16 @@ from cory.agent import make_agents
 from cory.callbacks import Callback
 from cory.chat.config import ChatConfig
 from cory.chat.opened import opened
+from cory.cli.load import load
 from cory.config import CheckpointConfig, GuardsConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.task import Task
+from cory.tasks.config import OwnConfig
 from cory.trainer import CoryTrainer
+from study.page import make_payload
+from study.records import read
 
 HELD_OUT = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # the reward of each iteration's evaluation
 
@@ -73,13 +79,19 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
     ]
     assert rewards == HELD_OUT[:4]  # 3 is reached in the second; 2 and again 3 are no better
     assert "has not risen above 3.000 in 2 evaluations" in capsys.readouterr().err
-    assert json.loads((run / "summary.json").read_text())["stopped"]
+    summary = json.loads((run / "summary.json").read_text())
+    reached = {"iterations": 2, "eval_task_reward": 3.0}
+    assert summary["stopped"] and summary["best"] == reached
+    assert (
+        "This run ended early, after iteration 4 of 6: the task reward on held-out prompts had stopped rising "
+        "(guards.patience). The best held-out task reward, 3.000, is that after iteration 2; the agents of then are "
+        "in run/run-best, those of the end in run."
+    ) in (run / "report.html").read_text()
+    (several,) = make_payload([read(run)], [Path("no-evaluation")], "Report")["notes"][-2:-1]
+    assert several.startswith("run: This run ended early, after iteration 4 of 6")
 
     best = run / "run-best"
-    assert json.loads((best / "summary.json").read_text()) == {
-        "iterations": 2,
-        "eval_task_reward": 3.0,
-    }
+    assert json.loads((best / "summary.json").read_text()) == reached
     from cory.config import ModelConfig
     from cory.models.load import load_policy
 
@@ -96,16 +108,36 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
         assert what == "run-best: CORY with 2 agents after 2 iterations"
 
 
+@pytest.mark.parametrize("agents", [1, 2])
+def test_resuming_the_best_agents_names_what_can_be_done(config, planned, monkeypatch, agents):
+    config = replace(config, cory=replace(config.cory, num_agents=agents))
+    run = train(config)
+    best = run / "run-best"
+    with pytest.raises(UserError, match="which holds the best agents of") as refused:
+        train(config, resume=str(best))
+    _, resume, new = str(refused.value).splitlines()
+    assert resume == f"To continue the run: --resume {run}"
+    flags = shlex.split(new.partition("agents: ")[2])
+    monkeypatch.chdir(run.parent)
+    restarted = load(OwnConfig, None, flags)[0]
+    assert [restarted.of_agent(index).model.name for index in range(agents)] == [
+        str(best / f"agent_{index + 1}") for index in range(agents)
+    ]
+
+
 def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned):
     class Stop(Callback):
         def on_iteration_end(self, trainer, iteration):
             trainer.should_stop = iteration.index == 2
 
     broken = train(config, Stop())
+    assert "iteration 3 of 6: a callback has ended it. " in (broken / "report.html").read_text()
     (broken / "summary.json").unlink()
     resumed = train(config, resume=str(broken))
     lines = (resumed / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 4
+    summary = json.loads((resumed / "summary.json").read_text())
+    assert summary["best"] == {"iterations": 2, "eval_task_reward": 3.0}
 
 
 def test_patience_needs_held_out_evaluations(config):

@@ -6,6 +6,7 @@ keys in `TEXTS`, whose values may be any text when the command line is read.
 
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -151,6 +152,20 @@ def test_a_wrong_line_costs_less_than_half_a_second(script, flags, key, suggeste
         and (suggested or key) in done.stderr
     )
     assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("prais.yaml", r"\. Did you mean 'praise\.yaml'\?"), ("other.yaml", ""), (".", "")],
+)
+def test_a_missing_configuration_file_is_answered_with_a_similar_one(
+    tmp_path, monkeypatch, name, hint
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "praise.yaml").write_text("iterations: 2\n")
+    expected = f"^config: expected an existing YAML file, got '{re.escape(name)}'{hint}$"
+    with pytest.raises(UserError, match=expected):
+        load(ImdbConfig, None, ["--config", name])
 
 
 def test_keys_that_take_any_text_are_the_ones_that_are_exempt():

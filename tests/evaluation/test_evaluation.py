@@ -16,7 +16,7 @@ from cory.config import LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation import responses
 from cory.evaluation.evaluator import Evaluator
-from cory.evaluation.folder import read_responses
+from cory.evaluation.folder import COLUMNS, read_responses
 from cory.evaluation.lineup import line_up
 from cory.evaluation.responses import respond
 from cory.evaluation.rows import table_rows
@@ -362,6 +362,20 @@ def test_rewards_are_computed_as_in_training_whatever_the_precision(
     assert set(kinds) == {torch.float32}
 
 
+def test_an_evaluation_of_an_older_version_is_not_continued(held_out, policy_folder, tmp_path):
+    whole = evaluate([policy_folder], held_out, settings(tmp_path, samples=1))
+    records = list(read_responses(whole.folder).values())
+    assert all(record.keys() == set(COLUMNS) for record in records)
+    for record in records:
+        del record["prompt_tokens"]
+    file = whole.folder / "responses.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records[:1]))
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=r"has no prompt_tokens. Delete that folder, or choose"):
+        evaluate([policy_folder], held_out, settings(tmp_path, samples=1))
+    assert file.read_bytes() == before
+
+
 @pytest.mark.parametrize("lines", [0, 4])
 def test_killed_while_it_writes_it_ends_with_the_same_responses(
     held_out, policy_folder, tmp_path, lines
@@ -408,7 +422,7 @@ def test_intervals_are_over_the_queries_that_differ(held_out):
         0.1,
     )
     assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(
-        1.96 / 3 * (2 * (4 + 4)) ** 0.5
+        12.706205 / 3 * (2 * (4 + 4)) ** 0.5
     )
     (row,) = table_rows(
         {"one": records},
@@ -417,7 +431,9 @@ def test_intervals_are_over_the_queries_that_differ(held_out):
         EvaluationConfig(samples=2),
         0.1,
     )
-    assert row["task_reward_ci"] == pytest.approx(1.96 * 3**0.5 / 3**0.5)  # of the means 1, 1 and 4
+    assert row["task_reward_ci"] == pytest.approx(
+        4.302653 * 3**0.5 / 3**0.5
+    )  # of the means 1, 1 and 4
 
 
 def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):

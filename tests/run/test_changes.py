@@ -15,6 +15,7 @@ from test_resume import count_good, make_trainer, one  # noqa: F401
 from cory.config import CheckpointConfig
 from cory.errors import UserError
 from cory.resume import find
+from cory.resume.differences import differences, in_words
 
 BROKEN = """
 calls = [0]
@@ -99,8 +100,12 @@ def test_a_mended_reward_continues_if_that_is_said(failed):
     (folder.parent.parent / "rewards.py").write_text(MENDED)
     before = (folder / "metrics.jsonl").read_bytes()
     refused = run("--resume", "runs/a")
-    assert refused.returncode == 2 and "fingerprint.reward_sha256: " in refused.stderr
-    assert "If the reward was changed on purpose: --accept_changes reward" in refused.stderr
+    assert refused.returncode == 2
+    assert (
+        "got others: the source of the reward, rewards.py, or a file beside it that it imports, has changed. "
+        "If the reward was changed on purpose: "
+        "python -m cory.train --resume runs/a --accept_changes reward\n"
+    ) in refused.stderr
     assert (folder / "metrics.jsonl").read_bytes() == before
 
     done = run(*pasted(run.said))
@@ -131,6 +136,37 @@ def test_a_reward_with_which_no_iteration_was_trained_is_not_recorded(failed):
     assert run("--resume", "runs/a", "--accept_changes", "reward").returncode == 0
     (change,) = yaml.safe_load((folder / "config.yaml").read_text())["changes"]
     assert change["iteration"] == 2 and change["from"]["reward_sha256"] == first
+
+
+def test_of_several_rewards_those_that_changed_are_named():
+    saved = {
+        "fingerprint": {
+            "reward": "one.py:a + 0.2 * two.py:b + two.py:c",
+            "reward_sha256": "1+2+2",
+            "team_reward": "team.all",
+            "team_reward_sha256": "5",
+        }
+    }
+    wanted = {
+        "fingerprint": saved["fingerprint"] | {"reward_sha256": "1+3+3", "team_reward_sha256": "6"}
+    }
+    changes = list(differences(saved, wanted))
+    assert in_words(changes, saved, wanted) == [
+        "the source of the reward, two.py, or a file beside it that it imports, has changed",
+        "the source of the team reward, team.all, has changed",
+    ]
+
+
+def test_changed_prompts_are_named_with_the_command_of_a_new_run(failed):
+    run, folder = failed
+    (folder.parent.parent / "rewards.py").write_text(BROKEN)
+    prompts = folder.parent.parent / "prompts.jsonl"
+    prompts.write_text(prompts.read_text().replace("film", "plot"))
+    refused = run("--resume", "runs/a")
+    assert refused.stderr.endswith(
+        "got others: the training data prompts.jsonl has changed. "
+        "A new run with its settings: python -m cory.train --config runs/a/config.yaml\n"
+    )
 
 
 def test_only_the_reward_is_accepted(one):  # noqa: F811

@@ -116,11 +116,11 @@ def test_an_unfinished_run_whose_checkpoints_are_all_damaged_is_refused(one):  #
     before = content(folder)
     with pytest.raises(
         UserError,
-        match=r"expected a valid checkpoint.*3 iterations are recorded, got 3 damaged ones",
+        match=r"expected a valid checkpoint.*metrics.jsonl has 3 iterations, got 3 damaged ones",
     ):
         make_trainer(replace(one, resume=str(folder))).train()
     shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(UserError, match="3 iterations are recorded, got none"):
+    with pytest.raises(UserError, match="has 3 iterations, got none"):
         make_trainer(replace(one, resume=str(folder))).train()
     assert content(folder) == {
         name: data for name, data in before.items() if not name.startswith("checkpoints")

@@ -11,12 +11,14 @@ from handmade import compared, make_run
 from matplotlib import pyplot
 
 from cory.errors import UserError
+from cory.report.payload import of_run
 from cory.report.plots import COLOURS, colours
 from study import plots
-from study.compare import command_line, write
+from study.compare import command_line, comparison_page, write
 from study.comparison import caveats, ends, ends_by_agent, ends_by_role, frontiers, labels, settings
 from study.frame import held_out_rows, read_study, write_study
 from study.groups import find, names
+from study.page import comparison_tables
 from study.plots import plot_bars
 from study.records import read
 
@@ -523,3 +525,37 @@ def test_a_team_reward_is_part_of_the_combined_reward(tmp_path):
         assert earned["CORY", "agent_1"] == pytest.approx(5) and earned[
             "CORY", "agent_2"
         ] == pytest.approx(5)
+
+
+@pytest.mark.parametrize(
+    "lengths, note, by_role",
+    [
+        ([12, 12], "over the last 10 iterations and", "By role, over all 12 iterations"),
+        ([3, 3], "over all 3 iterations and", "By role, over all 3 iterations"),
+        ([1], "over the only iteration and", "By role, over the only iteration"),
+        ([12, 3], "over the last 10 iterations (all of a shorter run) and", "over all iterations"),
+        (
+            [30, 12],
+            "over the last 10 iterations and",
+            "over the last 20 iterations (all of a shorter run)",
+        ),
+    ],
+)
+def test_the_page_says_how_many_iterations_are_averaged(tmp_path, lengths, note, by_role):
+    for number, iterations in enumerate(lengths):
+        make_run(tmp_path / f"run{number}", number, agents=2, iterations=iterations)
+    study = compared(tmp_path)
+    page = comparison_page(study, "Comparison", "", "")
+    assert f"Means {note}" in page and by_role in page
+    (report_note,) = (
+        table["note"] for table in comparison_tables(study) if table["title"] == "End of training"
+    )
+    assert f"Means {note}" in report_note
+
+
+def test_one_run_of_one_group_is_singular(tmp_path):
+    make_run(tmp_path / "run", iterations=1, planned=1)
+    (tmp_path / "run/summary.json").write_text('{"iterations": 1}')
+    page = comparison_page(compared(tmp_path), "Comparison", "", "")
+    assert "1 run of 1 group;" in page
+    assert "1 of 1 iteration" in of_run(tmp_path / "run", "PPO")["facts"]

@@ -191,8 +191,22 @@ def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
     "change, message",
     [
         (("seeds: [0, 1]", "seeds: [a]"), "seeds"),
-        (("title:", "titel:"), "titel"),
-        (("ppo.learning_rate", "ppo.learning_rat"), "learning_rat"),
+        (("seeds: [0, 1]", "seeds: two"), r"trial.yaml: scales.seeds: expected a list, got 'two'$"),
+        (
+            ("seeds: [0, 1]", "sedes: [0, 1]"),
+            r"trial.yaml: unknown key 'scales.tiny.sedes'. Did you mean 'scales.tiny.seeds'\?$",
+        ),
+        (
+            ("flags: {cory", "flag: {cory"),
+            r"unknown key 'runs.CORY.flag'. Did you mean 'runs.CORY.flags'\?$",
+        ),
+        (("title:", "titel:"), r"trial.yaml: unknown key 'titel'. Did you mean 'title'\?$"),
+        (("title:", "# title:"), r"trial.yaml: title: expected a value, got none$"),
+        (("title:", "["), "trial.yaml: expected a readable YAML file"),
+        (
+            ("ppo.learning_rate", "ppo.learning_rat"),
+            r"runs.PPO: unknown key 'ppo.learning_rat'. Did you mean 'ppo.learning_rate'\?$",
+        ),
         (("imdb/tiny", "imdb/none"), "none.yaml"),
         (
             ("imdb_train/ppo.py", "imdb_train/pop.py"),
@@ -218,6 +232,14 @@ def test_a_wrong_experiment_is_an_error(tmp_path, change, message):
         experiment.command_line(
             [str(tmp_path / "trial.yaml"), "--dry-run", "--runs", str(tmp_path / "runs")]
         )
+
+
+def test_a_missing_experiment_names_a_similar_file(tmp_path):
+    (tmp_path / "trial.yaml").write_text(SMALL)
+    with pytest.raises(
+        UserError, match=r"trail.yaml', which is none. Did you mean '.*/trial.yaml'"
+    ):
+        experiment.read_experiment(tmp_path / "trail.yaml")
 
 
 def test_runs_of_one_scale_alone_and_their_configuration(tmp_path):
@@ -316,7 +338,7 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
         "--set",
         f"task.reward_model={toy.REWARD_MODEL}",
     ]
-    with pytest.raises(UserError, match="1 runs failed; the same command resumes them"):
+    with pytest.raises(UserError, match="1 run failed; the same command resumes"):
         experiment.command_line(argv)
     text = (tmp_path / "out/comparison.md").read_text()
     assert text.startswith("# A trial\n\nDoes it run?") and "| PPO | 1 |" in text
@@ -455,7 +477,7 @@ def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged,
         trial(tmp_path, out=out, runs="elsewhere")
         printed = capsys.readouterr().out
         assert "4 runs, 4 with a row, 0 finished, 0 to resume. To do: nothing." in printed
-        assert "4 rows are of version abc, not of this one" in printed
+        assert "4 rows of version abc, not of this one" in printed
     for name in ("runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png"):
         assert (tmp_path / "results/b" / name).read_bytes() == (
             tmp_path / "results/a" / name

@@ -529,7 +529,7 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     assert last["iteration"] == 2 and last["eval_task_reward"] >= 0
     (here / "rewards.py").write_text(REWARDS + "\n")
     status, _, error = command("cory.train", "--resume", "runs/my", "--iterations", "4")
-    assert status == 2 and "fingerprint.reward_sha256: " in error
+    assert status == 2 and "the source of the reward, rewards.py, or" in error
 
 
 def test_a_single_file_has_no_held_out_prompts(here):

@@ -1,0 +1,43 @@
+"""The folder of a run's best agents, which is no run to continue. Importing this does not import torch."""
+
+import json
+import shlex
+from pathlib import Path
+
+from cory.cli import invocation
+from cory.config import Config
+from cory.errors import UserError
+from cory.run.record import run_of_best
+
+
+def check_resumed(config: Config) -> None:
+    """Raises a UserError if `config.resume` is the folder of a run's best agents.
+
+    Args:
+        config: its settings are those of the run.
+    """
+    best = Path(config.resume or "")
+    run = run_of_best(best)
+    if run is None:
+        return
+    flags = f"--config {shlex.quote(str(run / 'config.yaml'))} {_agents_of(config, best)}"
+    commands = [f"--resume {shlex.quote(str(run))}", flags]
+    if invocation.from_command_line:
+        commands = [f"{invocation.command()} {flags}" for flags in commands]
+    resume, new = commands
+    raise UserError(
+        f"resume: expected the folder of a run, got {str(best)!r}, which holds the best agents of {str(run)!r} and no "
+        f"checkpoints.\nTo continue the run: {resume}\nA new run that begins with these agents: {new}"
+    )
+
+
+def _agents_of(config: Config, best: Path) -> str:
+    """The flag that begins a run with the agents of a folder."""
+    if config.cory.num_agents == 1:
+        return f"--model.name {shlex.quote(str(best / 'agent_1'))}"
+    entries = []
+    for index in range(config.cory.num_agents):
+        entry = dict(config.agents[index]) if config.agents else {}
+        model = {**entry.get("model", {}), "name": str(best / f"agent_{index + 1}")}
+        entries.append({**entry, "model": model})
+    return f"--agents {shlex.quote(json.dumps(entries))}"
