@@ -12,11 +12,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "one agent": {"cory": {"num_agents": 1}},
     "two agents": {},
     "two agents, one frozen": {"agents": [{}, {"trained": False}]},
@@ -76,7 +77,8 @@ def main() -> None:
     parser.add_argument("--measure", nargs=2, metavar=("WAY", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(*options.measure, options.iterations)))
+        way, folder = options.measure
+        print(json.dumps(measure(way, folder, options.iterations)))
         return
     print("| chain | peak memory (MiB) | CPU seconds of an iteration |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:

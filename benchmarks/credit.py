@@ -13,6 +13,7 @@ several chains with the baselines of `algorithm: reinforce`, on queries that are
 import itertools
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,8 +188,7 @@ def modes_table() -> None:
     )
     for dependence, mode in itertools.product((0.0, 0.5, 1.0, 2.0), MODES):
         difference, (variance,) = compared(
-            lambda seed, d=dependence, m=mode: of_mode(m, d, seed),
-            lambda seed, d=dependence: world(d, seed),
+            partial(of_mode, mode, dependence), partial(world, dependence)
         )
         print(f"| {dependence:g} | {mode} | {difference:.1e} | {variance:.3f} |")
 
@@ -204,10 +204,8 @@ def branches_table() -> None:
     ):
         queries = 2 if algorithm == "reinforce" else 1
         difference, (first, second) = compared(
-            lambda seed, a=algorithm, p=pioneers, b=branches, d=dependence: of_batch(
-                a, p, b, d, seed
-            ),
-            lambda seed, d=dependence, q=queries: world(d, seed, BATCH_ANSWERS, q),
+            partial(of_batch, algorithm, pioneers, branches, dependence),
+            partial(world, dependence, answers=BATCH_ANSWERS, queries=queries),
         )
         cells = [algorithm, f"{dependence:g}", pioneers, pioneers * branches, f"{difference:.1e}"]
         print("| " + " | ".join(map(str, [*cells, f"{first:.3f}", f"{second:.3f}"])) + " |")

@@ -114,20 +114,20 @@ def held(config: Config, model: Model, processes: int) -> dict[str, float]:
     size = element(config)
     sharded = config.parallel.shard == "full"
     agents = 1 if config.device_per_agent else config.cory.num_agents
-    whole = size * model.parameters
+    whole: float = size * model.parameters
     if config.model.quantization == "4bit":
         whole += (NF4 - size) * model.matrices
     head = 4 * (model.width + 1) if config.algorithm == "ppo" else 0
     # Adapters and value heads are float32. The reference has a value head, too, which nobody reads.
     trained = head + (4 * config.lora.rank * model.adapter if config.lora.rank else whole)
-    frozen = whole if config.lora.rank else trained
-    bytes_of = {
+    frozen: float = whole if config.lora.rank else trained
+    bytes_of: dict[str, float] = {
         "weights": frozen + agents * trained,
         "Adam": 2 * agents * trained,
         "gradients": trained,
     }
     bytes_of["exchange"] = agents * trained if processes > 1 and not sharded else 0.0
-    return {name: size / processes if sharded else float(size) for name, size in bytes_of.items()}
+    return {name: size / processes if sharded else size for name, size in bytes_of.items()}
 
 
 def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[str, float]:

@@ -37,6 +37,7 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
 
     from cory.agent import make_agents
     from cory.config import Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
+    from cory.learners.frozen import Frozen
 
     config = Config(
         device="cpu",
@@ -52,21 +53,22 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
         agent.learn([rollout], [torch.randn(4)], np.random.default_rng(0))
     seen: dict[int, tuple[str, int]] = {}
     for agent in agents:
-        if not agent.is_trained:
-            for parameter in agent.learner.policy.parameters():
+        learner = agent.learner
+        if isinstance(learner, Frozen):
+            for parameter in learner.policy.parameters():
                 seen[parameter.data_ptr()] = ("frozen", parameter.nbytes)
             continue
-        if agent.learner.reference is not None:
-            for parameter in agent.learner.reference.parameters():
+        if learner.reference is not None:
+            for parameter in learner.reference.parameters():
                 seen[parameter.data_ptr()] = ("frozen", parameter.nbytes)
-        for name, parameter in agent.learner.model.named_parameters():
+        for name, parameter in learner.model.named_parameters():
             kind = "policies" if parameter.requires_grad else "frozen"
             if ".lora_" in name:
                 kind = "adapters"
             elif name.startswith("v_head"):
                 kind = "value heads"
             seen[parameter.data_ptr()] = (kind, parameter.nbytes)
-        for state in agent.learner.optimizer.state.values():
+        for state in learner.optimizer.state.values():
             for value in state.values():
                 seen[value.data_ptr()] = ("optimizers", value.nbytes)
     result = dict.fromkeys(KINDS, 0.0)
@@ -101,7 +103,8 @@ def main() -> None:
     parser.add_argument("--measure", nargs=2, metavar=("WAY", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(*options.measure, options.rank)))
+        way, folder = options.measure
+        print(json.dumps(measure(way, folder, options.rank)))
         return
     with tempfile.TemporaryDirectory() as folder:
         base = make_base(folder, options.width, options.layers)

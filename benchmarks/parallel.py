@@ -94,6 +94,7 @@ def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
 def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """This process's bytes held and at the peaks, and median seconds of iterations after the first, by phase."""
     from cory.agent import make_agents
+    from cory.learners.frozen import Frozen
     from cory.prompts import RolePrompts
     from cory.task import Task
     from cory.trainer import CoryTrainer
@@ -119,7 +120,9 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, fl
         gradients[agent] = gradient_bytes([agent])
 
     for agent in agents:
-        agent.learner.optimizer.optimizer.register_step_pre_hook(partial(measure_gradients, agent))
+        learner = agent.learner
+        assert not isinstance(learner, Frozen)
+        learner.optimizer.optimizer.register_step_pre_hook(partial(measure_gradients, agent))
     reset_peak()
     seconds = []
     for k in range(options.iterations):

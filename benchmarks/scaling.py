@@ -40,7 +40,8 @@ def scaling(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, A
     for key, values in SCALES.items():
         points[key] = []
         for value in values:
-            measured = measured_apart(options, replace(shape, **{key: value}), "ours", "point")
+            scaled = replace(shape, **{key: value})  # type: ignore[arg-type]
+            measured = measured_apart(options, scaled, "ours", "point")
             points[key].append({"value": value, **measured})
             cells = [f"{measured['seconds']:.2f}", f"{measured['peak']:.0f}"]
             rows.append([SCALE_TITLES[key], str(value), *cells])

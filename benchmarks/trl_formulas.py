@@ -192,8 +192,12 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     )
     sampling = SamplingConfig(max_new_tokens=LONGEST)
     config = Config(
-        device="cpu", algorithm=case.algorithm, group_size=GROUP, ppo=ppo, sampling=sampling
-    )  # type: ignore[arg-type]
+        device="cpu",
+        algorithm=case.algorithm,  # type: ignore[arg-type]
+        group_size=GROUP,
+        ppo=ppo,
+        sampling=sampling,
+    )
     policy, reference = make_policy(), make_policy().requires_grad_(False)
     load_weights(policy, inputs, "old")
     load_weights(reference, inputs, "reference")

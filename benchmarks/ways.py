@@ -46,7 +46,7 @@ def memory_as(name: str) -> None:
     """
     import torch
 
-    from cory.parallel import distributed
+    from cory.parallel import devices
 
     if sys.platform != "linux" or torch.cuda.is_available():
         return
@@ -56,7 +56,7 @@ def memory_as(name: str) -> None:
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
         mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD
     else:
-        distributed.configure_cpu()
+        devices.configure(torch.device("cpu"))
 
 
 class Bench:
@@ -213,8 +213,8 @@ class Bench:
             rollouts: list[tuple[list[Any], list[Any]]] = []
             for role, (model, _) in enumerate(agents):
                 if role:
-                    answered = zip(originals, rollouts[-1][1], strict=True)
-                    prompts = [torch.cat([extra, query, response]) for query, response in answered]
+                    pairs = zip(originals, rollouts[-1][1], strict=True)
+                    prompts = [torch.cat([extra, query, response]) for query, response in pairs]
                 with clock("generate"), torch.no_grad(), autocast():
                     ids, mask = window.pad(prompts, 0, "left")
                     out = model.generate(

@@ -151,7 +151,9 @@ def _plain(text: str) -> str:
     r"""The text, or the end of a long one, without LaTeX: of its commands only \boxed is left."""
     if len(text) > MAX_CHARS:
         text = text[-MAX_CHARS:]
-        text = text[re.search(r"\s|$", text).start() :]  # not from the middle of a number
+        first_space = re.search(r"\s|$", text)
+        assert first_space is not None  # $ matches any text
+        text = text[first_space.start() :]  # not from the middle of a number
     text = text.replace("\u2212", "-")
     return _LATEX.sub(_unlatex, text) if "\\" in text or "{,}" in text else text
 
@@ -178,7 +180,9 @@ def _after(marker: re.Match[str], end: int) -> list[re.Match[str]]:
         end = _closing_brace(text, start, end)
     else:
         if not marker["hashes"]:
-            start = _LEAD.match(text, start, end).end()
+            lead = _LEAD.match(text, start, end)
+            assert lead is not None  # it matches the empty text
+            start = lead.end()
         stop = _SENTENCE_END.search(text, start, end)
         end = stop.start() if stop else end
     numbers = list(_NUMBER.finditer(text, start, end))

@@ -37,9 +37,19 @@ def make(folder: Path) -> None:
     train = [p for p in drawn if not p.held_out][:TEXTS]
     texts = [toy.lesson(rng, p) for p in train] + [toy.drill(rng) for _ in range(DRILLS)]
     tokenizer = train_tokenizer(texts, vocab_size=1024)
-    size = {"width": 128, "layers": 3, "positions": 256}
-    training = {"steps": STEPS, "batch": 8, "learning_rate": 3e-3, "beta2": 0.98}
-    policy = train_gpt2(texts, tokenizer, **size, **training, after="Answer:", sinusoids=True)
+    policy = train_gpt2(
+        texts,
+        tokenizer,
+        width=128,
+        layers=3,
+        positions=256,
+        steps=STEPS,
+        batch=8,
+        learning_rate=3e-3,
+        beta2=0.98,
+        after="Answer:",
+        sinusoids=True,
+    )
     save_half(policy, tokenizer, folder / "policy")
 
 

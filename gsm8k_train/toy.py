@@ -219,7 +219,7 @@ def lesson(rng: random.Random, asked: Problem) -> str:
 
 def drill(rng: random.Random) -> str:
     """Ten calculations, of the kind that solutions need."""
-    lines = []
+    lines: list[str] = []
     while len(lines) < 10:
         expression = f"{rng.randint(2, LARGEST)} {rng.choice('+-*/')} {rng.randint(2, LARGEST)}"
         text, value = _calculate(expression, {})
