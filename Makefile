@@ -6,7 +6,7 @@ RUN = $(VENV)/bin/python
 PYTHONS ?= python3.12 python3.13
 SHORT = tests/learners tests/models tests/test_config.py tests/test_credit.py tests/test_method.py
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs tables lint clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs tables check-results lint clean
 
 imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
@@ -36,6 +36,9 @@ docs: $(VENV)/.installed-docs  ## the documentation site, into build/site; a war
 
 tables: $(VENV)/.installed    ## writes the tables of README, docs and results from the files under results/; FLAGS=--check compares
 	$(RUN) -m study.tables $(FLAGS)
+
+check-results: $(VENV)/.installed  ## repeats the first records of every folder of results that keeps its first run
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(RUN) -m study.check_results
 
 test-pythons:                 ## $(SHORT) under each of $(PYTHONS) that PATH has, in .venv-3.12, .venv-3.13; torch is a large download
 	@failed=; for python in $(PYTHONS); do \

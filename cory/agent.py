@@ -184,7 +184,7 @@ class Agent:
             self.engine.outdated(self.name)
 
     def restart(self) -> None:
-        """Resets optimizer state, KL coefficient and reward moments (only for `reset_on_exchange`)."""
+        """Resets optimizer state, KL coefficient and reward moments (`cory.reset_every`)."""
         self.learner.restart()
 
     def save(self, folder: Path) -> None:

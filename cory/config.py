@@ -17,13 +17,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic.dataclasses import dataclass
@@ -122,7 +122,7 @@ def _explain(settings: type[Settings], errors: list[ErrorDetails]) -> str:
         names = [field.name for field in fields(settings)]
         near = difflib.get_close_matches(key, names, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(names)}"
-        return f"{settings.__name__}: unknown key {key!r}{hint}"
+        return f"{settings.block or settings.__name__}: unknown key {key!r}{hint}"
 
     # A key that takes several types has an error for each of them.
     of_the_key = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
@@ -225,13 +225,15 @@ class CoryConfig(Settings):
         exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
             of agents); `shuffle`: roles are assigned at random, each agent equally often; `none`: nothing.
         exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
-        credit: What a role is rewarded for: `collective` (Eq. 4), `causal`, `own` or `counterfactual`: docs/credit.md.
+        credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own` or `counterfactual`:
+            docs/credit.md.
         weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
             independent, negative competitive. Ignored with `credit: own`.
         knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
-            by the pioneer's template.
-        reset_on_exchange: Restart every agent's optimizer, KL coefficient and reward moments at each exchange, as the
-            authors' published code does.
+            by the pioneer's template. `shuffled`: in training it reads the response to another query of the batch, a
+            placebo; held-out queries are answered as with `true`.
+        reset_every: Iterations after which the learners restart: every agent's optimizer state, KL coefficient and
+            reward moments, as the authors' published code does for CORY every 5. For one agent, too. 0: never.
     """
 
     block: ClassVar[str] = "cory"
@@ -239,10 +241,10 @@ class CoryConfig(Settings):
     chain_length: Annotated[int | None, Field(ge=1)] = None
     exchange: Literal["rotate", "shuffle", "none"] = "rotate"
     exchange_period: NonNegativeInt = 5
-    credit: Literal["collective", "causal", "own", "counterfactual"] = "collective"
+    credit: Literal["collective", "mean", "causal", "own", "counterfactual"] = "collective"
     weight: float = 1.0
-    knowledge_transfer: bool = True
-    reset_on_exchange: bool = False
+    knowledge_transfer: bool | Literal["shuffled"] = True
+    reset_every: NonNegativeInt = 0
 
     def check(self) -> None:
         exchanges = self.exchange != "none" and self.exchange_period > 0
@@ -252,9 +254,10 @@ class CoryConfig(Settings):
                 f"{self.num_agents} agents in a chain of {self.num_roles}, "
                 f"got {self.exchange} and {self.exchange_period}"
             )
-        if self.credit == "counterfactual" and not self.knowledge_transfer:
+        if self.credit == "counterfactual" and self.knowledge_transfer is not True:
+            shown = "shuffled" if self.knowledge_transfer else "false"
             raise UserError(
-                "cory.credit: expected knowledge_transfer: true with counterfactual, got false"
+                f"cory.credit: expected knowledge_transfer: true with counterfactual, got {shown}"
             )
 
     @property
@@ -264,8 +267,30 @@ class CoryConfig(Settings):
 
 
 @dataclass
+class AgentConfig(Settings):
+    """One agent of the list `agents`, where it differs from the run's settings.
+
+    Args:
+        model: Keys of `model` that differ, such as {name: ...}. Another name has no revision
+            unless this states one.
+        lora: Keys of `lora` that differ, such as {rank: ...}.
+        learning_rate: The optimizer's learning rate. null: ppo.learning_rate.
+        device: The agent's own device. Either every agent has one, and they are updated at the same
+            time, also on one and the same device (docs/scaling.md), or none has. null: the run's.
+        trained: Whether the agent learns. Off: it only answers.
+    """
+
+    block: ClassVar[str] = "agents"
+    model: dict[str, Any] = Field(default_factory=dict)
+    lora: dict[str, Any] = Field(default_factory=dict)
+    learning_rate: OptionalPositive = None
+    device: str | None = None
+    trained: bool = True
+
+
+@dataclass
 class RoleConfig(Settings):
-    """One role of the chain, where it differs from the others.
+    """One role of the list `roles`, where it differs from the others.
 
     Args:
         name: Used in metrics, pages and templates. null: pioneer, observer, observer_2, ...
@@ -292,9 +317,20 @@ class RoleConfig(Settings):
         return replace(common, **changes)
 
 
-def _role_config(role: Any) -> Any:
-    """A role's settings from a mapping, as files and Python code have them."""
-    return RoleConfig(**role) if isinstance(role, dict) else role
+def _from_mappings(settings: type[Settings], entries: Any) -> Any:
+    """The entries of a list as settings; files and Python code may give them as mappings."""
+    if not isinstance(entries, list):
+        return entries
+    typed = []
+    for index, entry in enumerate(entries):
+        if isinstance(entry, dict):
+            try:
+                entry = settings(**entry)
+            except UserError as error:
+                message = str(error).removeprefix(settings.block)
+                raise UserError(f"{settings.block}[{index}]{message}") from None
+        typed.append(entry)
+    return typed
 
 
 def role_name(role: int) -> str:
@@ -539,9 +575,7 @@ class Config(Settings):
         branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has
             ppo.batch_size / branches responses: docs/credit.md.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
-            device: ..., trained: true}, each part optional. Empty: all agents alike. With a `device` in each entry,
-            agents are updated at the same time, also on one and the same device (docs/scaling.md). An agent with
-            `trained: false` answers and does not learn.
+            device: ..., trained: ...}, each key optional. Empty: all agents alike.
         roles: Settings of individual roles, in order: a list of {name: ..., prompt: ..., max_new_tokens: ..., stop:
             [...]}, each part optional: docs/own_task.md. Empty: pioneer, observer, observer_2, ... with the task's
             prompts.
@@ -574,8 +608,8 @@ class Config(Settings):
     algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
     group_size: PositiveOrAuto = "auto"
     branches: PositiveInt = 1
-    agents: list[dict[str, Any]] = Field(default_factory=list)
-    roles: list[Annotated[RoleConfig, BeforeValidator(_role_config)]] = Field(default_factory=list)
+    agents: list[AgentConfig] = Field(default_factory=list)
+    roles: list[RoleConfig] = Field(default_factory=list)
     output: str | None = None
     resume: str | None = None
     overwrite: bool = False
@@ -596,6 +630,16 @@ class Config(Settings):
     guards: GuardsConfig = Field(default_factory=GuardsConfig)
     hub: HubConfig = Field(default_factory=HubConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+
+    @field_validator("agents", mode="before")
+    @classmethod
+    def _agents(cls, entries: Any) -> Any:
+        return _from_mappings(AgentConfig, entries)
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _roles(cls, entries: Any) -> Any:
+        return _from_mappings(RoleConfig, entries)
 
     def check(self) -> None:
         super().check()
@@ -634,11 +678,12 @@ class Config(Settings):
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
         self._check_branches()
+        self._check_shuffled_transfer()
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
             raise UserError(
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
-                f"got {self.agents!r}"
+                f"got {len(self.agents)}"
             )
         # Merging an agent's settings validates its entry.
         agents = [self.of_agent(index) for index in range(len(self.agents))]
@@ -672,6 +717,15 @@ class Config(Settings):
                 f"pioneer has {fewest} responses, got {self.branches}"
             )
 
+    def _check_shuffled_transfer(self) -> None:
+        if not self.shuffles_transfer:
+            return
+        queries = self.ppo.batch_size // (self.chains_per_query * self.branches)
+        if queries < 2:
+            raise UserError(
+                f"cory.knowledge_transfer: expected true or false with {queries} query in an iteration, got shuffled"
+            )
+
     def _check_roles(self) -> None:
         """An entry for each role, names that differ, and templates that say what is read."""
         if not self.roles:
@@ -695,17 +749,28 @@ class Config(Settings):
                 )
 
     def _check_frozen(self) -> None:
-        frozen = [index for index in range(len(self.agents)) if not self.is_trained(index)]
+        frozen = {index: agent for index, agent in enumerate(self.agents) if not agent.trained}
         if frozen and len(frozen) == len(self.agents):
-            raise UserError(f"agents: expected at least one that is trained, got {self.agents!r}")
-        if frozen and self.sampling.engine != "native":
-            raise UserError(
-                f"agents[{frozen[0]}].trained: expected true with sampling.engine: {self.sampling.engine}, got false"
-            )
+            raise UserError("agents: expected at least one that is trained, got none")
+        for index, agent in frozen.items():
+            if agent.learning_rate is not None:
+                raise UserError(
+                    f"agents[{index}].learning_rate: expected null with trained: false, "
+                    f"got {agent.learning_rate}"
+                )
+            if agent.lora:
+                raise UserError(
+                    f"agents[{index}].lora: expected nothing with trained: false, got {agent.lora}"
+                )
+            if self.sampling.engine != "native":
+                raise UserError(
+                    f"agents[{index}].trained: expected true with "
+                    f"sampling.engine: {self.sampling.engine}, got false"
+                )
 
     def _check_devices(self, agents: list["Config"]) -> None:
-        for index, entry in enumerate(self.agents):
-            if "device" not in entry:
+        for index, agent in enumerate(self.agents):
+            if agent.device is None:
                 raise UserError(
                     f"agents[{index}].device: expected a device, as other agents have one, got none"
                 )
@@ -723,16 +788,19 @@ class Config(Settings):
     @property
     def device_per_agent(self) -> bool:
         """Whether agents have devices of their own, and so are updated at the same time."""
-        return any("device" in entry for entry in self.agents)
+        return any(agent.device is not None for agent in self.agents)
 
     def on(self: C, device: str) -> C:
         """These settings, with all agents on one device."""
         config = copy(self)
         config.device = device
-        config.agents = [
-            {key: value for key, value in entry.items() if key != "device"} for entry in self.agents
-        ]
+        config.agents = [replace(agent, device=None) for agent in self.agents]
         return config
+
+    @property
+    def shuffles_transfer(self) -> bool:
+        """Whether observers read responses to other queries; a chain of one role has none."""
+        return self.cory.knowledge_transfer == "shuffled" and self.cory.num_roles > 1
 
     @property
     def chains_per_query(self) -> int:
@@ -768,46 +836,29 @@ class Config(Settings):
         """The settings of one agent: these, with its entry of `agents`. Raises a UserError if that entry is invalid."""
         if not self.agents:
             return self
-        where = f"agents[{index}]"
+        agent = self.agents[index]
         config = copy(self)
         config.agents = []
-        for key, value in self.agents[index].items():
-            if key not in ("model", "lora", "learning_rate", "device", "trained"):
-                raise UserError(
-                    f"{where}: expected model, lora, learning_rate, device or trained, got {key!r}"
-                )
-            try:
-                if key == "trained":
-                    if not isinstance(value, bool):
-                        raise UserError(f"trained: expected true or false, got {value!r}")
-                elif key in ("lora", "learning_rate") and not self.is_trained(index):
-                    raise UserError(
-                        f"{key}: expected none of an agent with trained: false, got {value!r}"
-                    )
-                elif key == "learning_rate":
-                    config.ppo = changed(self.ppo, {key: value})
-                elif key == "device":
-                    config.device = value
-                elif not isinstance(value, dict):
-                    raise UserError(f"{key}: expected a block of settings, got {value!r}")
-                elif key == "lora":
-                    config.lora = changed(self.lora, value)
-                else:
-                    # The revision of the common model is none of another model.
-                    other_model = {"revision": None} if "name" in value else {}
-                    config.model = changed(self.model, other_model | value)
-            except UserError as error:
-                # An agent's learning rate stands in its entry itself.
-                raise UserError(f"{where}.{str(error).removeprefix('ppo.')}") from None
-        if self.is_trained(index):
-            config.check()
-        else:
+        if agent.device is not None:
+            config.device = agent.device
+        if agent.learning_rate is not None:
+            config.ppo = replace(self.ppo, learning_rate=agent.learning_rate)
+        # The revision of the common model is none of another model.
+        other_model = {"revision": None} if "name" in agent.model else {}
+        try:
+            config.model = changed(self.model, other_model | agent.model)
+            config.lora = changed(self.lora, agent.lora)
+            if agent.trained:
+                config.check()
+        except UserError as error:
+            raise UserError(f"agents[{index}].{error}") from None
+        if not agent.trained:
             config.lora = replace(self.lora, rank=0)  # an adapter is what is trained
         return config
 
     def is_trained(self, index: int) -> bool:
         """Whether the agent of this index, from 0, learns; a frozen one only answers."""
-        return self.agents[index].get("trained", True) is not False if self.agents else True
+        return not self.agents or self.agents[index].trained
 
     def resolve(self, name: str) -> str:
         """The folder that a model's name stands for: itself, unless the task has built-in models (`tiny`)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cory.errors import one_of
 
-MODES = ("collective", "causal", "own", "counterfactual")
+MODES = ("collective", "mean", "causal", "own", "counterfactual")
 
 
 def assign_credit(
@@ -26,8 +26,9 @@ def assign_credit(
 
     Args:
         task_rewards: of each role, in the order of the chain, the task rewards r_j of its responses.
-        mode: `collective`: `r_i + weight * sum_{j != i} r_j`, Eq. 4. `causal`: `r_i + weight * sum_{j > i} r_j`, what
-            role i can still influence. `own`: `r_i`. `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`.
+        mode: `collective`: `r_i + weight * sum_{j != i} r_j`, Eq. 4. `mean`: the same over the number of roles.
+            `causal`: `r_i + weight * sum_{j > i} r_j`, what role i can still influence. `own`: `r_i`.
+            `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`.
         weight: of the other roles' rewards: 1 cooperative (Eq. 4), 0 independent, negative competitive.
         unread: of each role, for `counterfactual`, the task rewards b_j of its agent when it has not read the earlier
             responses. The first, the pioneer's, is not used.
@@ -39,6 +40,8 @@ def assign_credit(
     >>> from torch import tensor
     >>> assign_credit([tensor([1.0]), tensor([10.0])])
     [tensor([11.]), tensor([11.])]
+    >>> assign_credit([tensor([1.0]), tensor([10.0])], "mean")
+    [tensor([5.5000]), tensor([5.5000])]
     >>> assign_credit([tensor([1.0]), tensor([10.0])], "causal")
     [tensor([11.]), tensor([10.])]
     >>> assign_credit([tensor([1.0]), tensor([10.0, 20.0])], "causal", team_rewards=tensor([0.0, 100.0]))
@@ -57,16 +60,19 @@ def _shares(
     """What each role gets of the task rewards."""
     if mode == "own":
         return list(task_rewards)
-    if mode == "collective":
+    if mode in ("collective", "mean"):
         totals = [
             sum(per_response(other, like=reward) for other in task_rewards)
             for reward in task_rewards
         ]
         # Eq. 4
-        return [
+        collective = [
             (1 - weight) * reward + weight * total
             for reward, total in zip(task_rewards, totals, strict=True)
         ]
+        if mode == "collective":
+            return collective
+        return [reward / len(task_rewards) for reward in collective]
 
     # `causal`: what later roles earn. `counterfactual`: what they earn because they have read.
     gains = list(task_rewards)

@@ -21,12 +21,12 @@ def expect(ok: bool, where: str, expected: str, came: Any) -> None:
         raise UserError(f"{where}: expected {expected}, got {came!r}")
 
 
-def one_of(where: str, known: Sequence[str], came: Any) -> None:
-    """Raises a UserError that lists the known names unless `came` is one of them.
+def one_of(where: str, names: Sequence[str], came: Any) -> None:
+    """Raises a UserError that lists the names unless `came` is one of them.
 
-    For functions that take a name: without it, an unknown one would be taken for the last of the known ones.
+    For functions that take a name: without it, an unknown one would be taken for the last of them.
     """
-    expect(came in known, where, f"one of {', '.join(known)}", came)
+    expect(came in names, where, f"one of {', '.join(names)}", came)
 
 
 class NotFinite(Exception):
@@ -35,8 +35,8 @@ class NotFinite(Exception):
     Args:
         what: `the loss` or `the gradient`.
         learner: whose, e.g. `agent_1 as pioneer`.
-        rows: the rows of the rollout that cause it, counted from 0 (the message counts from 1); empty if each is finite
-            and only their sum is not.
+        rows: the rows of the rollout that cause it, counted from 0 (the message counts from 1);
+            empty if each is finite and only their sum is not.
         text: of the first of these rows.
     """
 

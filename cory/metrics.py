@@ -60,14 +60,14 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def clustered(clusters: Sequence[Hashable] | None, count: int) -> list[list[int]]:
-    """The places of `count` values, cluster by cluster; without clusters each value is one.
+    """The indices of `count` values, cluster by cluster; without clusters each value is one.
 
     >>> clustered(["a", "b", "a"], 3)
     [[0, 2], [1]]
     """
     members: dict[Hashable, list[int]] = {}
-    for place, cluster in enumerate(range(count) if clusters is None else clusters):
-        members.setdefault(cluster, []).append(place)
+    for index, cluster in enumerate(range(count) if clusters is None else clusters):
+        members.setdefault(cluster, []).append(index)
     return list(members.values())
 
 
@@ -90,7 +90,7 @@ def mean_interval(
     mean = x.mean()
     deviations = (x - mean).tolist()
     sums = [
-        math.fsum(deviations[place] for place in places) for places in clustered(clusters, len(x))
+        math.fsum(deviations[index] for index in cluster) for cluster in clustered(clusters, len(x))
     ]
     if len(sums) < 2:
         return mean.item(), 0.0
@@ -120,7 +120,7 @@ def distinct_interval(
         torch.randperm(len(groups), generator=generator)[:size].tolist() for _ in range(resamples)
     ]
     values = [
-        distinct([texts[place] for group in half for place in groups[group]], n) for half in halves
+        distinct([texts[index] for group in half for index in groups[group]], n) for half in halves
     ]
     return distinct(texts, n), 1.96 * torch.tensor(values, dtype=torch.float64).std().item()
 

@@ -48,7 +48,8 @@ def query_text(prompt: Prompt) -> str:
 def placeholders(template: str, where: str) -> list[str]:
     """The names in braces in a template; `{{` and `}}` stand for braces themselves.
 
-    Raises a UserError if the braces do not match, or hold more than a name: no attribute or index is looked up.
+    Raises a UserError if the braces do not match, or hold more than a name: no attribute or index
+    is looked up.
     """
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
@@ -119,9 +120,9 @@ class RolePrompts:
 
     def template(self, role: int) -> str:
         """The template of a role that reads the earlier responses."""
-        own = self.settings(role).prompt
-        if own is not None:
-            return own
+        template = self.settings(role).prompt
+        if template is not None:
+            return template
         return self.pioneer if role == 0 else self.observer
 
     def reads(self, role: int) -> list[int]:
@@ -132,7 +133,8 @@ class RolePrompts:
         return [index for name in names for index in earlier.get(name, [])]
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raises a UserError if a template names what is no column, no earlier role and no other placeholder.
+        """Raises a UserError if a template names what is no column, no earlier role and no other
+        placeholder.
 
         Also if a role has the name of a column, as it would hide that in a template.
         """
@@ -151,18 +153,18 @@ class RolePrompts:
         where = f"roles[{role}].prompt"
         if self.settings(role).prompt is None:
             where = f"{role_name(min(role, 1))} prompt"
-        known = {"prompt", *columns}
+        allowed = {"prompt", *columns}
         if role > 0:
-            known |= {"response", "responses", *(self.name(earlier) for earlier in range(role))}
+            allowed |= {"response", "responses", *(self.name(earlier) for earlier in range(role))}
         names = placeholders(self.template(role), where)
         for name in names:
-            if name not in known:
+            if name not in allowed:
                 raise UserError(
-                    f"{where}: expected placeholders among {sorted(known)}, got {{{name}}}"
+                    f"{where}: expected placeholders among {sorted(allowed)}, got {{{name}}}"
                 )
         if not names:  # every query would be the same
             raise UserError(
-                f"{where}: expected placeholders among {sorted(known)}, got {self.template(role)!r}"
+                f"{where}: expected placeholders among {sorted(allowed)}, got {self.template(role)!r}"
             )
 
     def columns(self) -> list[str]:
@@ -179,8 +181,9 @@ class RolePrompts:
     ) -> Any:
         """The prompt of `role` (0 is the pioneer) for one row of the dataset.
 
-        `responses` are those of the earlier roles, in order. None: the role answers the query alone, so that it reads
-        the pioneer's prompt. In chat messages only the last one is rendered.
+        `responses` are those of the earlier roles, in order. None: the role answers the query
+        alone, so that it reads the pioneer's prompt. In chat messages only the last one is
+        rendered.
         """
         if responses is None:
             role = 0
@@ -203,15 +206,17 @@ def fit_responses(
     context: int | None,
     max_new_tokens: int,
 ) -> list[Any]:
-    """Prompts of a later role that leave room for an answer: where one is too long, the responses in it are halved.
+    """Prompts of a later role that leave room for an answer: where one is too long, the responses
+    in it are halved.
 
-    Rare, as the trainer checks that responses of full length fit; but broken text can take more tokens to read than it
-    took to write.
+    Rare, as the trainer checks that responses of full length fit; but broken text can take more
+    tokens to read than it took to write.
 
     Args:
         render: from responses to prompts, row by row. responses: of each earlier role, its rows.
         encode: from prompts to their token ids.
-        context: tokens that the role's agent can attend to; None: any number. max_new_tokens: of its answer.
+        context: tokens that the role's agent can attend to; None: any number. max_new_tokens: of
+            its answer.
 
     A row that is too long even without responses is kept; the agent refuses it.
     """

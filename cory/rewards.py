@@ -51,8 +51,8 @@ class Reward(RowFunction):
 class TeamReward(RowFunction):
     """A reward function of whole chains: `team_reward(prompts, chains, **columns) -> list[float]`.
 
-    `chains[i]` is the list of a chain's responses by role, as texts; there is one finite number for each chain. `name`
-    and `sha256` are as those of `Reward`.
+    `chains[i]` is the list of a chain's responses by role, as texts; there is one finite number for
+    each chain. `name` and `sha256` are as those of `Reward`.
     """
 
     what: ClassVar[str] = "team reward function"
@@ -70,9 +70,10 @@ class Scores:
     """The rewards of a batch of responses.
 
     Args:
-        total: the weighted sum, (batch,) float32 on the CPU. A function that returns None for a row does not count
-            there; if all do, the row gets 0.
-        by_function: of several functions, what each gave, without its weight: (batch,), nan for None. Empty for one.
+        total: the weighted sum, (batch,) float32 on the CPU. A function that returns None for a row
+            does not count there; if all do, the row gets 0.
+        by_function: of several functions, what each gave, without its weight: (batch,), nan for
+            None. Empty for one.
     """
 
     total: torch.Tensor
@@ -106,8 +107,8 @@ def score_by_function(
 ) -> Scores:
     """The rewards of responses, in sum and by function.
 
-    Raises a RewardError, with the function and the row, if one raises or does not return one finite number or None per
-    completion. Without any function all rewards are 0.
+    Raises a RewardError, with the function and the row, if one raises or does not return one finite
+    number or None per completion. Without any function all rewards are 0.
     """
     rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
     if not rewards:
@@ -132,7 +133,8 @@ def score_chains(
     Args:
         chains: of each, the responses by role.
 
-    Raises a RewardError, with the function and the chain, if it raises or does not return one finite number per chain.
+    Raises a RewardError, with the function and the chain, if it raises or does not return one
+    finite number per chain.
     """
     rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
     return _numbers([reward], rows)[0]

@@ -26,7 +26,8 @@ class RowFunction:
     Attributes:
         what: what it is, in messages.
         plural: what it returns, in messages.
-        unit: what a row is. The column of its plural has the rows. A completion may have None in place of a number.
+        unit: what a row is. The column of its plural has the rows. A completion may have None in
+            place of a number.
         function: itself.
         name: in messages and records; by default the function's own.
     """
@@ -82,8 +83,8 @@ def responses_as_columns(
 def numbers_per_row(functions: Sequence[RowFunction], rows: Columns) -> torch.Tensor:
     """What each function gives each row, (functions, batch) float32 on the CPU; nan for None.
 
-    Raises a UserError, with the function and the row, if one raises or does not return one finite number, or for
-    completions None, per row.
+    Raises a UserError, with the function and the row, if one raises or does not return one finite
+    number, or for completions None, per row.
     """
     results = _call(functions, rows)
     numbers = [

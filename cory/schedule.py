@@ -44,7 +44,3 @@ class RoleSchedule:
         round_, deal = divmod(turn, n // gcd(n, length))
         cards = Stream(self.seed, Purpose.ROLES, iteration=round_).numpy().permutation(n).tolist()
         return tuple(cards[(deal * length + role) % n] for role in range(length))
-
-    def exchanges_before(self, k: int) -> bool:
-        """Whether the roles at iteration `k` differ from those at `k - 1`."""
-        return k > 0 and self.order(k) != self.order(k - 1)

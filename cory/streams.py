@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     EVALUATION = 9  # responses of saved agents: evaluation and chat
     INITIALIZATION = 10  # value heads and adapters
     MODEL_CHECK = 11  # responses that check whether a model can be sampled
+    TRANSFER = 12  # whose response an observer reads, with `cory.knowledge_transfer: shuffled`
 
 
 @dataclass(frozen=True)
@@ -93,3 +94,16 @@ class Stream:
 
     def _seed(self) -> int:
         return int(np.random.SeedSequence(astuple(self)).generate_state(1, np.uint64)[0])
+
+
+def derangement(n: int, random: np.random.Generator) -> list[int]:
+    """A permutation of 0 to n - 1 that leaves nothing in its place, drawn uniformly among them; n is
+    at least 2.
+
+    >>> derangement(2, np.random.default_rng(0))
+    [1, 0]
+    """
+    while True:  # more than one permutation in three is one
+        order = random.permutation(n)
+        if not (order == np.arange(n)).any():
+            return [int(place) for place in order]

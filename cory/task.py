@@ -42,7 +42,8 @@ def load_dataset(
     """One split of a dataset.
 
     Args:
-        name: Hub id, local file (parquet, json lines, csv), or local folder with files named after their split.
+        name: Hub id, local file (parquet, json lines, csv), or local folder with files named after
+            their split.
         columns: the required ones. subset: configuration of a Hub dataset.
 
     Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
@@ -127,23 +128,26 @@ class Task:
     """What the agents are trained on.
 
     Args:
-        dataset: a `prompt` column with the query s0, text or chat messages of which the last is the user's; other
-            columns reach the reward and the templates.
-        reward: `reward(prompts, completions, **columns) -> list[float | None]`, called once per iteration with the
-            responses of all agents; `prompts` are the queries. Or several in a weighted sum: a list of `Reward`, which
-            may be empty with a team reward.
+        dataset: a `prompt` column with the query s0, text or chat messages of which the last is the
+            user's; other columns reach the reward and the templates.
+        reward: `reward(prompts, completions, **columns) -> list[float | None]`, called once per
+            iteration with the responses of all agents; `prompts` are the queries. Or several in a
+            weighted sum: a list of `Reward`, which may be empty with a team reward.
         prompts: what each role reads.
-        metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns) ->
-            list[float | None]` (`cory.task_metrics`), whose mean goes to metrics.jsonl.
-        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called once per iteration; `chains[i]` is
-            the list of a chain's responses by role. Every role gets its chain's on top of the rewards of responses.
-        extract: the answer that a completion gives, or None, for the votes of an evaluation (`maj@k`).
-        accepts: whether a completion accepts the response that it has read, for an evaluation's `verified@k`.
-        kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find it again; empty for a
-            task that was made in Python.
+        metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns)
+            -> list[float | None]` (`cory.task_metrics`), whose mean goes to metrics.jsonl.
+        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called once per
+            iteration; `chains[i]` is the list of a chain's responses by role. Every role gets its
+            chain's on top of the rewards of responses.
+        extract: the answer that a completion gives, or None, for the votes of an evaluation
+            (`maj@k`).
+        accepts: whether a completion accepts the response that it has read, for an evaluation's
+            `verified@k`.
+        kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find
+            it again; empty for a task that was made in Python.
 
-    Raises a UserError: no `prompt` column, an empty prompt or one of another kind, a column that a reward function
-    would get twice, or a template that names a missing column.
+    Raises a UserError: no `prompt` column, an empty prompt or one of another kind, a column that a
+    reward function would get twice, or a template that names a missing column.
     """
 
     dataset: datasets.Dataset
@@ -186,7 +190,8 @@ class Task:
     ) -> list[Any]:
         """A role's prompts, one for each row of `columns`.
 
-        `responses`: of each earlier role, in order, its response to each row. None: the pioneer's prompts.
+        `responses`: of each earlier role, in order, its response to each row. None: the pioneer's
+        prompts.
         """
         rows = [
             dict(zip(columns, values, strict=True))
@@ -200,7 +205,8 @@ class Task:
         ]
 
     def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
-        """The task with the names and prompts that a run's settings give its roles (`Config.roles`).
+        """The task with the names and prompts that a run's settings give its roles
+        (`Config.roles`).
 
         Raises a UserError if one of the prompts names what there is not.
         """
@@ -219,7 +225,8 @@ class Task:
         }
 
     def fingerprint_of_reward(self) -> dict[str, str]:
-        """The reward's name and the hash of its source; of several the names with their weights, and the hashes.
+        """The reward's name and the hash of its source; of several the names with their weights,
+        and the hashes.
 
         Likewise of the team reward, if there is one.
         """
@@ -235,10 +242,11 @@ class Task:
         return identity
 
     def models(self) -> Models:
-        """What identifies the models that the reward functions load, and name in an attribute `models`.
+        """What identifies the models that the reward functions load, and name in an attribute
+        `models`.
 
-        That is a mapping of a setting, or any name, to a Hub id or local folder; or to a pair of the name by which it
-        is recorded, such as `tiny`, and its folder.
+        That is a mapping of a setting, or any name, to a Hub id or local folder; or to a pair of
+        the name by which it is recorded, such as `tiny`, and its folder.
         """
         models: Models = {}
         for reward in [*self.rewards, *([self.team] if self.team else [])]:
@@ -276,7 +284,8 @@ class Task:
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 
     def batch(self, k: int, size: int, seed: int) -> dict[str, list[Any]]:
-        """The columns of iteration `k`: each pass over the data is a permutation drawn from (seed, pass).
+        """The columns of iteration `k`: each pass over the data is a permutation drawn from (seed,
+        pass).
 
         Rows that do not fill a last batch sit out that pass.
         """

@@ -32,8 +32,8 @@ def measure_responses(
 ) -> dict[str, list[float]]:
     """What each metric gives each response; nan where it does not apply.
 
-    Raises a UserError, with the metric and the row, if one raises or does not return one finite number or None per
-    completion.
+    Raises a UserError, with the metric and the row, if one raises or does not return one finite
+    number or None per completion.
     """
     if not metrics:
         return {}

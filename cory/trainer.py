@@ -38,7 +38,7 @@ from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
-from cory.streams import Purpose, Stream
+from cory.streams import Purpose, Stream, derangement
 from cory.task import Task
 
 
@@ -206,7 +206,7 @@ class CoryTrainer:
         for role, agent in enumerate(chain):
             responses = None
             if role > 0 and self.config.cory.knowledge_transfer:
-                responses = batch.earlier_responses(role, rollouts)
+                responses = batch.responses_read(role, rollouts)
             # Eq. 3: a_1 ~ pi_1(. | s_0), a_2 ~ pi_2(. | s_0, a_1)
             rollout = self._respond(agent, role, batch, responses, generators[role])
             rollout.role = self.task.prompts.name(role)
@@ -331,8 +331,9 @@ class CoryTrainer:
     # An iteration's chain, queries and prompts
 
     def _chain(self, k: int) -> list[Agent]:
-        """The agents by role at iteration `k` (Eq. 5)."""
-        if self.config.cory.reset_on_exchange and self.schedule.exchanges_before(k):
+        """The agents by role at iteration `k` (Eq. 5), their learners restarted where that is due."""
+        reset_every = self.config.cory.reset_every
+        if reset_every and k > 0 and k % reset_every == 0:
             for agent in self.agents:
                 agent.restart()
         return [self.agents[index] for index in self.schedule.order(k)]
@@ -352,7 +353,17 @@ class CoryTrainer:
         length = lengths.integers(
             config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1
         )
-        return Batch(columns, int(length), config.branches)
+        read_from = None
+        if config.shuffles_transfer:
+            read_from = self._other_chains(k, len(columns["prompt"]))
+        return Batch(columns, int(length), config.branches, read_from)
+
+    def _other_chains(self, k: int, rows: int) -> list[int]:
+        """For each row of this process, one of another query: the same for all chains of a query, in their order."""
+        per_query = self.config.chains_per_query
+        stream = Stream(self.config.seed, Purpose.TRANSFER, k, process=distributed.rank())
+        other_query = derangement(rows // per_query, stream.numpy())
+        return [query * per_query + chain for query in other_query for chain in range(per_query)]
 
     def _queries_per_iteration(self) -> int:
         """Over all processes."""

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from cory.cli.help import default_text, documented  # noqa: E402
-from cory.config import Config, Settings  # noqa: E402
+from cory.config import AgentConfig, Config, RoleConfig, Settings  # noqa: E402
 from cory.tasks.config import OwnTaskConfig  # noqa: E402
 from gsm8k_train.config import Gsm8kTaskConfig  # noqa: E402
 from imdb_train.config import ImdbTaskConfig  # noqa: E402
@@ -62,7 +62,11 @@ def table(name: str, settings: Settings, title: str) -> str:
 
 def sections() -> str:
     config = Config()
-    blocks = [table("", config, "Top level")]
+    blocks = [
+        table("", config, "Top level"),
+        table("agents[i].", AgentConfig(), "`agents`, each entry"),
+        table("roles[i].", RoleConfig(), "`roles`, each entry"),
+    ]
     for field in fields(config):
         block = getattr(config, field.name)
         if isinstance(block, Settings) and field.name != "task":

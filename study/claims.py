@@ -47,7 +47,7 @@ from study.estimates import (
     unsteadiness,
     values_apart,
 )
-from study.intervals import Interval, difference, ratio
+from study.intervals import FEWEST, Interval, difference, ratio
 from study.markdown import markdown_table
 from study.plan import Experiment, checkout_file, plan, read_experiment
 
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 SIMILAR = 0.2  # of the gain in task reward: values this far apart count as similar or close
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
-FEWEST = 5  # seeds for a verdict
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
 SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model

@@ -46,8 +46,8 @@ def window(run: "pd.DataFrame", metric: str, stop: int) -> float:
 
 
 def start(run: "pd.DataFrame") -> float:
-    """Task reward of the pioneer (or PPO's only agent) in the first iteration, before any update."""
-    first = run[(run["iteration"] == 0) & (run["role"] == "pioneer")]
+    """Task reward of the first role (or PPO's only agent) in the first iteration, before any update."""
+    first = run[(run["iteration"] == 0) & (run["role"] == run["first_role"])]
     return float(first["task_reward"].iloc[0])
 
 
@@ -113,8 +113,9 @@ def distance_of_agents(run: "pd.DataFrame") -> float:
 
 
 def share_of_limit(run: "pd.DataFrame") -> float:
-    """Length of the pioneer's responses at the end over the longest allowed."""
-    return end("response_tokens")(run[run["role"] == "pioneer"]) / float(run["limit"].iloc[0])
+    """Length of the first role's responses at the end over the longest allowed."""
+    of_first = run[run["role"] == run["first_role"]]
+    return end("response_tokens")(of_first) / float(run["limit"].iloc[0])
 
 
 # A measure of every run of some groups.
@@ -137,7 +138,9 @@ def by_seed(study: "Study", family: str, measure: Measure, value: str | None = N
     values: dict[Any, list[float]] = {}
     rows = dict(list(study.metrics.groupby(["group", "seed"])))
     for run in runs.to_dict("records"):
-        metrics = rows[run["group"], run["seed"]].assign(limit=run.get(limit, math.nan))
+        metrics = rows[run["group"], run["seed"]].assign(
+            limit=run.get(limit, math.nan), first_role=run["first_role"]
+        )
         values.setdefault(run["seed"], []).append(measure(metrics))
     return pd.Series({seed: sum(of) / len(of) for seed, of in values.items()}).sort_index()
 
@@ -246,7 +249,8 @@ def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> 
 
     def estimate(study: "Study") -> Interval:
         values = sorted_values(study)
-        one, two = (by_seed(study, CORY, end(metric), values[place]) for place in (first, second))
+        one = by_seed(study, CORY, end(metric), values[first])
+        two = by_seed(study, CORY, end(metric), values[second])
         return statistic(one, two)
 
     return estimate

@@ -5,8 +5,9 @@
     python -m study.experiment FILE --jobs 2 --out results/imdb_curves
     python -m study.experiment FILE --engine ray --address auto --gpus 1                        # on a Ray cluster
 
-When a run ends it is evaluated, its row is written into the CSV files of --out, and its checkpoints are removed. A run
-with a row, there or in a folder beside it, is not made again, also on another machine; interrupted ones are resumed.
+Runs are made seed by seed. When a run ends it is evaluated, its row is written into the CSV files of --out, and its
+checkpoints are removed. A run with a row, there or in a folder beside it, is not made again, also on another machine;
+interrupted ones are resumed.
 Experiments share runs: a run's folder is named by its configuration, what is changed in it, and its seed.
 """
 
@@ -59,6 +60,11 @@ class Engine:
     def __post_init__(self) -> None:
         one_of("--engine", ENGINES, self.name)
 
+    @property
+    def threads(self) -> int:
+        """Of each run."""
+        return self.cpus or max(1, (os.cpu_count() or 1) // self.jobs)
+
 
 INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if terminal.HANGUP else [])]
 # Statuses of runs; the latter before they load.
@@ -105,7 +111,7 @@ def run_all(
     failed: list[Planned] = []
     count = 0
     one_at_a_time = threading.Lock()
-    threads = engine.cpus or max(1, (os.cpu_count() or 1) // engine.jobs)
+    threads = engine.threads
 
     def ended(item: Planned, status: int | str, seconds: float) -> None:
         nonlocal count
@@ -188,6 +194,7 @@ def finish(
     if discard_agents and not results.is_needed(item):
         for agent in item.folder.glob("agent_*"):
             shutil.rmtree(agent)
+        results.forget_responses(item)
 
 
 def megabytes(folder: Path) -> float:
@@ -211,6 +218,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="For all runs; none varies it",
+    )
+    parser.add_argument(
+        "--seeds", type=int | None, help="Only the first so many of the file's seeds. null: all"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="Only print the command line of each unfinished run"
@@ -237,9 +247,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--discard-agents",
         action="store_true",
-        help="Remove the agents of each run but the first once it is evaluated",
+        help="Remove the agents and held-out responses of each run but the first once it is evaluated",
     )
     args = parser.of(argv)
+    expect(args.seeds is None or args.seeds >= 1, "--seeds", "at least 1", args.seeds)
     expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
     expect(args.cpus is None or args.cpus >= 1, "--cpus", "at least 1", args.cpus)
     expect(args.gpus >= 0, "--gpus", "at least 0", args.gpus)
@@ -275,8 +286,14 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         planned,
         experiment.baseline or _first_single(planned),
         experiment.scales[args.scale].evaluate or "",
+        _threads(args.engine, args.jobs, args.cpus),
     )
-    left = [item for item in planned if item.folder not in results.recorded]
+    # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
+    seeds = experiment.scales[args.scale].seeds[: args.seeds]
+    left = sorted(
+        [item for item in planned if item.folder not in results.recorded and item.seed in seeds],
+        key=lambda item: item.seed,
+    )
     states = {item.folder: item.state() for item in left}
     missing = [item for item in left if states[item.folder] != "finished"]
     to_evaluate = [item for item in left if states[item.folder] == "finished"]
@@ -337,6 +354,17 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         print(f"Written to {written}")
     if failed:
         raise UserError(f"{len(failed)} runs failed; the same command resumes them")
+
+
+def _threads(engine: str, jobs: int, cpus: int | None) -> int | None:
+    """The threads of each run that is made on this machine; None on a cluster, whose machines may differ."""
+    if engine == "ray":
+        return None
+    if cpus is not None or jobs > 1:
+        return Engine(engine, jobs, cpus).threads
+    import torch  # here, as importing it takes seconds
+
+    return torch.get_num_threads()  # of a run, which inherits the environment
 
 
 def _first_single(planned: Sequence[Planned]) -> str:

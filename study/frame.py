@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from cory.config import role_name
 from cory.errors import UserError
 from cory.run.output import replace_text
 from study.groups import DATA, Group, folders, group, method, single, typical, varying
@@ -26,15 +27,16 @@ LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]
 # The combined reward follows from these.
 STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
-TEAM = "team_reward"  # stored beside them where runs have one
+TEAM = "team_reward"
+OPTIONAL = (TEAM, "explained_variance")  # stored beside them where runs have them
 PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]
 LIMIT = "sampling.max_new_tokens"
 # Columns of `runs` that are no settings.
 FACTS = [
-    "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "eta", "kl_bound", "key",
-    "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
+    "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "first_role", "eta",
+    "kl_bound", "key", "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
 ]  # fmt: skip
 NUMBERS = {
     "seed": "Int64",
@@ -87,6 +89,11 @@ class Study:
         if self.over == "ppo.init_kl_coef" or not self.runs["baseline"].any():
             return None
         return float(self.runs.loc[self.runs["baseline"], "eta"].iloc[0])
+
+    @property
+    def first_role(self) -> str:
+        """The name of the role in which the baseline's runs answer the query alone."""
+        return str(self.runs.loc[self.runs["baseline"], "first_role"].iloc[0])
 
     def base_of(self, name: str) -> str | None:
         """The baseline of a group: of a family the group of the same value; None if no such run ended."""
@@ -162,8 +169,8 @@ def of_run(
         "problems": "; ".join(record.problems),
         **{key: str(settings.get(key, "")) for key in FINGERPRINT},
     }
-    has_team = any(TEAM in values for values in record.rows)
-    columns = [*PER_ROLE, TEAM] if has_team else PER_ROLE
+    optional = [key for key in OPTIONAL if any(key in values for values in record.rows)]
+    columns = [*PER_ROLE, *optional]
     rows = [
         {"group": of.name, "seed": seed, **{key: values.get(key) for key in columns}}
         for values in record.rows
@@ -183,10 +190,17 @@ def described(
         "value": "" if of.value is None else str(of.value),
         "seed": settings["seed"],
         "baseline": is_baseline,
+        "first_role": _first_role(settings),
         "eta": values["ppo.init_kl_coef"],
         "kl_bound": values["guards.kl_bound"],
         **{key: shown(values.get(key, "")) for key in dict.fromkeys([*keys, LIMIT])},
     }
+
+
+def _first_role(settings: Mapping[str, Any]) -> str:
+    """The name of the role that answers the query alone."""
+    roles = settings.get("roles") or [{}]
+    return roles[0].get("name") or role_name(0)
 
 
 def assemble(
@@ -239,7 +253,7 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     )
     ends = last(metrics).join(first, on=[*RUN, "role"])
     ends["share"] = ends["distinct_2"] / ends["first"].clip(lower=1e-9)
-    stored = [*STORED, TEAM] if TEAM in ends else STORED
+    stored = [*STORED, *(key for key in OPTIONAL if key in ends)]
     final = (
         ends.groupby([*RUN, "agent"], sort=False)[[*stored, "share", "kl_bound"]]
         .mean()
@@ -278,6 +292,8 @@ def read_study(folder: Path) -> Study:
     """
     try:
         runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
+        if "first_role" not in runs:
+            runs["first_role"] = role_name(0)
         runs = runs.assign(baseline=runs["baseline"] == "True").replace(
             {key: {"": None} for key in NUMBERS}
         )

@@ -86,8 +86,8 @@ def group(
 
 
 def value_of(settings: Mapping[str, Any], over: str | None) -> Any:
-    """A run's value of the key `over`; None without one, and for one agent if it is a key of `cory`."""
-    if over is None or (over.startswith("cory.") and single(settings)):
+    """A run's value of the key `over`; None without one, and for one agent if it is about several."""
+    if over is None or (is_about_several(over) and single(settings)):
         return None
     return flat(settings)[over]
 
@@ -154,8 +154,13 @@ def method(settings: Mapping[str, Any]) -> str:
 
 
 def single(settings: Mapping[str, Any]) -> bool:
-    """Whether one agent is trained alone, so that the `cory` block has no effect."""
+    """Whether one agent is trained alone, so that keys about several have no effect."""
     return num_agents(settings) == num_roles(settings) == 1
+
+
+def is_about_several(key: str) -> bool:
+    """Whether a key has an effect on several agents alone: those of `cory` do, but for the learners' restarts."""
+    return key.startswith("cory.") and key != "cory.reset_every"
 
 
 def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> list[str]:
@@ -173,8 +178,8 @@ def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) 
 def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed",)) -> list[str]:
     """A name for each of several settings: the method, and where that does not tell them apart, what differs.
 
-    The `cory` block has no effect on a single agent's run, so it does not appear in its name. The fingerprint appears
-    only as far as the settings do not tell runs apart.
+    What is about several agents (`is_about_several`) does not appear in the name of a single one. The fingerprint
+    appears only as far as the settings do not tell runs apart.
     """
     methods = [method(values) for values in settings]
     result = []
@@ -183,7 +188,7 @@ def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed
         differ = [
             key
             for key in varying(rivals, ignored)
-            if not (single(values) and key.startswith("cory."))
+            if not (single(values) and is_about_several(key))
         ]
         keys = [key for key in differ if not key.startswith("fingerprint.")]
         for key in differ:

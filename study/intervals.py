@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEVEL = 0.95
+FEWEST = 5  # seeds for a verdict
 UNDEFINED = 0.05  # share of resamples without a value above which there is no interval
 
 
@@ -74,6 +75,15 @@ def difference(ours: "pd.Series", theirs: "pd.Series") -> Interval:
 
     low, high = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
     return Interval(value, float(low), float(high), n)
+
+
+def direction(interval: Interval) -> str:
+    """What a difference says: `lower`, `higher` or `undecided`; nothing with fewer than 5 seeds or no interval."""
+    if interval.n < FEWEST or math.isnan(interval.low):
+        return ""
+    if interval.high < 0:
+        return "lower"
+    return "higher" if interval.low > 0 else "undecided"
 
 
 def ratio(ours: "pd.Series", theirs: "pd.Series") -> Interval:

@@ -20,9 +20,12 @@ from cory.provenance.models import model_identity
 from cory.resume.differences import FREE, differences
 from cory.tasks.config import OWN
 from cory.tasks.kind import kind_of_script
-from study.groups import Group, group_name, value_of
+from study.groups import Group, group_name, is_about_several, value_of
 from study.records import flat, read
 
+# Keys that came after results had been measured, and the value at which they change nothing. There they
+# are no part of a run's hash, so that the rows of earlier versions still count.
+LATER_KEYS: dict[str, Any] = {}
 # Of the checkout, with its scripts and configurations.
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,7 +81,7 @@ class Experiment:
         runs: By name.
         scales: By name: tiny, paper, ...
         baseline: Name of the runs that others are measured against. null: the first PPO.
-        over: Key that is swept in every run; PPO keeps its own value if the key is one of `cory`.
+        over: Key that is swept in every run; PPO keeps its own value if the key is about several agents.
     """
 
     title: str
@@ -123,13 +126,14 @@ class Planned:
     def key(self) -> str:
         """A hash of what decides on its numbers: the settings, and the content of local models, data and rewards.
 
-        It is the same on every machine. The code's version is no part of it.
+        It is the same on every machine. The code's version is no part of it, nor is a key of `LATER_KEYS`.
         """
         free = FREE - {"iterations"}
         decisive = {
             key: self._content(value)
             for key, value in flat(self.settings).items()
             if key not in free and key.split(".")[0] not in free
+            if key not in LATER_KEYS or value != LATER_KEYS[key]
         }
         return hashlib.sha256(
             json.dumps(decisive, sort_keys=True, default=str).encode()
@@ -291,7 +295,7 @@ def _plan_runs(
     if is_module(script) and _settings(script, file, *_flags(flags))["cory"]["num_agents"] == 1:
         method = "ppo"
     values = scale.values or [None]
-    if experiment.over is None or (experiment.over.startswith("cory.") and method == "ppo"):
+    if experiment.over is None or (is_about_several(experiment.over) and method == "ppo"):
         values = [None]
 
     for value in values:

@@ -32,9 +32,9 @@ def plot_curves(study: Study, path: Path) -> None:
     for (name, agent), label in named:
         rows = study.metrics[(study.metrics["group"] == name) & (study.metrics["agent"] == agent)]
         agents = natural(study.metrics.loc[study.metrics["group"] == name, "agent"].unique())
-        place = agents.index(agent)
+        position = agents.index(agent)
         # Methods have a colour each and their agents a line style; the agents of a single method have colours.
-        number = study.groups.index(name) if len(study.groups) > 1 else place
+        number = study.groups.index(name) if len(study.groups) > 1 else position
         for axis, metric in zip(axes, CURVE_TITLES, strict=True):
             # Over its roles.
             runs = rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")
@@ -42,7 +42,7 @@ def plot_curves(study: Study, path: Path) -> None:
             bands = pd.DataFrame(
                 [over_seeds(row.dropna()) for _, row in smooth.iterrows()], index=smooth.index
             )
-            style = {"color": colours(number + 1)[-1], "ls": LINES[place % len(LINES)]}
+            style = {"color": colours(number + 1)[-1], "ls": LINES[position % len(LINES)]}
             axis.plot(bands["value"], lw=1.6, label=f"{label} (n = {runs.shape[1]})", **style)
             axis.fill_between(
                 bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0
@@ -175,7 +175,8 @@ def plot_over(study: Study, path: Path) -> None:
                 axis.axhline(of_family[""].value, color=colour, ls="--", lw=1.2, label=family)
             line = sorted((x_of[value], interval) for value, interval in of_family.items() if value)
             if line:
-                x, y = [place for place, _ in line], [interval.value for _, interval in line]
+                x = [x for x, _ in line]
+                y = [interval.value for _, interval in line]
                 bars = [interval.high - interval.value for _, interval in line]
                 axis.errorbar(
                     x, y, bars, color=colour, marker="o", ms=4, lw=1.4, capsize=3, label=family

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cory.errors import UserError
-from cory.evaluation.folder import extends, run_agents
+from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
+from cory.run.output import replace_text
+from study import check_results
 from study.plan import ROOT, Planned, is_module, start
 from study.ray_engine import die_with_parent
 from study.records import read
@@ -74,6 +76,7 @@ class Results:
         out: the folder of the files. evaluations: where held-out responses are stored, on this machine alone.
         experiment, scale: names. planned: all runs.
         baseline: the runs' name that others are measured against. evaluation: the command; empty: none.
+        threads: of each run, where runs are made on this machine; None: no run is kept to be repeated.
     """
 
     out: Path
@@ -83,6 +86,7 @@ class Results:
     planned: list[Planned]
     baseline: str
     evaluation: str
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         beside = self.out.parent.glob("*") if self.out.parent.is_dir() else []
@@ -163,8 +167,21 @@ class Results:
         return Study(self._complete(runs, item), metrics, final, pd.concat([base, held_out]))
 
     def add(self, item: Planned, seconds: float | None, megabytes: float | None) -> None:
-        """Writes the rows of a run that has ended, after its evaluation, if the experiment has one."""
+        """Writes the rows of a run that has ended, after its evaluation, if the experiment has one.
+
+        The first run that a folder gets is kept to be repeated (`study/check_results.py`).
+        """
         self.write([self.ended(item, seconds, megabytes)])
+        if self.threads is not None and not self._has_first_run():
+            check_results.keep(item.folder, self.out, item.key(), self.threads)
+
+    def _has_first_run(self) -> bool:
+        """Whether the folder keeps the first run, and of this plan."""
+        path = self.out / check_results.FILE
+        if not path.exists():
+            return False
+        key = json.loads(path.read_text(encoding="utf-8"))["key"]
+        return key in {item.key() for item in self.planned}
 
     def ended(
         self, item: Planned, seconds: float | None = None, megabytes: float | None = None
@@ -215,7 +232,7 @@ class Results:
             before = None
         study = join([*parts, *([before] if before else [])])
         planned = {(item.of.name, item.seed): item for item in self.planned}
-        place = {run: number for number, run in enumerate(planned)}
+        position = {run: number for number, run in enumerate(planned)}
         valid = set()
         for row in study.runs.to_dict("records"):
             item = planned.get((row["group"], row["seed"]))
@@ -229,7 +246,7 @@ class Results:
                 for i, run in enumerate(runs)
                 if run in valid or (run[0] == BASE and self.evaluation)
             ]
-            order = sorted(kept, key=lambda i: place.get(runs[i], -1))
+            order = sorted(kept, key=lambda i: position.get(runs[i], -1))
             setattr(study, name, frame.iloc[order].reset_index(drop=True))
         self.out.mkdir(parents=True, exist_ok=True)
         write_study(study, self.out)
@@ -277,6 +294,17 @@ class Results:
         except (OSError, ValueError):
             return False
         return str(item.folder) in settings.get("models", [])[:1]
+
+    def forget_responses(self, item: Planned) -> None:
+        """Removes a run's held-out responses, which each further evaluation would read again."""
+        if not (self.evaluations / RESPONSES).exists():
+            return
+        others = [
+            json.dumps(record)
+            for (model, _), record in read_responses(self.evaluations).items()
+            if not model.startswith(f"{item.folder.name}/")
+        ]
+        replace_text(self.evaluations / RESPONSES, "".join(f"{line}\n" for line in others))
 
     def _models(self, item: Planned) -> list[str]:
         """The runs to name: the first of the evaluation so far, and this one; none if it cannot go on with them."""

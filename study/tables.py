@@ -8,8 +8,8 @@ A table stands on a page between two comments, of which the first says how it is
     <!-- table: held_out imdb_curves groups="PPO|CORY" -->
     <!-- end -->
 
-`held_out`, `held_out_by_agent` and `training` take a folder under results/, `advantage` a file of `study.advantage`.
-`groups` names the groups, `metric` or `metrics` (with commas) what is shown.
+`advantage` takes a file of `study.advantage`, the others a folder under results/. `groups` names the groups, `metric`
+or `metrics` (with commas) what is shown, `role` whose; by default it is the first role's.
 """
 
 import re
@@ -62,6 +62,35 @@ def training(
     return [row for row in rows if not groups or row["group"] in _listed(groups, "|")]
 
 
+def training_by_role(
+    source: str, role: str = "", metrics: str = "task_reward,kl", groups: str = ""
+) -> Rows:
+    """The end of training of one role, by group."""
+    from study import comparison
+    from study.frame import read_study
+
+    study = read_study(ROOT / "results" / source)
+    return comparison.role_ends(study, role or None, _listed(metrics, ","), _listed(groups, "|"))
+
+
+def equal_reward(source: str, role: str = "", levels: str = "", groups: str = "") -> Rows:
+    """A role's KL where its task reward first reaches a level, by group."""
+    from study import equal_reward
+    from study.frame import read_study
+
+    study = read_study(ROOT / "results" / source)
+    given = [float(level) for level in _listed(levels, ",")]
+    return equal_reward.equal_reward(study, role or None, given, _listed(groups, "|"))
+
+
+def collapses(source: str, groups: str = "") -> Rows:
+    """The time to collapse, by group."""
+    from study import equal_reward
+    from study.frame import read_study
+
+    return equal_reward.collapses(read_study(ROOT / "results" / source), _listed(groups, "|"))
+
+
 def advantage(source: str, groups: str = "") -> Rows:
     """The advantage of a chain, by setting."""
     from study.advantage import read_settings_file, short_rows
@@ -74,6 +103,9 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out,
     "held_out_by_agent": held_out_by_agent,
     "training": training,
+    "training_by_role": training_by_role,
+    "equal_reward": equal_reward,
+    "collapses": collapses,
     "advantage": advantage,
 }
 
@@ -104,7 +136,7 @@ def table(description: str) -> str:
 
 def page_with_tables(text: str) -> str:
     """A page with each of its tables made again."""
-    return TABLE.sub(lambda found: f"{found[1]}{table(found[2])}{found[4]}", text)
+    return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[4]}", text)
 
 
 def pages(root: Path = ROOT) -> list[Path]:

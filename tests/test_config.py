@@ -12,7 +12,7 @@ import yaml
 from conftest import ROOT
 
 from cory.cli.load import as_config, load
-from cory.config import HubConfig, PPOConfig, keys
+from cory.config import AgentConfig, Config, HubConfig, LoraConfig, ModelConfig, PPOConfig, keys
 from cory.errors import UserError
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
@@ -92,7 +92,7 @@ def test_paper_configs_have_the_values_of_table_1(name):
 def test_published_code_has_the_values_of_the_authors_code():
     config, _ = load(ImdbConfig, ROOT / "configs/imdb/published_code.yaml", [])
     assert (
-        config.cory.reset_on_exchange
+        config.cory.reset_every == config.cory.exchange_period == 5
         and config.ppo.reward_scaling
         and config.ppo.reward_normalization
     )
@@ -215,6 +215,8 @@ def test_flags_override_the_file():
             ["--cory.credit", "counterfactual", "--cory.knowledge_transfer", "false"],
             "cory.credit: expected knowledge_",
         ),
+        (["--cory.knowledge_transfer", "shufled"], "cory.knowledge_transfer.*shuffled.*shufled"),
+        (["--cory.reset_every", "-1"], "cory.reset_every: expected a number .* got -1"),
         (["--cory.weight", ".inf"], "cory.weight: expected a finite number, got inf"),
         (["--cory.other_coef", "1"], "unknown key 'cory.other_coef'"),
         (["--ppo.schedule", "linea"], "ppo.schedule.*linear.*linea"),
@@ -234,11 +236,11 @@ def test_flags_override_the_file():
         ),
         (
             ["--agents", "[{}]"],
-            r"agents: expected an empty list, or an entry for each of 2 agents, got \[{}\]",
+            "agents: expected an empty list, or an entry for each of 2 agents, got 1",
         ),
         (
             ["--agents", "[{}, {modle: {}}]"],
-            r"agents\[1\]: expected model, lora, learning_rate, device or trained, got 'modle'",
+            r"agents\[1\]: unknown key 'modle'. Did you mean 'model'\?",
         ),
         (["--agents", "3"], "agents.*3"),
     ],
@@ -265,7 +267,7 @@ def test_ppo_trains_the_first_agent_alone_whatever_the_file_says(tmp_path):
         ImdbConfig, None, ["--config", str(path)], prefix="imdb_ppo", single_agent=True
     )
     assert (config.cory.num_agents, config.cory.num_roles, name) == (1, 1, "imdb_ppo_three")
-    assert config.agents == [{"learning_rate": 0.5}]
+    assert config.agents == [AgentConfig(learning_rate=0.5)]
     cory, name = load(ImdbConfig, None, ["--config", str(path)], prefix="imdb_cory")
     assert (cory.cory.num_agents, cory.cory.num_roles, name) == (2, 3, "imdb_cory_three")
 
@@ -303,6 +305,33 @@ def test_a_complete_file_is_read_by_the_script_that_printed_it(script, tmp_path)
     }
 
 
+def test_entries_of_agents_and_roles_are_printed_as_they_are_written():
+    settings = printed(
+        "imdb_train/cory.py",
+        "--agents=[{}, {trained: false, model: {name: partner}}]",
+        "--roles=[{name: writer}, {stop: [end]}]",
+    )
+    assert settings["agents"] == [{}, {"trained": False, "model": {"name": "partner"}}]
+    assert settings["roles"] == [{"name": "writer"}, {"stop": ["end"]}]
+
+
+def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
+    model = ModelConfig("policy", revision="v1", dtype="bfloat16")
+    entries = [{"learning_rate": 0.5}, {"model": {"name": "partner"}, "trained": False}]
+    config = Config(model=model, lora=LoraConfig(rank=4), agents=entries)
+    config.check()
+
+    first = config.of_agent(0)
+    assert (first.ppo.learning_rate, first.model, first.lora.rank) == (0.5, model, 4)
+    second = config.of_agent(1)
+    assert second.model == ModelConfig("partner", revision=None, dtype="bfloat16")
+    assert (second.ppo.learning_rate, second.lora.rank) == (config.ppo.learning_rate, 0)
+    assert config.model == model and config.lora.rank == 4
+
+    # As config.yaml of a run has it.
+    assert replace(config, agents=asdict(config)["agents"]) == config
+
+
 def test_a_value_is_checked_where_it_is_assigned():
     config = ImdbConfig()
     for assign, message in (
@@ -316,7 +345,7 @@ def test_a_value_is_checked_where_it_is_assigned():
         ),
         (
             lambda: setattr(config.ppo, "batch_sise", 8),
-            "PPOConfig: unknown key 'batch_sise'. Did you mean 'batch_size'?",
+            "ppo: unknown key 'batch_sise'. Did you mean 'batch_size'?",
         ),
         (
             lambda: setattr(config, "ppo", {"batch_size": 8}),

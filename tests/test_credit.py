@@ -21,10 +21,11 @@ def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
     wanted = world(dependence).objective_gradient()
     estimates = {
         mode: of_mode(mode, dependence)
-        for mode in ("collective", "causal", "counterfactual", "own")
+        for mode in ("collective", "mean", "causal", "counterfactual", "own")
     }
     for mode in ("collective", "causal", "counterfactual"):
         assert torch.allclose(estimates[mode].mean, wanted, atol=1e-12), mode
+    assert torch.allclose(estimates["mean"].mean, wanted / 2, atol=1e-12)
     assert torch.allclose(estimates["own"].mean, wanted, atol=1e-12) == (dependence == 0)
     causal, collective = (
         sum(of_mode(mode, dependence, seed).variances[0] for seed in range(10))
@@ -53,11 +54,12 @@ def test_a_team_reward_comes_on_top_of_what_any_mode_says():
     unread = [torch.zeros(2), torch.tensor([1.0, 1.0, 2.0, 2.0])]
     first = {
         "collective": [16.0, 42.0],
+        "mean": [8.0, 21.0],
         "causal": [16.0, 42.0],
         "own": [1.0, 2.0],
         "counterfactual": [15.0, 40.0],
     }
-    second = {"collective": [11.0, 21.0, 32.0, 52.0]}
+    second = {"collective": [11.0, 21.0, 32.0, 52.0], "mean": [5.5, 10.5, 16.0, 26.0]}
     for mode, of_pioneer in first.items():
         rewards = assign_credit([r1, r2], mode, 1.0, unread, team)
         # The mean over its observers.

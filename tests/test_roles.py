@@ -156,15 +156,18 @@ def test_a_role_that_reads_more_than_the_context_holds_is_refused(config):
         ),
         (
             [{"name": "responses"}, {}],
-            "roles.name: expected null or a name .* other than prompt, .*, got 'responses'",
+            r"roles\[0\].name: expected null or a name .* other than prompt, .*, got 'responses'",
         ),
-        ([{"name": "the writer"}, {}], "roles.name: expected null or a name .*, got 'the writer'"),
+        (
+            [{"name": "the writer"}, {}],
+            r"roles\[0\].name: expected null or a name .*, got 'the writer'",
+        ),
         (
             [{"max_new_tokens": 0}, {}],
-            "roles.max_new_tokens: expected a number greater than or equal to 1, got 0",
+            r"roles\[0\].max_new_tokens: expected a number greater than or equal to 1, got 0",
         ),
-        ([{"stop": [""]}, {}], "roles.stop: expected texts that are not empty"),
-        ([{"nam": "a"}, {}], "RoleConfig: unknown key 'nam'. Did you mean 'name'?"),
+        ([{"stop": [""]}, {}], r"roles\[0\].stop: expected texts that are not empty"),
+        ([{"nam": "a"}, {}], r"roles\[0\]: unknown key 'nam'. Did you mean 'name'\?"),
     ],
 )
 def test_bad_settings_of_roles_are_refused(config, roles, message):

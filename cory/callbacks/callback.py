@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 class Callback:
     """Override what you need and pass it to `CoryTrainer(..., callbacks=[...])`.
 
-    All methods are called in every process. `trainer` has the run's `config`, `agents`, `task`, `schedule` and, while
-    it trains, `run`. `trainer.should_stop = True`, in any process, saves the state and ends the run after the current
-    iteration.
+    All methods are called in every process. `trainer` has the run's `config`, `agents`, `task`,
+    `schedule` and, while it trains, `run`. `trainer.should_stop = True`, in any process, saves the
+    state and ends the run after the current iteration.
 
-    An error that a method raises in one process is raised in all of them, and the run ends with what is saved and how
-    to continue. For this the processes wait for each other after the method. A callback whose methods call collective
-    operations, such as `torch.distributed.all_reduce`, sets `collective = True`: they are called without that wait, and
-    an error in one process ends that process, and with it the run.
+    An error that a method raises in one process is raised in all of them, and the run ends with
+    what is saved and how to continue. For this the processes wait for each other after the method.
+    A callback whose methods call collective operations, such as `torch.distributed.all_reduce`,
+    sets `collective = True`: they are called without that wait, and an error in one process ends
+    that process, and with it the run.
     """
 
     collective = False

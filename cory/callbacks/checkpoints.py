@@ -53,9 +53,11 @@ class Checkpoints(Callback):
 
     @contextmanager
     def saved_on_error(self, trainer: CoryTrainer) -> Iterator[None]:
-        """Saves the state before an iteration if that iteration, the body, fails before an agent has changed.
+        """Saves the state before an iteration if that iteration, the body, fails before an agent
+        has changed.
 
-        Saving takes all processes, so the error must have been raised in all of them (`cory/parallel/distributed.py`).
+        Saving takes all processes, so the error must have been raised in all of them
+        (`cory/parallel/distributed.py`).
         """
         steps_before = [agent.optimizer_steps for agent in trainer.agents]
         try:
@@ -70,8 +72,8 @@ class Checkpoints(Callback):
     def save(self, trainer: CoryTrainer) -> None:
         """Writes a checkpoint and then removes older ones. All processes must call this.
 
-        A state that is saved already stays as it is. If a checkpoint cannot be written (disk full), warns and keeps all
-        earlier ones.
+        A state that is saved already stays as it is. If a checkpoint cannot be written (disk full),
+        warns and keeps all earlier ones.
         """
         run, state = trainer.run, trainer.state
         folder = run.folder / "checkpoints"

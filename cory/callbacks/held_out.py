@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class HeldOut(Callback):
-    """Every `eval_every` iterations, rewards on held-out queries: `eval_task_rewards` and `eval_team_reward`.
+    """Every `eval_every` iterations, rewards on held-out queries: `eval_task_rewards` and
+    `eval_team_reward`.
 
-    The iteration's chain answers them, with the same random numbers each time. Training does not notice, as its random
-    numbers are others.
+    The iteration's chain answers them, with the same random numbers each time. Training does not
+    notice, as its random numbers are others.
     """
 
     collective = True  # the processes share the queries
@@ -50,8 +51,9 @@ class HeldOut(Callback):
 def evaluate(
     trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset
 ) -> tuple[list[float], float | None]:
-    """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers, and the mean team
-    reward; None without one."""
+    """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers,
+    and the mean team reward; None without one.
+    """
     config = trainer.config
     world_size = distributed.world_size()
     own_rows = list(range(len(dataset))[distributed.rank() :: world_size])

@@ -9,7 +9,8 @@ from cory.tasks.python_files import PythonFiles
 def load_callbacks(names: list[str] | str) -> list[Callback]:
     """An object of each class that FILE.py:NAME stands for.
 
-    Raises a UserError: a file is missing or fails, or it defines no such class, or one that is no callback.
+    Raises a UserError: a file is missing or fails, or it defines no such class, or one that is no
+    callback.
     """
     callbacks = []
     for loaded in PythonFiles().load("callbacks", as_list(names)):

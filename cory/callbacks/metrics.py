@@ -33,7 +33,7 @@ def recorded_metrics(config: Config, task: Task) -> list[str]:
     """The names of all numbers that `measure` will record in a run of a task."""
     names = {*MEASURED, *task.metrics, *task.reward_metrics}
     for field in fields(UpdateStats):
-        if field.name == "value_loss" and config.algorithm != "ppo":
+        if field.name in ("value_loss", "explained_variance") and config.algorithm != "ppo":
             continue
         if field.name == "engine_difference" and config.sampling.engine == "native":
             continue

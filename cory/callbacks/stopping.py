@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class Stopping(Callback):
     """Makes `trainer.should_stop` and `trainer.signal` the same in all processes.
 
-    The run stops if a callback has set `trainer.should_stop` in any of them, or if any has received a signal.
+    The run stops if a callback has set `trainer.should_stop` in any of them, or if any has received
+    a signal.
     """
 
     collective = True

@@ -69,9 +69,11 @@ def curves(records: list[dict[str, Any]], several_roles: bool) -> dict[str, floa
 def start_tracker(
     config: Config, folder: Path, resumed_at: int | None = None
 ) -> GeneralTracker | None:
-    """The requested tracker of accelerate, or None; iterations that are repeated count once in each.
+    """The requested tracker of accelerate, or None; iterations that are repeated count once in
+    each.
 
-    `resumed_at`: the next iteration of a resumed run. Raises a UserError if the tracker's package is missing.
+    `resumed_at`: the next iteration of a resumed run. Raises a UserError if the tracker's package
+    is missing.
     """
     if config.tracker == "none":
         return None

@@ -20,9 +20,11 @@ class ChatConfig(Settings):
 
     Args:
         run: Folder of a run, or of one of its checkpoints.
-        order: Agents by role, pioneer first, such as "[2, 1]"; an agent may hold several roles. null: as the run began.
+        order: Agents by role, pioneer first, such as "[2, 1]"; an agent may hold several roles.
+            null: as the run began.
         seed: Of the sampling: the same query gets the same responses.
-        sampling: Changes to the run's `sampling` block: --sampling.temperature, --sampling.max_new_tokens, ...
+        sampling: Changes to the run's `sampling` block: --sampling.temperature,
+            --sampling.max_new_tokens, ...
         model: Changes to the `model` block of every agent: --model.quantization, --model.dtype, ...
         task: Changes to the run's `task` block: --task.reward_model, ...
         device: auto, cpu, cuda, cuda:N or mps.

@@ -1,4 +1,5 @@
-"""`--help` of a configuration: what its classes say about their keys. Importing this does not import torch.
+"""`--help` of a configuration: what its classes say about their keys. Importing this does not
+import torch.
 
 The parser's own help would take longer than everything else that `--help` needs.
 """
@@ -53,7 +54,8 @@ def help_text(
 
     Args:
         settings: with the defaults. default: the configuration file that is read if none is named.
-        topic: empty: usage, common keys and the names of the blocks; a block's name: its keys; `all`: every key.
+        topic: empty: usage, common keys and the names of the blocks; a block's name: its keys;
+            `all`: every key.
         about: the text of the script.
 
     Raises a UserError if there is no such topic.
@@ -143,10 +145,10 @@ def _short_entry(flag: str, text: str) -> list[str]:
 def _blocks(settings: Settings) -> Iterator[tuple[str, Settings]]:
     """The top level and the blocks, each with what its keys begin with."""
     yield "", settings
-    for each in fields(settings):
-        value = getattr(settings, each.name)
+    for field in fields(settings):
+        value = getattr(settings, field.name)
         if isinstance(value, Settings):
-            yield f"{each.name}.", value
+            yield f"{field.name}.", value
 
 
 def _texts(settings: type[Settings]) -> dict[str, str]:

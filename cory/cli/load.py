@@ -179,7 +179,9 @@ def _parser(kind: type[Config]) -> "ArgumentParser":
 
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config")
-    parser.add_class_arguments(kind)
+    parser.add_class_arguments(kind, skip={"agents", "roles"})
+    for key in ("agents", "roles"):  # the class checks the entries, and names them by their index
+        parser.add_argument(f"--{key}", type=list[dict[str, Any]], default=[])
     allow_bare_flags(parser)
     for key in RECORDED:  # as the file of a run has them
         parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS)

@@ -78,7 +78,8 @@ def _kind_of(run: Path | None, models: Sequence[str]) -> TaskKind[Any]:
 
 
 def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfig) -> Config:
-    """The settings from which the evaluation's task is made: the run's, with what `settings.task` changes.
+    """The settings from which the evaluation's task is made: the run's, with what `settings.task`
+    changes.
 
     Raises a UserError: the run is not of this task, or a key is unknown.
     """

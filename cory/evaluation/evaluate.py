@@ -3,7 +3,7 @@
 import json
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -65,15 +65,11 @@ def evaluate(
     queries = [text_of(prompt) for prompt in columns["prompt"]]
     shares = shares_in_training(lineup.runs, query_texts, trained_on)
 
-    fingerprint = task.fingerprint_of_reward()
-    reward = "+".join(
-        fingerprint[key] for key in ("reward_sha256", "team_reward_sha256") if fingerprint.get(key)
-    )
     with ExitStack() as locks:
         folder = output_folder(
             settings,
             name or evaluation_name(settings.models),
-            reward,
+            _identity_of_reward(task),
             lineup.identities,
             queries,
             locks,
@@ -92,12 +88,7 @@ def evaluate(
             f"{in_words(query_texts, shares)}, {responses} each, temperature {lineup.sampling.temperature:g}, "
             f"eta = {lineup.kl_coef:g}"
         )
-        heading = f"{description}; mean ± half-width of the 95 % interval over queries"
-        print(
-            f"\n{textwrap.fill(heading, shutil.get_terminal_size().columns)}\n{interval_table(rows, shown)}"
-        )
-        if costs:
-            print(f"\nCost of a query\n{interval_table(rows, costs)}")
+        _print_tables(description, rows, shown, costs)
         content = {
             "settings": {
                 key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
@@ -113,3 +104,27 @@ def evaluate(
         replace_text(folder / "evaluation.json", json.dumps(content, indent=2))
         write_evaluation_report(folder)
     return Evaluation(folder, rows)
+
+
+def _identity_of_reward(task: Task) -> str:
+    """The hashes of the task's reward functions."""
+    fingerprint = task.fingerprint_of_reward()
+    hashes = (fingerprint.get("reward_sha256"), fingerprint.get("team_reward_sha256"))
+    return "+".join(text for text in hashes if text)
+
+
+def _print_tables(
+    description: str,
+    rows: Sequence[dict[str, Any]],
+    shown: Mapping[str, str],
+    costs: Mapping[str, str],
+) -> None:
+    """Prints the table of metrics and, of chains, that of costs; `shown` and `costs` have the titles of columns."""
+    heading = f"{description}; mean ± half-width of the 95 % interval over queries"
+    print()
+    print(textwrap.fill(heading, shutil.get_terminal_size().columns))
+    print(interval_table(rows, shown))
+    if costs:
+        print()
+        print("Cost of a query")
+        print(interval_table(rows, costs))

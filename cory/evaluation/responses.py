@@ -72,10 +72,12 @@ def respond(
 ) -> Responses:
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
-    Batches hold prompts of similar length; the random numbers depend on `seed` alone. KL is to `base`, or where that is
-    None to the model with its adapters off, under the same prompt; without `kl` it, `base_nll` and `log_ratios` are 0.
+    Batches hold prompts of similar length; the random numbers depend on `seed` alone. KL is to
+    `base`, or where that is None to the model with its adapters off, under the same prompt; without
+    `kl` it, `base_nll` and `log_ratios` are 0.
 
-    Raises a UserError: a prompt is too long for the model, or model and base differ in their vocabulary.
+    Raises a UserError: a prompt is too long for the model, or model and base differ in their
+    vocabulary.
     """
     if base is not None and model.config.vocab_size != base.config.vocab_size:
         raise UserError(
@@ -170,7 +172,8 @@ def reply(
         loaded: model, base and tokenizer.
         columns: of the rows, `prompt` among them.
         sampling: of roles without limits of their own.
-        read: the responses of each earlier role, which a later one reads; None: the prompts are the pioneer's.
+        read: the responses of each earlier role, which a later one reads; None: the prompts are the
+            pioneer's.
         role: whose prompts and limits these are.
         options: `batch_size`, `seed`, `chat_template` and `kl` of `respond`.
     """

@@ -48,7 +48,8 @@ def table_rows(
     settings: EvaluationConfig,
     kl_coef: float,
 ) -> list[dict[str, Any]]:
-    """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval.
+    """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 %
+    interval.
 
     Intervals cluster by the text of the query (`query_text`).
 
@@ -184,7 +185,8 @@ def _values_of_choices(
 def _values_of_task(
     of_model: Records, columns: Mapping[str, Sequence[Any]], task: Task
 ) -> dict[str, list[float]]:
-    """By metric of the task, and by reward function where there are several, a value for each query.
+    """By metric of the task, and by reward function where there are several, a value for each
+    query.
 
     That is the mean over the samples to which it applies, nan where it applies to none.
     """
@@ -227,7 +229,8 @@ def _pairs(record: Mapping[str, Any], read: Mapping[str, Any]) -> list[tuple[str
 
 
 def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
-    """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and diversity.
+    """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and
+    diversity.
 
     `COSTS` are the titles of a second table.
     """

@@ -15,10 +15,13 @@ class EvaluationConfig(Settings):
 
     Args:
         models: Hub ids, local folders, or folders of runs (all their agents).
-        base: The model that KL is measured to, shown first. null: the first run's, or the first model.
+        base: The model that KL is measured to, shown first. null: the first run's, or the first
+            model.
         task: Changes to the first run's `task` block: --task.dataset, --task.reward_model, ...
-        model: Changes to the `model` block of every model: --model.chat_template, --model.quantization, ...
-        sampling: Changes to the first run's `sampling` block: --sampling.temperature, --sampling.max_new_tokens, ...
+        model: Changes to the `model` block of every model: --model.chat_template,
+            --model.quantization, ...
+        sampling: Changes to the first run's `sampling` block: --sampling.temperature,
+            --sampling.max_new_tokens, ...
         split: The held-out split.
         queries: Number of queries, from the first. 0: all.
         samples: Responses sampled for each query.
@@ -26,11 +29,12 @@ class EvaluationConfig(Settings):
         greedy: Also answer each query once with the likeliest tokens.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
         batch_size: Responses that are sampled at a time.
-        precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their type.
+        precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their
+            type.
         seed: Of the choice of queries and of sampling.
         device: auto, cpu, cuda, cuda:N or mps.
-        output: Folder of the results; one that was begun with the same settings is continued, also with more models.
-            null: a new one.
+        output: Folder of the results; one that was begun with the same settings is continued, also
+            with more models. null: a new one.
         shown: Queries whose responses are shown side by side.
     """
 

@@ -21,11 +21,12 @@ from cory.parallel import distributed, sharding
 
 
 class Frozen:
-    """Has a learner's methods, but no optimizer and no state. The policy is its own reference, so its KL is 0.
+    """Has a learner's methods, but no optimizer and no state. The policy is its own reference, so
+    its KL is 0.
 
     Args:
-        model: the policy in its wrapper, which may be the reference of trained agents, or carry their adapters; it
-            answers without them.
+        model: the policy in its wrapper, which may be the reference of trained agents, or carry
+            their adapters; it answers without them.
         tokenizer: of the policy.
         config: the run's settings.
         device: where it computes.

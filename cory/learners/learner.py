@@ -371,13 +371,18 @@ class Learner(ABC):
         # The others are means over the mini-batches of all epochs; NaN where every optimizer step
         # was skipped.
         names = list(LossTerms._fields)
+        explained = []  # of PPO alone
         if update.targets.returns is None:
             names.remove("value_loss")
+        else:
+            explained = [
+                losses.explained_variance(update.old.values, update.targets.returns, mask)[None]
+            ]
         means = torch.full_like(sums[:1], math.nan).expand(len(names))
         if update.terms:
             means = torch.stack([terms.vector() for terms in update.terms]).mean(0)
 
-        kl_sums, token_sums, mean_terms = _to_lists(*sums.chunk(2), means)
+        kl_sums, token_sums, mean_terms, *of_critic = _to_lists(*sums.chunk(2), means, *explained)
         rows = [size * distributed.world_size() for size in sizes]
         kls = [kl / count for kl, count in zip(kl_sums, rows, strict=True)]
         lengths = [tokens / count for tokens, count in zip(token_sums, rows, strict=True)]
@@ -389,6 +394,7 @@ class Learner(ABC):
                 entropy=mean["entropy"],
                 policy_loss=mean["policy_loss"],
                 value_loss=mean.get("value_loss"),
+                explained_variance=of_critic[0][0] if of_critic else None,
                 clip_fraction=mean["clip_fraction"],
                 gradient_norm=statistics.fmean(update.gradient_norms)
                 if update.gradient_norms

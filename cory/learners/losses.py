@@ -1,5 +1,6 @@
 """The learners' arithmetic on (batch, R) tensors of a response window: log-probabilities, KL, advantages, losses."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -118,6 +119,17 @@ def gae(
         advantages[:, t] = advantage
         next_values = values[:, t]
     return whiten(advantages, mask), advantages + values
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """`1 - Var(R - V) / Var(R)` over the response tokens of all processes; all tensors (batch, R).
+
+    1: the critic foretells the returns. 0: no better than their mean. NaN where the returns do not
+    vary.
+    """
+    _, variance = mean_and_variance(returns, mask)
+    _, unexplained = mean_and_variance(returns - values, mask)
+    return torch.where(variance > 0, 1 - unexplained / variance, math.nan)
 
 
 class LossTerms(NamedTuple):

@@ -17,6 +17,7 @@ class UpdateStats:
     entropy: float | None = None
     policy_loss: float | None = None
     value_loss: float | None = None  # PPO only
+    explained_variance: float | None = None  # PPO only
     clip_fraction: float | None = None
     gradient_norm: float | None = None
     skipped_steps: int = 0

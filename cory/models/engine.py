@@ -52,8 +52,13 @@ class Engine:
     def __init__(self, config: Config) -> None:
         agents = [config.of_agent(index) for index in range(config.cory.num_agents)]
         kinds = {
-            (own.model.name, own.model.revision, own.model.quantization, bool(own.lora.rank))
-            for own in agents
+            (
+                agent.model.name,
+                agent.model.revision,
+                agent.model.quantization,
+                bool(agent.lora.rank),
+            )
+            for agent in agents
         }
         what = "agents of one base, all with LoRA or none"
         expect(len(kinds) == 1, "sampling.engine: vllm", what, sorted(kinds, key=str))
@@ -115,14 +120,14 @@ class Engine:
             body["stop"] = stop
 
         def answers() -> list[Any]:
-            found = []
+            choices: list[Any] = []
             for start in range(0, len(queries), PROMPTS):
                 body["prompt"] = [query.tolist() for query in queries[start : start + PROMPTS]]
-                found += sorted(
+                choices += sorted(
                     self._ask("POST", "/v1/completions", body)["choices"],
                     key=lambda one: one["index"],
                 )
-            return found
+            return choices
 
         rows = distributed.fail_together(answers)
         responses = [torch.tensor(one["token_ids"], dtype=torch.long) for one in rows]
@@ -229,7 +234,7 @@ def _command(agents: Sequence[Config]) -> str:
     more = f" --revision {model.revision}" if model.revision else ""
     more += " --trust-remote-code" if model.trust_remote_code else ""
     more += " --quantization bitsandbytes" if model.quantization == "4bit" else ""
-    ranks = [own.lora.rank for own in agents]
+    ranks = [agent.lora.rank for agent in agents]
     most = next((rank for rank in MAX_RANKS if rank >= max(ranks)), max(ranks))
     lora = f" --enable-lora --max-lora-rank {most} --max-loras {len(ranks)}" if max(ranks) else ""
     return (

@@ -108,7 +108,8 @@ def _compare(
         alone, without_first = (_alone(model, text[start:], len(response)) for start in (0, 1))
         differences.append((row.float().log_softmax(-1) - alone).abs().mean(-1))
         scales.append((without_first - alone).abs().mean(-1))
-    difference, scale = (torch.cat(each).mean().item() for each in (differences, scales))
+    difference = torch.cat(differences).mean().item()
+    scale = torch.cat(scales).mean().item()
     if not difference <= LIMIT * scale + 1e-6:  # not a number, too
         raise UserError(
             f"{_expected(model)}: {what} log-probabilities that are {difference:.2g} nats a token from those of the "

@@ -37,8 +37,8 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     )
     targets = lora.target_modules
     if targets is None:
-        known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-        targets = known.get(model.config.model_type, "all-linear")
+        targets_of_type = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        targets = targets_of_type.get(model.config.model_type, "all-linear")
     else:
         missing = [
             t
@@ -78,8 +78,8 @@ def activate(policy: LanguageModel, name: str) -> None:
 def save_base(policy: PeftModel, folder: Path) -> bool:
     """Saves the base of LoRA agents, without their adapters, as a Hugging Face folder.
 
-    Of several processes the main one writes, but if the base is sharded, all must call this. Returns whether this
-    process wrote.
+    Of several processes the main one writes, but if the base is sharded, all must call this.
+    Returns whether this process wrote.
     """
     base = policy.get_base_model()
     weights = whole_weights(base) if is_sharded(policy) else base.state_dict()

@@ -18,7 +18,8 @@ class Rollout:
             without an engine.
         agent: name of the agent, for messages.
         role: name of its role in the chain, for messages.
-        branches: how many rows, one after the other, answer the same response of the role before (`Config.branches`).
+        branches: how many rows, one after the other, answer the same response of the role before
+            (`Config.branches`).
     """
 
     prompts: list[Any]

@@ -92,7 +92,8 @@ def check(config: Config) -> None:
     processes = world_size()
     if config.device_per_agent and processes > 1:
         raise UserError(
-            f"agents: expected no device in an entry with {processes} processes, got {config.agents}"
+            f"agents[0].device: expected null with {processes} processes, "
+            f"got {config.agents[0].device!r}"
         )
     mini_batch_size = config.ppo.mini_batch_size
     if mini_batch_size % processes:
@@ -105,6 +106,11 @@ def check(config: Config) -> None:
         what = "group_size" if config.branches == 1 else "group_size * branches"
         raise UserError(
             f"ppo.batch_size: expected a multiple of {what} = {per_query} in each of {processes} processes, got {share}"
+        )
+    if config.shuffles_transfer and share // per_query < 2:
+        raise UserError(
+            f"cory.knowledge_transfer: expected true or false with {share // per_query} query in each of {processes} "
+            "processes, got shuffled"
         )
     fewest = config.ppo.gradient_accumulation_steps
     if config.branches > 1 and share // config.branches < fewest:

@@ -1,8 +1,10 @@
-"""What identifies a model: two models behind the same name are told apart. Importing this does not import torch.
+"""What identifies a model: two models behind the same name are told apart. Importing this does not
+import torch.
 
-A model of the Hub is identified by its commit. A local folder is identified by the SHA-256 of its configuration and
-tokenizer files, and of the names, the headers and 64 KiB of each tensor of its weights. Modification times do not
-count, so a copy is the same model. Reading so little takes under a second, also for seven billion parameters.
+A model of the Hub is identified by its commit. A local folder is identified by the SHA-256 of its
+configuration and tokenizer files, and of the names, the headers and 64 KiB of each tensor of its
+weights. Modification times do not count, so a copy is the same model. Reading so little takes under
+a second, also for seven billion parameters.
 """
 
 import hashlib
@@ -78,8 +80,8 @@ def check_models(
 ) -> None:
     """Raises a UserError if a name stands for another model than when `run` recorded it.
 
-    A model that was not identified then, or cannot be now, is passed over. `chosen`: so is one of another name, as the
-    user has chosen another model.
+    A model that was not identified then, or cannot be now, is passed over. `chosen`: so is one of
+    another name, as the user has chosen another model.
     """
     for key, model in current.items():
         before = recorded.get(key) or {}

@@ -25,9 +25,11 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def source_hash(function: Callable[..., Any]) -> str:
-    """The start of the SHA-256 of a function's source, and of the plain values that it closes over or is bound to.
+    """The start of the SHA-256 of a function's source, and of the plain values that it closes over
+    or is bound to.
 
-    What the function calls is not covered. For a callable object: the source of its class and its plain attributes.
+    What the function calls is not covered. For a callable object: the source of its class and its
+    plain attributes.
     """
     values: list[Any] = []
     while isinstance(function, functools.partial):

@@ -58,8 +58,8 @@ def stage(
 ) -> None:
     """Fills an empty folder with what is passed on.
 
-    Of absolute paths in the agents' JSON files the last part is left. Says on stderr what others will miss: a base that
-    is a local folder, files of an agent that are not passed on.
+    Of absolute paths in the agents' JSON files the last part is left. Says on stderr what others
+    will miss: a base that is a local folder, files of an agent that are not passed on.
 
     Args:
         folder: the empty one.

@@ -1,7 +1,7 @@
 """Uploads an ended run to the Hugging Face Hub. `cory/push/stage.py` says which files.
 
-Only files that differ are uploaded, so an upload that was interrupted, or a run that was evaluated since, is pushed
-again by the same command.
+Only files that differ are uploaded, so an upload that was interrupted, or a run that was evaluated
+since, is pushed again by the same command.
 """
 
 import shutil
@@ -24,8 +24,8 @@ def push(run: Path, config: Config, hub: HubConfig, evaluation: Path | None = No
         hub: the repository, and whether it is public.
         evaluation: folder of its evaluation; None: the newest one beside the run, if any.
 
-    Raises a UserError: the run has not ended, there is no token, the repository is public and `hub.public` is off, or
-    the Hub refuses or cannot be reached.
+    Raises a UserError: the run has not ended, there is no token, the repository is public and
+    `hub.public` is off, or the Hub refuses or cannot be reached.
     """
     assert hub.push is not None
     hub.check_token()

@@ -81,7 +81,8 @@ def how_to_use(
     fingerprint: Mapping[str, Any],
     samples: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Markdown: code that loads the agents and asks them one after the other, and what each role reads.
+    """Markdown: code that loads the agents and asks them one after the other, and what each role
+    reads.
 
     Args:
         config: the run's settings.
@@ -183,7 +184,8 @@ def _base(config: Config, of_agent: Config, known_as: str | None, identity: str)
     Args:
         config: the run's settings.
         of_agent: those of the agent.
-        known_as: the base as others know it: a Hub id, or the name of a folder; None: as the run names it.
+        known_as: the base as others know it: a Hub id, or the name of a folder; None: as the run
+            names it.
         identity: that the run has recorded of the base.
     """
     name = of_agent.model.name

@@ -1,6 +1,7 @@
 """A run or an evaluation as one HTML file that opens from disk: docs/report.md.
 
-Importing this imports nothing heavy. A report that cannot be written is a warning: what it shows is saved already.
+Importing this imports nothing heavy. A report that cannot be written is a warning: what it shows is
+saved already.
 """
 
 import warnings

@@ -1,8 +1,10 @@
-"""Chains of responses as a report shows them, from what runs and evaluations have stored of their texts.
+"""Chains of responses as a report shows them, from what runs and evaluations have stored of their
+texts.
 
-A chain: `query` (an index into the report's queries), `method`, `seed`, `stage` (`before`, `after`, `evaluation`, or an
-iteration), and `steps`, one for each role: `agent`, `role`, `prompt` where it is not the query alone, `text`, `reward`,
-`team` (the chain's team reward), `kl`, and `tokens` with their `ratios`.
+A chain: `query` (an index into the report's queries), `method`, `seed`, `stage` (`before`, `after`,
+`evaluation`, or an iteration), and `steps`, one for each role: `agent`, `role`, `prompt` where it
+is not the query alone, `text`, `reward`, `team` (the chain's team reward), `kl`, and `tokens` with
+their `ratios`.
 """
 
 import re
@@ -56,7 +58,8 @@ class Texts:
     ) -> None:
         """Adds a run's samples.jsonl, and its summary's samples before and after training.
 
-        A solo response with which a chain of that stage begins is not repeated, nor one that two agents share.
+        A solo response with which a chain of that stage begins is not repeated, nor one that two
+        agents share.
         """
         for stage in ("before", "after"):
             chains = [

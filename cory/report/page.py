@@ -25,10 +25,12 @@ def write_page(path: Path, payload: dict[str, Any]) -> None:
 
 
 def render(payload: dict[str, Any]) -> str:
-    """The HTML of a payload (`cory.report.payload`), at most LIMIT bytes long: texts that do not fit are left out.
+    """The HTML of a payload (`cory.report.payload`), at most LIMIT bytes long: texts that do not
+    fit are left out.
 
-    No text of the payload can act as HTML: the template escapes, and so does the JSON that the script reads. A policy
-    in the page forbids the network and every script and style but the page's own.
+    No text of the payload can act as HTML: the template escapes, and so does the JSON that the
+    script reads. A policy in the page forbids the network and every script and style but the page's
+    own.
     """
     for fitted in _fewer_texts(payload):
         page = _render(fitted)

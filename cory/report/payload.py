@@ -20,7 +20,8 @@ TITLES = {
     "team_reward": "Team reward", "eval_task_reward": "Task reward, held-out queries",
     "eval_team_reward": "Team reward, held-out queries", "distinct_2": "Distinct-2",
     "response_tokens": "Response length (tokens)", "entropy": "Entropy (nats per token)", "kl_coef": "KL coefficient",
-    "policy_loss": "Policy loss", "value_loss": "Value loss", "clip_fraction": "Clip fraction",
+    "policy_loss": "Policy loss", "value_loss": "Value loss",
+    "explained_variance": "Explained variance of the critic", "clip_fraction": "Clip fraction",
     "gradient_norm": "Gradient norm", "skipped_steps": "Skipped steps", "dropped_steps": "Dropped steps",
 }  # fmt: skip
 

@@ -29,8 +29,8 @@ def sample_table(
     """The same queries before and after training: the chain, then what agents answer solo.
 
     Args:
-        before, after: by agent, a solo sample for each query; of a run with several roles also those of its first
-            chain, as `chain`, role by role.
+        before, after: by agent, a solo sample for each query; of a run with several roles also
+            those of its first chain, as `chain`, role by role.
     """
     first_agent = next(name for name in before if name != "chain")
     lines = []
@@ -67,7 +67,8 @@ def _chain_answers(
 
 
 def interval_cell(row: Mapping[str, Any], metric: str) -> str:
-    """A metric with the half-width of its interval, METRIC_ci; alone without one, such as a count of calls.
+    """A metric with the half-width of its interval, METRIC_ci; alone without one, such as a count
+    of calls.
 
     Nothing where a row has no such metric.
     """

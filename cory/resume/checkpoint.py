@@ -41,7 +41,8 @@ class RunState:
         iteration: the next one, from 0.
         config: the contents of config.yaml: settings, the task's fingerprint, versions.
         lengths: bytes of the run's files, by name. before: sample texts before training, by agent.
-        best: `value` and `iteration` of the best checkpoint, if any. agents: by name, the numbers of its learner.
+        best: `value` and `iteration` of the best checkpoint, if any. agents: by name, the numbers
+            of its learner.
     """
 
     iteration: int = 0
@@ -55,7 +56,8 @@ class RunState:
 def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     """Writes a checkpoint atomically: each process what it alone has, the main one the rest.
 
-    Raises OSError or SafetensorError in the process that could not write, FailedElsewhere in the others.
+    Raises OSError or SafetensorError in the process that could not write, FailedElsewhere in the
+    others.
     """
     target = path_of(folder, state.iteration)
     is_main = distributed.is_main()
@@ -220,9 +222,11 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def may_have_none(config: Config, recorded: int) -> bool:
-    """Whether a run that has recorded so many iterations may not have completed its first checkpoint.
+    """Whether a run that has recorded so many iterations may not have completed its first
+    checkpoint.
 
-    An iteration is recorded before its checkpoint is written, so that of iteration `save_every` may be missing.
+    An iteration is recorded before its checkpoint is written, so that of iteration `save_every` may
+    be missing.
     """
     every = config.checkpoint.save_every
     return not every or recorded <= every

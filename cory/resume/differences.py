@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cory.config import AgentConfig
+
 # Keys of config.yaml that may differ on resume.
 FREE = frozenset(
     {
@@ -63,7 +65,7 @@ def _different_keys(
             yield f"{name}: {old!r} -> {new!r}"
 
 
-def _without_devices(agents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _without_devices(entries: Sequence[Mapping[str, Any]]) -> list[AgentConfig]:
     """The entries of `agents` without their devices; empty if nothing is left of any of them."""
-    entries = [{key: value for key, value in entry.items() if key != "device"} for entry in agents]
-    return entries if any(entries) else []
+    agents = [AgentConfig(**{**entry, "device": None}) for entry in entries]
+    return agents if any(agent != AgentConfig() for agent in agents) else []

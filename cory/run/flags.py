@@ -33,7 +33,8 @@ def flags(
 ) -> list[str]:
     """The signs of trouble in an agent's iteration, as keys of MEANING.
 
-    `record`: its metrics; `start`: those of the same role in the first iteration; `rewards`: (batch,) task rewards.
+    `record`: its metrics; `start`: those of the same role in the first iteration; `rewards`:
+    (batch,) task rewards.
     """
     seen = {
         "kl": record["kl"] > kl_bound,

@@ -34,10 +34,11 @@ class SavedAgent(Protocol):
 
 
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of config.yaml, also kept in checkpoints: a run's settings, its task's fingerprint, versions.
+    """The contents of config.yaml, also kept in checkpoints: a run's settings, its task's
+    fingerprint, versions.
 
-    What concerns one start alone, such as `output` and `resume`, has its default, so that the file can configure a new
-    run. `changes` lists what was accepted with `accept_changes`.
+    What concerns one start alone, such as `output` and `resume`, has its default, so that the file
+    can configure a new run. `changes` lists what was accepted with `accept_changes`.
     """
     of_this_start = {"output": None, "resume": None, "overwrite": False, "accept_changes": "none"}
     record = {**asdict(config), **of_this_start}
@@ -45,7 +46,8 @@ def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]
 
 
 class Run:
-    """The folder of one run, and what was recorded in it; a context manager that closes everything it has opened.
+    """The folder of one run, and what was recorded in it; a context manager that closes everything
+    it has opened.
 
     Of several processes the main one writes and prints; the others only keep the history.
 
@@ -67,7 +69,8 @@ class Run:
         finished: whether agents, curves and summary are saved.
         resumed: whether the run was begun before.
         writes: whether this process writes and prints.
-        exits: what is closed at the end of the run, however it ends; the last one first, the folder's lock last.
+        exits: what is closed at the end of the run, however it ends; the last one first, the
+            folder's lock last.
     """
 
     def __init__(

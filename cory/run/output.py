@@ -1,7 +1,9 @@
-"""Where commands write: folders that one process at a time writes, and files that are complete or absent.
+"""Where commands write: folders that one process at a time writes, and files that are complete or
+absent.
 
-What is written goes first under a hidden name, `.partial-NUMBER-NAME`, beside its place, and is renamed when it is
-complete. A process that is killed leaves such a hidden file or folder behind; the next one that writes removes it.
+What is written goes first under a hidden name, `.partial-NUMBER-NAME`, beside its place, and is
+renamed when it is complete. A process that is killed leaves such a hidden file or folder behind;
+the next one that writes removes it.
 """
 
 import itertools
@@ -36,8 +38,9 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
 def lock(folder: Path, locks: ExitStack, name: str = LOCK) -> None:
     """Keeps other processes from writing into a folder that exists, until `locks` is closed.
 
-    The system releases the lock however the process ends. A folder in which nothing can be written gets no lock. Raises
-    Taken if another process has it, and a UserError if the file `name` in the folder cannot be opened.
+    The system releases the lock however the process ends. A folder in which nothing can be written
+    gets no lock. Raises Taken if another process has it, and a UserError if the file `name` in the
+    folder cannot be opened.
     """
     try:
         locks.enter_context(FileLock(folder / name, timeout=0))
@@ -54,9 +57,11 @@ def lock(folder: Path, locks: ExitStack, name: str = LOCK) -> None:
 
 
 def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
-    """Makes a folder: `output`, which must hold no file, or the first free one of runs/NAME, runs/NAME-2, ...
+    """Makes a folder: `output`, which must hold no file, or the first free one of runs/NAME,
+    runs/NAME-2, ...
 
-    It is locked until `locks` is closed. Raises a UserError if that is not possible; nothing is written then.
+    It is locked until `locks` is closed. Raises a UserError if that is not possible; nothing is
+    written then.
     """
     try:
         if output is not None:
@@ -137,7 +142,8 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill. When the block ends, its files and folders are moved into `folder`, by their names.
+    """An empty folder to fill. When the block ends, its files and folders are moved into `folder`,
+    by their names.
 
     They take the place of older ones. If the block raises, nothing changes.
     """
@@ -154,7 +160,8 @@ def staged(folder: Path) -> Iterator[Path]:
 def filled(target: Path) -> Iterator[Path]:
     """An empty folder to fill, which becomes `target` when the block ends: complete or absent.
 
-    Raises a UserError if `target` exists and is no empty folder, both before the block and after it, or cannot be made.
+    Raises a UserError if `target` exists and is no empty folder, both before the block and after
+    it, or cannot be made.
     """
     _check_new(target)
     try:
@@ -206,7 +213,8 @@ def _remove_dead(partial: Path) -> None:
 
 
 def check_results_folder(folder: Path, files: Sequence[str]) -> None:
-    """Raises a UserError if results cannot go into a folder: it is a file, or holds other files of these names.
+    """Raises a UserError if results cannot go into a folder: it is a file, or holds other files of
+    these names.
 
     The first of `files` is in every folder of such results, which are replaced.
     """
@@ -223,7 +231,8 @@ def check_results_folder(folder: Path, files: Sequence[str]) -> None:
 
 
 def check_result_file(file: Path, mark: str) -> None:
-    """Makes a result file's folder. Raises a UserError if the file is a folder, or another one than an earlier result.
+    """Makes a result file's folder. Raises a UserError if the file is a folder, or another one than
+    an earlier result.
 
     `mark`: what is in every such result.
     """

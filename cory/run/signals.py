@@ -15,10 +15,11 @@ class Interrupted(SystemExit):
 
 
 class Signals:
-    """In this context, the first SIGTERM, SIGINT or SIGHUP is only recorded in `received`; a second ends the process.
+    """In this context, the first SIGTERM, SIGINT or SIGHUP is only recorded in `received`; a second
+    ends the process.
 
-    A terminal that closes sends SIGHUP, and often twice, so one that comes second is passed over. Under `nohup` SIGHUP
-    stays ignored.
+    A terminal that closes sends SIGHUP, and often twice, so one that comes second is passed over.
+    Under `nohup` SIGHUP stays ignored.
     """
 
     def __init__(self) -> None:

@@ -20,22 +20,30 @@ class OwnTaskConfig(Settings):
     """Prompts, reward and templates; docs/own_task.md has examples.
 
     Args:
-        dataset: File (parquet, jsonl, json, csv), folder with files named after their splits, or Hub id.
+        dataset: File (parquet, jsonl, json, csv), folder with files named after their splits, or
+            Hub id.
         subset: Configuration of a Hub dataset; null for its only one.
         split: Split of the dataset; a single file is used whole.
-        eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`. null: another split of `dataset`.
-        eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluation` has --split.
-        prompt_column: Column with the prompts: text, or chat messages of which the last is the user's.
-        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty with a team_reward.
+        eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`. null: another split
+            of `dataset`.
+        eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluation` has
+            --split.
+        prompt_column: Column with the prompts: text, or chat messages of which the last is the
+            user's.
+        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty
+            with a team_reward.
         reward_weights: A weight for each reward function. null: 1 each.
         team_reward: FILE.py:FUNCTION that rewards a whole chain, on top of `reward`. null: none.
-        metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the functions.
-        extract: FILE.py:FUNCTION from a response to its answer, or None, for the votes of an evaluation. null: none.
-        accepts: FILE.py:FUNCTION from a response to whether it accepts the one that it has read, for an evaluation's
-            choice by an observer. null: none.
+        metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the
+            functions.
+        extract: FILE.py:FUNCTION from a response to its answer, or None, for the votes of an
+            evaluation. null: none.
+        accepts: FILE.py:FUNCTION from a response to whether it accepts the one that it has read,
+            for an evaluation's choice by an observer. null: none.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
-        observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and the other columns.
-            null: query and response, then the query again on a new line; in a chat, a request for a better answer.
+        observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and
+            the other columns. null: query and response, then the query again on a new line; in a
+            chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"
@@ -72,7 +80,8 @@ class OwnTaskConfig(Settings):
 
 @dataclass
 class OwnConfig(Config):
-    """A run on your own prompts and rewards. See cory/config.py for the keys that every task shares.
+    """A run on your own prompts and rewards. See cory/config.py for the keys that every task
+    shares.
 
     Args:
         task: Prompts, reward and templates.

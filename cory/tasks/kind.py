@@ -1,12 +1,13 @@
 """Kinds of tasks: how a run's task is made from its settings, and which kinds there are.
 
-A package of a task describes its kind once, beside its settings, and registers it as an entry point of its
-pyproject.toml, under which the commands find it that start from the folder of a run:
+A package of a task describes its kind once, beside its settings, and registers it as an entry point
+of its pyproject.toml, under which the commands find it that start from the folder of a run:
 
     [project.entry-points."cory.tasks"]
     imdb = "imdb_train.config:IMDB"
 
-Only what is registered is imported; the name in a run's folder is only looked up. Nothing here imports torch.
+Only what is registered is imported; the name in a run's folder is only looked up. Nothing here
+imports torch.
 """
 
 import importlib
@@ -38,9 +39,11 @@ class TaskKind(Generic[C]):
     """A kind of task.
 
     Args:
-        name: by which it is registered, and by which a run's config.yaml names it (`fingerprint.task`).
+        name: by which it is registered, and by which a run's config.yaml names it
+            (`fingerprint.task`).
         config: class of a run's settings.
-        module: with the three functions below. It is imported when the first of them is called, as it may import torch.
+        module: with the three functions below. It is imported when the first of them is called, as
+            it may import torch.
     """
 
     name: str
@@ -48,9 +51,11 @@ class TaskKind(Generic[C]):
     module: str
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
-        """The task of a run, on `rows` or on those of training, with the run's roles; its `kind` is the name of this.
+        """The task of a run, on `rows` or on those of training, with the run's roles; its `kind` is
+        the name of this.
 
-        Raises a UserError that names the key: a file or a column is missing, or a value does not fit.
+        Raises a UserError that names the key: a file or a column is missing, or a value does not
+        fit.
         """
         return self._functions().make_task(config, rows).with_roles(config.roles)
 
@@ -96,7 +101,8 @@ def kind_of_run(settings: Mapping[str, Any]) -> TaskKind[Any] | None:
 
 
 def run_config(run: Path) -> Config:
-    """A run's settings, in the class of its task. Those of a task that was made in Python have no `task` block.
+    """A run's settings, in the class of its task. Those of a task that was made in Python have no
+    `task` block.
 
     Raises a UserError: the folder is no run, or its settings are not those of its task.
     """

@@ -75,9 +75,11 @@ def training_rows(config: OwnConfig) -> "Dataset":
 
 
 def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
-    """Held-out prompts: those of `eval_dataset`, or another split of `dataset`. None: the split `eval_split`.
+    """Held-out prompts: those of `eval_dataset`, or another split of `dataset`. None: the split
+    `eval_split`.
 
-    Raises a UserError if the dataset is a single file, which is trained on as a whole, unless its split is named.
+    Raises a UserError if the dataset is a single file, which is trained on as a whole, unless its
+    split is named.
     """
     settings = config.task
     flag = "--split"

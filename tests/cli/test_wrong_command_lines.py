@@ -47,7 +47,12 @@ CONTRADICTIONS = [
     ("lora.merge", "--model.quantization 4bit --lora.rank 8 --lora.merge"),
     ("cory.exchange", "--cory.num_agents 3 --cory.chain_length 2 --cory.exchange none"),
     ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer false"),
-    ("agents", "--agents [{learning_rate:0.1}]"),
+    ("agents", '--agents=[{"learning_rate":0.1}]'),
+    ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer shuffled"),
+    (
+        "cory.knowledge_transfer",
+        "--algorithm rloo --group_size 64 --cory.knowledge_transfer shuffled",
+    ),
     ("parallel.offload", "--parallel.offload"),
     ("agents[1].device", '--agents=[{"device":"cpu"},{"learning_rate":0.1}]'),
     ("branches", "--branches 2 --cory.knowledge_transfer false"),
@@ -75,7 +80,8 @@ def wrong_lines() -> list[tuple[str, list[str], str, str]]:
     """A hundred times: the script, its flags, the key that the message names, and the key that it suggests."""
     rng = random.Random(0)
     lines = [(rng.choice(list(SCRIPTS)), flags.split(), key, "") for key, flags in CONTRADICTIONS]
-    for kind in ["type"] * 32 + ["range"] * 20 + ["spelling"] * 30:
+    of_types = ["type"] * (50 - len(CONTRADICTIONS))
+    for kind in [*of_types, *["range"] * 20, *["spelling"] * 30]:
         script = rng.choice(list(SCRIPTS))
         config = SCRIPTS[script][0]
         checked = [key for key in keys(config) if key not in TEXTS]

@@ -12,6 +12,7 @@ from conftest import make_gpt2
 
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.errors import NotFinite
+from cory.learners import losses
 from cory.learners.losses import LossTerms, TokenLogprobs, entropy
 from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
@@ -477,6 +478,25 @@ def test_mini_batches_of_one_token(tokenizer):
     (stats,) = trainer.update([rollout], [scores], np.random.default_rng(0))
     assert stats.value_loss > 0 and math.isfinite(stats.policy_loss)
     assert not torch.equal(weights(trainer), before)
+
+
+def test_explained_variance_of_a_hand_worked_case():
+    """Returns 1, 2, 3 of variance 1; the errors 0, 0.5, -0.5 have 0.25. What is masked does not count."""
+    returns, values = torch.tensor([[1.0, 2.0, 3.0, 9.0]]), torch.tensor([[1.0, 1.5, 3.5, 0.0]])
+    mask = torch.tensor([[1, 1, 1, 0]])
+    assert losses.explained_variance(values, returns, mask).item() == pytest.approx(0.75)
+    # A constant critic explains nothing, whatever the constant; one that is wrong less than nothing.
+    assert losses.explained_variance(torch.full_like(values, 7.0), returns, mask).item() == 0
+    assert losses.explained_variance(-returns, returns, mask).item() == pytest.approx(-3)
+    assert losses.explained_variance(values, torch.ones_like(returns), mask).isnan()
+
+
+def test_explained_variance_is_that_of_the_values_before_the_update(tokenizer):
+    trainer, seen = make_learner(tokenizer)
+    for number, stats in enumerate(steps(trainer, 2)):
+        values, _, returns = seen[number]
+        expected = 1 - (returns - values).var() / returns.var()
+        assert stats["explained_variance"] == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_state_of_other_mini_batches_is_taken_over(tokenizer):

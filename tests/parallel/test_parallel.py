@@ -303,7 +303,7 @@ def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, mon
         ),
         (
             replace(config, agents=[{"device": "cpu"}] * 2),
-            "agents: expected no device in an entry with 2 processes",
+            r"agents\[0\].device: expected null with 2 processes, got 'cpu'",
         ),
     ]:
         with pytest.raises(UserError, match=message):

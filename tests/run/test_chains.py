@@ -37,6 +37,10 @@ CHAINS = {
         ],
     },
     "frozen": {"cory": CoryConfig(exchange_period=2), "agents": [{"trained": False}]},
+    "restarting": {"cory": CoryConfig(exchange_period=2, reset_every=3)},
+    "restarting, one agent": {"cory": CoryConfig(num_agents=1, reset_every=2)},
+    "placebo": {"cory": CoryConfig(exchange_period=2, knowledge_transfer="shuffled")},
+    "placebo, branches": {"cory": CoryConfig(knowledge_transfer="shuffled"), "branches": 2},
     "branches, PPO": {"branches": 2},
     "branches, RLOO": {"branches": 2, "algorithm": "rloo", "group_size": 2},
 }
@@ -207,16 +211,16 @@ def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(
 @pytest.mark.parametrize(
     ("agents", "message"),
     [
-        ([{}], r"agents: expected an empty list, or an entry for each of 2 agents, got \[\{\}\]"),
+        ([{}], "agents: expected an empty list, or an entry for each of 2 agents, got 1"),
         (
             [{}, {"modle": {}}],
-            r"agents\[1\]: expected model, lora, learning_rate, device or trained, got 'modle'",
+            r"agents\[1\]: unknown key 'modle'. Did you mean 'model'\?",
         ),
         (
             [{"model": {"nam": "x"}}, {}],
-            r"agents\[0\].ModelConfig: unknown key 'nam'. Did you mean 'name'\?",
+            r"agents\[0\].model: unknown key 'nam'. Did you mean 'name'\?",
         ),
-        ([{"model": "x"}, {}], r"agents\[0\].model: expected a block of settings, got 'x'"),
+        ([{"model": "x"}, {}], r"agents\[0\].model: expected a valid dictionary, got 'x'"),
         (
             [{}, {"learning_rate": "fast"}],
             r"agents\[1\].learning_rate: expected a valid number, got 'fast'",

@@ -272,7 +272,7 @@ def test_a_terminal_of_80_columns_shows_both_agents(world, tmp_path):
 def test_settings_in_python_are_checked_as_those_of_a_file():
     config = Config()
     with pytest.raises(
-        UserError, match=r"PPOConfig: unknown key 'batch_sise'. Did you mean 'batch_size'\?"
+        UserError, match=r"ppo: unknown key 'batch_sise'. Did you mean 'batch_size'\?"
     ):
         config.ppo.batch_sise = 3
     with pytest.raises(UserError, match=r"ppo.batch_size: expected a valid integer, got '3'"):

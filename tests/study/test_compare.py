@@ -91,7 +91,7 @@ def test_everything_is_written_and_read_again(tmp_path):
 def test_files_of_240_runs_stay_small(tmp_path):
     rows = [
         {"iteration": k, "agent": "agent_1", "role": "pioneer", "task_reward": k / 7, "kl": k / 3,
-         "distinct_2": 0.123456789, "response_tokens": 15.87654321}
+         "distinct_2": 0.123456789, "response_tokens": 15.87654321, "explained_variance": 0.123456789}
         for k in range(100)
     ]  # fmt: skip
     run = make_run(tmp_path / "r/a", iterations=100)

@@ -1,0 +1,194 @@
+"""Repeats the beginning of the first run of each folder of results: does the current code still give these numbers?
+
+    python -m study.check_results                             # every folder under results/ that keeps its first run
+    python -m study.check_results results/imdb_confounders
+
+`study.experiment` keeps the first run that it makes for a folder: its settings, where it ran, and its first three
+records of metrics.jsonl. On the same kind of processor, with the same libraries and threads, they must come out
+exactly; elsewhere the task reward of the first record within 0.05. Ends with an error if they do not.
+"""
+
+import json
+import math
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cory.callbacks.callback import Callback
+from cory.cli.arguments import Arguments
+from cory.cli.load import RECORDED, as_config
+from cory.cli.main import main
+from cory.errors import UserError
+from cory.provenance.versions import versions
+from cory.run.output import replace_text
+from cory.run.record import read_settings
+from cory.tasks.kind import find_kind
+from study.plan import ROOT
+
+if TYPE_CHECKING:
+    from cory.iteration import Iteration
+    from cory.trainer import CoryTrainer
+
+FILE = "first_run.json"
+RECORDS = 3
+CLOSE = 0.05  # how far apart task rewards may be on another kind of processor
+OF_THE_MACHINE = ("output", "resume", "callbacks", "tracker", "hub")
+Kept = Mapping[str, Any]  # of a first_run.json
+
+
+class Changed(Exception):
+    """How the numbers of a run are not those that were kept."""
+
+
+def keep(run: Path, out: Path, key: str, threads: int) -> None:
+    """Keeps the beginning of a run in a folder of results, but for runs of tasks that were made in Python.
+
+    Args:
+        run: its folder, made on this machine. key: `Planned.key` of the run. threads: with which it was made.
+    """
+    settings = read_settings(run)
+    task = (settings.get("fingerprint") or {}).get("task")
+    if task is None:
+        return
+    with (run / "metrics.jsonl").open(encoding="utf-8") as lines:
+        records = [json.loads(line) for _, line in zip(range(RECORDS), lines, strict=False)]
+    kept = {
+        "key": key,
+        "task": task,
+        "made_on": conditions(threads),
+        "commit": settings["versions"].get("commit", "unknown"),
+        "settings": {
+            name: value
+            for name, value in settings.items()
+            if name not in (*RECORDED, *OF_THE_MACHINE)
+        },
+        "records": records,
+    }
+    replace_text(out / FILE, json.dumps(kept, indent=1) + "\n")
+
+
+def conditions(threads: int) -> dict[str, Any]:
+    """What numbers depend on to the bit besides code and settings."""
+    libraries = {name: version for name, version in versions().items() if name in ("torch", "trl")}
+    return {"processor": processor(), "threads": threads, **libraries}
+
+
+def processor() -> str:
+    """The kind of this machine's processor, and the instructions that PyTorch uses on it."""
+    import torch  # here and below, as importing it takes seconds
+
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    except OSError:  # no Linux
+        pass
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+class StopAfter(Callback):
+    """Ends a run once it has so many records."""
+
+    def __init__(self, records: int) -> None:
+        self.records = records
+
+    def on_iteration_end(self, trainer: "CoryTrainer", iteration: "Iteration") -> None:
+        trainer.should_stop = len(trainer.run.history) >= self.records
+
+
+def repeated(kept: Kept, where: Path) -> list[dict[str, Any]]:
+    """The first records of the kept run, made again.
+
+    Raises a UserError: settings are not those of the task any more, or models or data are not here.
+    """
+    import torch
+
+    from cory.agent import make_agents
+    from cory.trainer import CoryTrainer
+
+    kind = find_kind(kept["task"])
+    config = as_config(kind.config, kept["settings"], where)
+    torch.set_num_threads(kept["made_on"]["threads"])
+    count = len(kept["records"])
+    with tempfile.TemporaryDirectory() as folder:
+        config.output = str(Path(folder) / "run")
+        held_out = kind.held_out_rows(config) if config.eval_every else None
+        task = kind.make_task(config)
+        trainer = CoryTrainer(
+            config, make_agents(config), task, "first_run", held_out, [StopAfter(count)]
+        )
+        return trainer.train().history[:count]
+
+
+def compare(kept: Kept, records: Sequence[Mapping[str, Any]], exactly: bool) -> None:
+    """Compares records with those that were kept, in the metrics that these have. Raises Changed if they differ."""
+    if not exactly:
+        before = kept["records"][0]["task_reward"]
+        now = records[0]["task_reward"]
+        if not abs(before - now) <= CLOSE:
+            raise Changed(f"task_reward of the first record: {before:.4f} -> {now:.4f}")
+        return
+    for number, (before, now) in enumerate(zip(kept["records"], records, strict=True), 1):
+        for name, value in before.items():
+            if not _same(value, now.get(name)):
+                raise Changed(f"{name} of record {number}: {value} -> {now.get(name)}")
+
+
+def _same(before: Any, now: Any) -> bool:
+    both_nan = isinstance(before, float) and isinstance(now, float) and math.isnan(before + now)
+    return both_nan or before == now
+
+
+def check(folder: Path) -> str:
+    """Repeats the first run of a folder of results; returns how it was compared.
+
+    Raises Changed, and a UserError as `repeated`.
+    """
+    kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    here = conditions(kept["made_on"]["threads"])
+    different = [name for name, value in kept["made_on"].items() if here.get(name) != value]
+    compare(kept, repeated(kept, folder / FILE), exactly=not different)
+    if different:
+        there = ", ".join(f"{name} {kept['made_on'][name]}" for name in different)
+        return f"first task reward within {CLOSE} (made with another {there})"
+    return f"{len(kept['records'])} records, exactly"
+
+
+def command_line(argv: Sequence[str] | None = None) -> None:
+    """`python -m study.check_results`: see the module."""
+    parser = Arguments(__doc__)
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        help="Folders of results. Default: all under results/ with a first run",
+    )
+    args = parser.of(argv)
+    folders = [Path(name) for name in args.folders]
+    for folder in folders:
+        if not (folder / FILE).is_file():
+            raise UserError(f"folders: expected folders with a {FILE}, got {str(folder)!r}")
+    folders = folders or [path.parent for path in sorted((ROOT / "results").glob(f"*/{FILE}"))]
+
+    changed = 0
+    for folder in folders:
+        try:
+            print(f"{folder.name}: {check(folder)}", flush=True)
+        except Changed as difference:
+            changed += 1
+            print(f"{folder.name}: CHANGED, {difference}", flush=True)
+        except UserError as error:
+            changed += 1
+            print(f"{folder.name}: NOT REPEATED, {error}", flush=True)
+    if changed:
+        raise UserError(
+            f"{changed} of {len(folders)} folders of results are not those of this code"
+        )
+    print(f"{len(folders)} folders of results checked")
+
+
+if __name__ == "__main__":
+    main(command_line)

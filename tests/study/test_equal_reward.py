@@ -1,0 +1,163 @@
+"""KL at equal task reward and the time to collapse, against cases worked by hand."""
+
+import pandas as pd
+import pytest
+
+from study.comparison import role_ends
+from study.equal_reward import (
+    collapse_times,
+    collapses,
+    common_levels,
+    equal_reward,
+    kl_at,
+    running_means,
+)
+from study.frame import FACTS, assemble
+
+
+def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
+    """Runs by hand. `groups`: by name, a function of seed, iteration and role to task reward, KL and distinct-2."""
+    runs, metrics = [], []
+    for name, values in groups.items():
+        for seed in range(seeds):
+            facts = {
+                "group": name,
+                "family": name,
+                "seed": seed,
+                "baseline": name == "PPO",
+                "eta": 0.3,
+            }
+            facts |= {"kl_bound": 50.0, "first_role": roles[0], "run": f"{name}-{seed}"}
+            runs.append(
+                {**dict.fromkeys(FACTS, ""), "iterations": 0, "seconds": 0, "megabytes": 0} | facts
+            )
+            for k in range(iterations):
+                for agent, role in enumerate(roles if name != "PPO" else roles[:1], 1):
+                    reward, kl, distinct = values(seed, k, role)
+                    row = {
+                        "group": name,
+                        "seed": seed,
+                        "iteration": k,
+                        "agent": f"agent_{agent}",
+                        "role": role,
+                    }
+                    metrics.append(
+                        row
+                        | {
+                            "task_reward": reward,
+                            "kl": kl,
+                            "distinct_2": distinct,
+                            "response_tokens": 9.0,
+                        }
+                    )
+    return assemble(pd.DataFrame(runs), pd.DataFrame(metrics))
+
+
+def test_the_kl_is_that_of_the_iterations_that_first_reach_the_level():
+    """Task reward k / 10: the mean of iterations 1 to 10 is 0.55, of 0 to 9 only 0.45. KL k: a mean of 5.5."""
+    study = make_study({"PPO": lambda seed, k, role: (k / 10, k, 1.0)}, seeds=2)
+    means = running_means(study, "pioneer")
+    assert kl_at(means, 0.5).to_dict() == {
+        ("PPO", 0): pytest.approx(5.5),
+        ("PPO", 1): pytest.approx(5.5),
+    }
+    assert not len(kl_at(means, 4.0))  # the last ten have 3.45
+
+
+def test_levels_are_those_that_nine_in_ten_runs_of_every_group_reach():
+    """PPO's ten runs end at 1.1, but one at 0.3; CORY's at 0.8, but two at 0.6. All start at 0.1."""
+
+    def ppo(seed, k, role):
+        return (0.1 if k < 20 else 0.3 if seed == 0 else 1.1), 0.0, 1.0
+
+    def cory(seed, k, role):
+        return (0.1 if k < 20 else 0.6 if seed < 2 else 0.8), 0.0, 1.0
+
+    levels = common_levels(
+        running_means(make_study({"PPO": ppo, "CORY": cory}, seeds=10), "pioneer")
+    )
+    assert levels == [0.25, 0.5]
+    alone = common_levels(running_means(make_study({"PPO": ppo}, seeds=10), "pioneer"))
+    assert alone == [0.25, 0.5, 0.75, 1.0]  # 9 of 10
+    high = common_levels(
+        running_means(make_study({"PPO": lambda s, k, r: (0.6, 0.0, 1.0)}), "pioneer")
+    )
+    assert high == []  # 0.25 and 0.5 it has from its start
+
+
+def test_groups_are_compared_seed_by_seed_by_role():
+    """CORY's pioneer has 1 nat less than PPO in each seed; its observer earns the level at once."""
+
+    def ppo(seed, k, role):
+        return k / 20, seed + 2.0, 1.0
+
+    def cory(seed, k, role):
+        return (k / 20, seed + 1.0, 1.0) if role == "writer" else (k / 10, 9.0, 1.0)
+
+    study = make_study({"PPO": ppo, "CORY": cory}, roles=("writer", "critic"))
+    rows = equal_reward(study, levels=[1.0])
+    assert rows == [
+        {"group": "PPO", "n": "5", "KL at 1": "4.00 ± 1.96 (5)", "difference at 1": ""},
+        {"group": "CORY", "n": "5", "KL at 1": "3.00 ± 1.96 (5)",
+         "difference at 1": "-1.00 (-1.00 to -1.00) lower"},
+    ]  # fmt: skip
+    (observer,) = equal_reward(study, role="critic", levels=[1.0])
+    assert observer["group"] == "CORY" and observer["KL at 1"] == "9.00 ± 0.00 (5)"
+    assert observer["difference at 1"] == ""  # PPO has no such role
+
+
+def test_the_end_of_a_role_is_that_of_whichever_agent_has_it():
+    """Task reward is the iteration, of which the last ten have a mean of 34.5; CORY's writer has 1 more."""
+
+    def ppo(seed, k, role):
+        return float(k), seed + 2.0, 1.0
+
+    def cory(seed, k, role):
+        return (k + 1.0, seed + 1.0, 1.0) if role == "writer" else (0.0, 9.0, 1.0)
+
+    study = make_study({"PPO": ppo, "CORY": cory}, roles=("writer", "critic"))
+    swapped = study.metrics["agent"].map({"agent_1": "agent_2", "agent_2": "agent_1"})
+    late = (study.metrics["iteration"] >= 35) & (study.metrics["group"] == "CORY")
+    study.metrics["agent"] = study.metrics["agent"].where(~late, swapped)
+    assert role_ends(study) == [
+        {"group": "PPO", "n": "5", "task reward": "34.50 ± 0.00", "difference, task reward": "",
+         "KL": "4.00 ± 1.96", "difference, KL": ""},
+        {"group": "CORY", "n": "5", "task reward": "35.50 ± 0.00",
+         "difference, task reward": "+1.00 (+1.00 to +1.00)", "KL": "3.00 ± 1.96",
+         "difference, KL": "-1.00 (-1.00 to -1.00)"},
+    ]  # fmt: skip
+    assert [row["KL"] for row in role_ends(study, "critic")] == ["9.00 ± 0.00"]
+
+
+def test_no_verdict_with_fewer_than_five_seeds_and_none_where_the_interval_includes_0():
+    def ppo(seed, k, role):
+        return k / 20, 2.0, 1.0
+
+    def cory(seed, k, role):
+        return k / 20, 1.0 + 2 * (seed % 2), 1.0
+
+    both = {"PPO": ppo, "CORY": cory}
+    assert equal_reward(make_study(both, seeds=6), levels=[1.0])[1]["difference at 1"].endswith(
+        " undecided"
+    )
+    assert equal_reward(make_study(both, seeds=4), levels=[1.0])[1]["difference at 1"].endswith(")")
+
+
+def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
+    """Distinct-2 falls from 1 to 0.2 after iteration 15: the mean of ten is 0.44 with 7 of them, in iteration 22."""
+
+    def ppo(seed, k, role):
+        return 1.0, 1.0, (0.2 if k > 15 and seed < 3 else 1.0)
+
+    def cory(seed, k, role):
+        return 1.0, (90.0 if role == "observer" and k >= 30 else 1.0), 1.0
+
+    study = make_study({"PPO": ppo, "CORY": cory}, roles=("pioneer", "observer"))
+    times = collapse_times(study)
+    assert times["PPO"].dropna().tolist() == [23, 23, 23] and times["PPO"].isna().sum() == 2
+    # Of the observer: 6 of ten iterations at 90 have a mean of 54.4.
+    assert times["CORY"].tolist() == [36] * 5
+    rows = collapses(study)
+    assert [row["collapsed"] for row in rows] == ["3 of 5", "5 of 5"]
+    assert rows[0]["mean of min(T, 40)"].startswith("29.8 ± ")
+    assert rows[1]["difference"].startswith("+6.2 (")
