@@ -21,6 +21,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.iteration import table  # noqa: E402
 from cory.config import (  # noqa: E402
+    AgentConfig,
     Config,
     CoryConfig,
     LoraConfig,
@@ -231,7 +232,7 @@ def setting(options: argparse.Namespace, tuning: str, agents: int, way: str) -> 
     """The settings of a cell."""
     model, lora = TUNINGS[tuning]
     processes, parallel = WAYS[way]
-    devices = [{"device": f"cuda:{index}"} for index in range(agents)] if way == DEVICES else []
+    devices = [AgentConfig(device=f"cuda:{i}") for i in range(agents)] if way == DEVICES else []
     mini = options.micro_batch * processes
     ppo = PPOConfig(batch_size=max(options.batch, mini), mini_batch_size=mini)
     sampling = SamplingConfig(max_new_tokens=options.response)

@@ -36,14 +36,14 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     import torch
 
     from cory.agent import make_agents
-    from cory.config import Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
+    from cory.config import AgentConfig, Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
     from cory.learners.frozen import Frozen
 
     config = Config(
         device="cpu",
         model=ModelConfig(folder),
         lora=LoraConfig(rank=rank if way in LORA else 0, shared_base=way == "shared"),
-        agents=[{}, {"trained": False}] if way == "frozen" else [],
+        agents=[AgentConfig(), AgentConfig(trained=False)] if way == "frozen" else [],
         ppo=PPOConfig(batch_size=4, mini_batch_size=4, ppo_epochs=1),
         sampling=SamplingConfig(4, 4),
     )

@@ -69,6 +69,7 @@ def title(way: str) -> str:
 def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
     """A way's settings."""
     from cory.config import (
+        AgentConfig,
         Config,
         LoraConfig,
         ModelConfig,
@@ -82,7 +83,7 @@ def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
         iterations=options.iterations,
         model=ModelConfig(folder),
         lora=LoraConfig(rank=options.lora, shared_base=way != "devices"),
-        agents=[{"device": "cpu"}] * 2 if way == "devices" else [],
+        agents=[AgentConfig(device="cpu")] * 2 if way == "devices" else [],
         ppo=PPOConfig(
             batch_size=options.batch, mini_batch_size=options.batch, ppo_epochs=options.epochs
         ),

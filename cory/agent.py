@@ -123,9 +123,7 @@ class Agent:
         Raises a UserError if a prompt is too long.
         """
         sampling = self.sampling if stop is None else replace(self.sampling, stop=stop)
-        prompt_ids = [
-            torch.tensor(ids, dtype=torch.long, device=self.device) for ids in self.encode(prompts)
-        ]
+        prompt_ids = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         check_lengths(
             [len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts
         )

@@ -20,7 +20,7 @@ from cory.models.load import (
     load_tokenizer,
 )
 from cory.models.window import pad
-from cory.parallel.devices import choose_device
+from cory.parallel.devices import choose_device, to_device
 from cory.prompts import RolePrompts
 from cory.task import Task, check_held_out, load_dataset
 from imdb_train import toy
@@ -110,7 +110,8 @@ class PositiveLogit:
             texts_ids = [torch.tensor(rows[i], dtype=torch.long) for i in index]
             ids, mask = pad(texts_ids, self.tokenizer.pad_token_id or 0, "right")
             logits = self.model(
-                input_ids=ids.to(self.model.device), attention_mask=mask.to(self.model.device)
+                input_ids=to_device(ids, self.model.device),
+                attention_mask=to_device(mask, self.model.device),
             ).logits
             rewards[index] = logits[:, self.index].float().cpu()
         return rewards.tolist()

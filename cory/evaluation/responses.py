@@ -23,6 +23,7 @@ from cory.models.sampling import (
     sample,
 )
 from cory.models.tokens import rounded, token_texts
+from cory.parallel.devices import to_device
 from cory.prompts import Prompt, fit_responses
 from cory.rewards import Scores, score_by_function
 from cory.streams import Purpose, Stream
@@ -106,7 +107,7 @@ def respond(
     by_length = sorted(range(count), key=lambda i: lengths[i])
     for start in range(0, count, batch_size):
         batch = by_length[start : start + batch_size]
-        query_ids = [queries[i].to(model.device) for i in batch]
+        query_ids = [queries[i] for i in batch]
         logits: list[list[torch.Tensor]] = [[] for _ in batch] if kl else []
         responses = sample(
             model,
@@ -124,6 +125,10 @@ def respond(
                     base or model, query_ids, responses, pad_token(tokenizer)
                 )
 
+        # What stays on the device until the batch is done, so that the program waits for it once.
+        kls: list[torch.Tensor] = []
+        base_nlls: list[torch.Tensor] = []
+        log_ratios: list[torch.Tensor] = []
         for row, (i, response) in enumerate(zip(batch, responses, strict=True)):
             result.completions[i] = plain_text(tokenizer, response, sampling.stop, is_turn)
             result.tokens[i] = len(response)
@@ -136,11 +141,19 @@ def respond(
             base_logprobs = logprobs
             if base is not model:
                 base_logprobs = base_logits[row, : len(response)].float().log_softmax(-1)
-            of_tokens = logprobs.gather(-1, response[:, None])[:, 0]
-            base_of_tokens = base_logprobs.gather(-1, response[:, None])[:, 0]
-            result.kl[i] = full_kl(logprobs, base_logprobs).sum().item()
-            result.base_nll[i] = -base_of_tokens.sum().item()
-            result.log_ratios[i] = rounded(of_tokens - base_of_tokens)
+            tokens = to_device(response, logprobs.device)[:, None]
+            of_tokens = logprobs.gather(-1, tokens)[:, 0]
+            base_of_tokens = base_logprobs.gather(-1, tokens)[:, 0]
+            kls.append(full_kl(logprobs, base_logprobs).sum())
+            base_nlls.append(-base_of_tokens.sum())
+            log_ratios.append(of_tokens - base_of_tokens)
+        if kl:
+            numbers = torch.cat([torch.stack([*kls, *base_nlls]), *log_ratios]).cpu()
+            parts = numbers.split([len(batch), len(batch), *map(len, log_ratios)])
+            for row, i in enumerate(batch):
+                result.kl[i] = parts[0][row].item()
+                result.base_nll[i] = parts[1][row].item()
+                result.log_ratios[i] = rounded(parts[2 + row])
     return result
 
 

@@ -33,9 +33,13 @@ class WindowPolicy(torch.nn.Module):
         super().__init__()
         self.pretrained_model = pretrained_model
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, None]:
-        """Logits (batch, R, vocabulary), float32, of the first four fields of a `Window`."""
-        input_ids, mask, position_ids, response_ids = tensors
+    def forward(
+        self, input_ids: Tensor, mask: Tensor | None, position_ids: Tensor, response_ids: Tensor
+    ) -> tuple[Tensor, None]:
+        """Logits (batch, R, vocabulary), float32, of fields of a `Window`.
+
+        `mask`: see `window.whole_mask`.
+        """
         logits, _ = window.forward(
             self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1]
         )

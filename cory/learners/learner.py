@@ -42,6 +42,7 @@ from cory.models.rollout import Rollout
 from cory.models.sampling import pad_token, sample
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
+from cory.parallel.devices import to_device
 
 # Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: passes of
 # the reference, KL and entropy. It bounds the memory where the vocabulary is large.
@@ -83,11 +84,12 @@ class OldPolicy:
 
     def select(self, indices: Sequence[int], width: int) -> "OldPolicy":
         """The rows of these indices, in that order, cut to `width` tokens."""
+        rows = to_device(torch.tensor(indices), self.kl.device)
         return OldPolicy(
-            self.logprobs[indices, :width],
-            self.ref_logprobs[indices, :width],
-            self.values[indices, :width],
-            self.kl[indices, :width],
+            self.logprobs[rows, :width],
+            self.ref_logprobs[rows, :width],
+            self.values[rows, :width],
+            self.kl[rows, :width],
         )
 
 
@@ -100,8 +102,9 @@ class Targets:
 
     def select(self, indices: Sequence[int], width: int) -> "Targets":
         """The rows of these indices, in that order, cut to `width` tokens."""
-        returns = None if self.returns is None else self.returns[indices, :width]
-        return Targets(self.advantages[indices, :width], returns)
+        rows = to_device(torch.tensor(indices), self.advantages.device)
+        returns = None if self.returns is None else self.returns[rows, :width]
+        return Targets(self.advantages[rows, :width], returns)
 
 
 @dataclass
@@ -274,10 +277,13 @@ class Learner(ABC):
     @torch.no_grad()
     def log_ratios(self, rollout: Rollout) -> tuple[list[float], Tensor]:
         """Each response's KL to the reference, and (rows, R) log(pi / pi_0) of its tokens, under the current policy."""
-        batch = window.pack(rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer))
+        batch = window.pack(
+            rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer), self.device
+        )
         current, _ = self._retrying(lambda: self._evaluate(batch, keep=False))
         kls = (current.kl * batch.response_mask).sum(1)
-        return kls.tolist(), current.logprobs - current.ref_logprobs
+        log_ratios = current.logprobs - current.ref_logprobs
+        return kls.tolist(), log_ratios.cpu()
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):
@@ -295,18 +301,18 @@ class Learner(ABC):
         """The update before its first step, and the forward pass that this step takes over, if any."""
         prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
         response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
-        batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer))
+        batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
         mask = batch.response_mask
         old, first_passes = self._retrying(
             lambda: self._evaluate(batch, keep=self._is_first_mini_batch(batch))
         )
 
-        training_rewards = torch.cat(list(rewards)).to(mask.device, torch.float32)
+        training_rewards = to_device(torch.cat(list(rewards)).float(), self.device)
         training_rewards, reward_moments = self._scale(training_rewards)
         with torch.no_grad():
             targets = self.targets(old, training_rewards, mask, rollouts)
             if len({len(rollout.completions) for rollout in rollouts}) > 1:
-                weights = _role_weights(rollouts).to(mask.device)
+                weights = to_device(_role_weights(rollouts), self.device)
                 targets.advantages = targets.advantages * weights[:, None]
 
         engine_logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
@@ -413,8 +419,11 @@ class Learner(ABC):
             return self._pass(self.model, batch)
 
     def _pass(self, model: torch.nn.Module, batch: Window) -> ForwardPass:
+        mask = window.whole_mask(
+            self.policy, batch.attention_mask, batch.input_ids.shape[1], batch.is_padded
+        )
         with self._autocast():
-            logits, values = model(*batch[:4])
+            logits, values = model(batch.input_ids, mask, batch.position_ids, batch.response_ids)
         logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
         return ForwardPass(logprobs, all_logprobs, values)
 
@@ -461,21 +470,22 @@ class Learner(ABC):
                     chunk_batch = policy_batch.select(chunk)
                     reference = self._reference_forward(chunk_batch)
                     width = chunk_batch.response_ids.shape[1]
-                    in_batch = [indices[i] for i in chunk]
-                    old.kl[in_batch, :width] = self._kl(policy, reference, chunk)
+                    rows = to_device(torch.tensor(chunk), self.device)
+                    in_batch = to_device(torch.tensor([indices[i] for i in chunk]), self.device)
+                    old.kl[in_batch, :width] = self._kl(policy, reference, rows)
                     old.ref_logprobs[in_batch, :width] = reference.logprobs
-                    old.logprobs[in_batch, :width] = policy.logprobs[chunk, :width]
+                    old.logprobs[in_batch, :width] = policy.logprobs[rows, :width]
                     if policy.values is not None:
-                        old.values[in_batch, :width] = policy.values[chunk, :width]
+                        old.values[in_batch, :width] = policy.values[rows, :width]
         return old, kept
 
-    def _kl(self, policy: ForwardPass, reference: ForwardPass, indices: list[int]) -> Tensor:
-        """KL (rows, R) to the reference's pass, over the rows of these indices of the policy's."""
+    def _kl(self, policy: ForwardPass, reference: ForwardPass, rows: Tensor) -> Tensor:
+        """KL (rows, R) to the reference's pass, over these rows of the policy's."""
         kind = self.ppo.kl_penalty
         width = reference.logprobs.shape[1]
         if kind != "full":
-            return losses.kl_penalty(kind, policy.logprobs[indices, :width], reference.logprobs)
-        return losses.kl_penalty(kind, policy.all_logprobs[indices, :width], reference.all_logprobs)
+            return losses.kl_penalty(kind, policy.logprobs[rows, :width], reference.logprobs)
+        return losses.kl_penalty(kind, policy.all_logprobs[rows, :width], reference.all_logprobs)
 
     def _optimizer_step(
         self, update: Update, indices: list[int], first_passes: list[ForwardPass]
@@ -540,8 +550,9 @@ class Learner(ABC):
         batch = update.batch
         # Gradients are averaged over the processes, so each one's sum is divided by the mean of
         # their tokens.
+        response_tokens = torch.tensor(sum(batch.response_lengths[i] for i in indices))
         tokens = (
-            distributed.all_reduce_sum(batch.response_mask[indices].sum())
+            distributed.all_reduce_sum(to_device(response_tokens, self.device))
             / distributed.world_size()
         )
         sums = torch.zeros((), device=batch.input_ids.device)
@@ -614,14 +625,15 @@ class Learner(ABC):
         def keep(module: torch.nn.Module, inputs: Any, output: Tensor) -> None:
             embedded.append(output.requires_grad_())  # below adapters nothing is trained
 
-        tokens = update.batch.response_mask[indices].sum()
+        tokens = sum(update.batch.response_lengths[i] for i in indices)
         hook = self.policy.get_input_embeddings().register_forward_hook(keep)
         try:
             for chunk in update.batch.by_length(self.micro_batch, indices):
                 micro_batch = update.batch.select(chunk)
                 with self.accelerator.no_sync(self.model):
                     new = self._forward(micro_batch)
-                    terms = self._terms(update, new, chunk, micro_batch, tokens / len(indices))
+                    mean_length = torch.tensor(tokens / len(indices), device=self.device)
+                    terms = self._terms(update, new, chunk, micro_batch, mean_length)
                     (gradient,) = torch.autograd.grad(terms.loss / tokens, embedded.pop())
                 finite = gradient.isfinite().flatten(1).all(1)
                 bad_rows |= {chunk[i] for i in (~finite).nonzero().flatten().tolist()}

@@ -30,9 +30,17 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         # TRL's own loading sets it, which we do without.
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
 
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (batch, R, vocabulary) and values (batch, R), float32, of the first four fields of a `Window`."""
-        input_ids, mask, position_ids, response_ids = tensors
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        position_ids: torch.Tensor,
+        response_ids: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (batch, R, vocabulary) and values (batch, R), float32, of fields of a `Window`.
+
+        `mask`: see `window.whole_mask`.
+        """
         logits, hidden = window.forward(
             self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1]
         )

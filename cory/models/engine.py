@@ -28,6 +28,7 @@ from cory.errors import UserError, expect
 from cory.models.lora import LanguageModel, save_base, save_policy
 from cory.models.sampling import end_tokens
 from cory.parallel import distributed
+from cory.parallel.devices import to_device
 from cory.parallel.sharding import is_sharded
 
 PROMPTS = 1000  # in one request; vLLM takes 1,024
@@ -128,13 +129,9 @@ class Engine:
                 )
             return choices
 
-        rows, device = distributed.fail_together(answers), queries[0].device
-        responses = [
-            torch.tensor(one["token_ids"], dtype=torch.long, device=device) for one in rows
-        ]
-        return responses, [
-            torch.tensor(one["logprobs"]["token_logprobs"], device=device) for one in rows
-        ]
+        rows = distributed.fail_together(answers)
+        responses = [torch.tensor(one["token_ids"], dtype=torch.long) for one in rows]
+        return responses, [torch.tensor(one["logprobs"]["token_logprobs"]) for one in rows]
 
     def _push(self, agent: str, policy: LanguageModel) -> str:
         """Hands an agent's weights to the server; returns the server's name for them."""
@@ -257,9 +254,10 @@ def difference(logprobs: Tensor, sampled: Sequence[Tensor], mask: Tensor) -> flo
 
     Raises a UserError if it is so large that the engine must have sampled from other weights.
     """
-    theirs = torch.zeros_like(logprobs)
+    padded = torch.zeros(logprobs.shape)
     for row, values in enumerate(sampled):
-        theirs[row, : len(values)] = values
+        padded[row, : len(values)] = values
+    theirs = to_device(padded, logprobs.device)
     total, tokens = distributed.all_reduce_sum(
         torch.stack([((logprobs - theirs).abs() * mask).sum(), mask.sum()])
     ).tolist()

@@ -56,14 +56,9 @@ def check_model(
     """
     if is_tested(model):
         return
-    device = device_of(model)
     starts = list(accumulate((*PROMPTS, *RESPONSES), initial=0))
-    texts = (
-        torch.arange(starts[-1], device=device)
-        * 37
-        % (model.config.get_text_config().vocab_size - 5)
-        + 5
-    )
+    vocabulary = model.config.get_text_config().vocab_size
+    texts = torch.arange(starts[-1]) * 37 % (vocabulary - 5) + 5
     rows = [texts[start:end] for start, end in pairwise(starts)]
     queries, responses = rows[: len(PROMPTS)], rows[len(PROMPTS) :]
     try:
@@ -73,7 +68,7 @@ def check_model(
         if samples:
             queries = [*queries, queries[0]]  # as where several responses to a query are sampled
             seen: list[list[Tensor]] = [[] for _ in queries]
-            generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch(device)
+            generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch(device_of(model))
             responses = sample(
                 model,
                 tokenizer,
@@ -124,7 +119,7 @@ def _compare(
 
 def _alone(model: PreTrainedModel, text: Tensor, count: int) -> Tensor:
     """Log-probabilities (count, vocabulary) of the last `count` tokens of a text, in one plain pass."""
-    logits = model(input_ids=text[None, :-1], use_cache=False).logits
+    logits = model(input_ids=text[None, :-1].to(device_of(model)), use_cache=False).logits
     return logits[0, -count:].float().log_softmax(-1)
 
 

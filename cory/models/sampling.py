@@ -24,7 +24,8 @@ from transformers.generation import logits_process
 
 from cory.config import SamplingConfig
 from cory.errors import UserError, expect
-from cory.models.window import Stems, accepts, pad, read_stems
+from cory.models.window import Stems, accepts, pad, read_stems, whole_mask
+from cory.parallel.devices import to_device
 from cory.parallel.sharding import device_of
 
 
@@ -163,19 +164,19 @@ def sample(
     values, such as Mamba, is run by `generate`, which knows its cache; the tokens are drawn here
     all the same.
 
-    Queries and responses are 1-d tensors of token ids, responses on the model's device. Each ends
-    with its first end token, with the token that completes its first stop text, or after
-    `max_new_tokens` tokens. All random numbers come from `generator` (`cory/streams.py`). `seen`,
-    where given, has a list for each query, which gets the logits (vocabulary) of each of its
-    tokens, as they are before warping. With `stems` common beginnings of prompts are read once, too
-    (`read_stems`); that changes logits in their last bits. `ends`: the end tokens; by default the
-    model's.
+    Queries and responses are 1-d tensors of token ids on the CPU. The program waits for the device
+    once per token, to learn which responses have ended. Each ends with its first end token, with
+    the token that completes its first stop text, or after `max_new_tokens` tokens. All random
+    numbers come from `generator` (`cory/streams.py`). `seen`, where given, has a list for each
+    query, which gets the logits (vocabulary) of each of its tokens, as they are before warping.
+    With `stems` common beginnings of prompts are read once, too (`read_stems`); that changes logits
+    in their last bits. `ends`: the end tokens; by default the model's.
     """
     device = device_of(model)
     prompts = [tuple(query.tolist()) for query in queries]
     # A prompt that several queries share is read once; `copies` has the row of each query's.
     row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-    copies = torch.tensor([row_of_prompt[prompt] for prompt in prompts], device=device)
+    copies = to_device(torch.tensor([row_of_prompt[prompt] for prompt in prompts]), device)
     distinct = list(row_of_prompt)
     ids, mask = _padded(distinct, pad_token(tokenizer), device)
     width = ids.shape[1]
@@ -189,22 +190,21 @@ def sample(
             model, ids[copies], mask[copies], max_new_tokens, drawing, stopping
         )
 
-    texts = _unread(model, ids, mask)
-    if stems:
-        begun = read_stems(model, distinct, pad_token(tokenizer))
-        if begun is not None:
-            texts = _with_stems_read(begun, ids)
+    begun = read_stems(model, distinct, pad_token(tokenizer)) if stems else None
+    texts = _unread(model, ids, mask) if begun is None else _with_stems_read(begun, ids)
     options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
     takes_positions = accepts(model, "position_ids")
 
-    responses: dict[int, torch.Tensor] = {}  # those that have ended, by query
+    responses: list[list[int]] = [[] for _ in queries]
+    unfinished = set(range(len(queries)))
     rows = list(range(len(queries)))  # the queries that are in the batch
     while True:
         if takes_positions:
             options["position_ids"] = texts.position
+        is_padded = begun is not None or any(len(prompts[row]) < width for row in rows)
         output = model(
             texts.new,
-            attention_mask=texts.mask,
+            attention_mask=whole_mask(model, texts.mask, texts.new.shape[1], is_padded),
             past_key_values=texts.cache,
             use_cache=True,
             **options,
@@ -216,28 +216,28 @@ def sample(
             logits = logits[copies]
         if seen:
             for row, row_logits in zip(rows, logits, strict=True):
-                if row not in responses:
+                if row in unfinished:
                     seen[row].append(row_logits)
 
         texts.append(draw(warp(texts.ids, logits.float()).softmax(-1), generator))
 
-        ended = stopping.ended(texts.ids)
-        is_last = texts.ids.shape[1] == width + max_new_tokens
-        for index, row in enumerate(rows):
-            if (ended[index] or is_last) and row not in responses:
-                responses[row] = texts.ids[index, width:].clone()
-        unfinished = [index for index, row in enumerate(rows) if row not in responses]
+        for row, token in zip(rows, texts.new[:, 0].tolist(), strict=True):
+            if row not in unfinished:
+                continue
+            responses[row].append(token)
+            if len(responses[row]) == max_new_tokens or stopping.has_ended(responses[row]):
+                unfinished.remove(row)
         if not unfinished:
-            return [responses[row] for row in range(len(queries))]
+            return [torch.tensor(response) for response in responses]
         if len(unfinished) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
-            rows = [rows[index] for index in unfinished]
-            texts.select(torch.tensor(unfinished, device=device))
+            kept = [index for index, row in enumerate(rows) if row in unfinished]
+            rows = [rows[index] for index in kept]
+            texts.select(to_device(torch.tensor(kept), device))
 
 
 @dataclass
 class Texts:
-    """A batch of texts, one per row, of which a model reads the newest tokens and predicts the
-    next.
+    """A batch of texts, one per row, of which a model reads the newest tokens and predicts the next.
 
     Args:
         ids: (rows, tokens) the prompts, padded on the left, and the responses so far.
@@ -274,10 +274,11 @@ class Texts:
 def _padded(
     prompts: Sequence[tuple[int, ...]], pad_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts as (rows, width) ids and their mask."""
-    ids, mask = pad([torch.tensor(prompt, device=device) for prompt in prompts], pad_id, "left")
+    """Prompts as (rows, width) ids and their mask, on `device`."""
+    ids, mask = pad([torch.tensor(prompt) for prompt in prompts], pad_id, "left")
     # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
-    return torch.where(mask.bool(), ids, ids[:, -1:]), mask
+    ids = torch.where(mask.bool(), ids, ids[:, -1:])
+    return to_device(ids, device), to_device(mask, device)
 
 
 def _unread(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> Texts:
@@ -288,8 +289,8 @@ def _unread(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> Te
 
 def _with_stems_read(begun: Stems, ids: torch.Tensor) -> Texts:
     """Prompts whose common beginnings have been read."""
-    rests = [torch.tensor(rest, device=ids.device) for rest in begun.rests]
-    new, new_mask = pad(rests, 0, "left")
+    padded = pad([torch.tensor(rest) for rest in begun.rests], 0, "left")
+    new, new_mask = (to_device(tensor, ids.device) for tensor in padded)
     mask = torch.cat([begun.mask, new_mask], 1)
     position = (mask.cumsum(1) - 1)[:, -new.shape[1] :]
     return Texts(ids, mask, new, position, begun.cache)
@@ -312,31 +313,28 @@ class Stopping(StoppingCriteria):
         self.tokenizer = tokenizer
         self.width = width
         self.stop = stop
-        self.ends = torch.tensor(list(ends), dtype=torch.long)
+        self.ends = set(ends)
         # Tokens that surely hold a stop text.
         self.tail = 8 + max((len(text.encode()) for text in stop), default=0)
         # Of the responses that have ended, by row; filled by `generate` alone.
         self.lengths: dict[int, int] = {}
 
-    def ended(self, ids: torch.Tensor) -> list[bool]:
-        """Whether the last token of each row, (rows, tokens), ends its response."""
-        self.ends = self.ends.to(ids.device)
-        ended = torch.isin(ids[:, -1], self.ends).tolist()
-        if self.stop:
-            texts = self.tokenizer.batch_decode(ids[:, max(self.width, ids.shape[1] - self.tail) :])
-            ended = [
-                end or any(stop in text for stop in self.stop)
-                for end, text in zip(ended, texts, strict=True)
-            ]
-        return ended
+    def has_ended(self, response: list[int]) -> bool:
+        """Whether a response's last token ends it."""
+        if response[-1] in self.ends:
+            return True
+        if not self.stop:
+            return False
+        text = self.tokenizer.decode(response[-self.tail :])
+        return any(stop in text for stop in self.stop)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
         """Tells `generate` which rows are done."""
-        for row, ended in enumerate(self.ended(input_ids)):
-            if ended:
-                self.lengths.setdefault(row, input_ids.shape[1] - self.width)
+        for row, response in enumerate(input_ids[:, self.width :].tolist()):
+            if row not in self.lengths and self.has_ended(response):
+                self.lengths[row] = len(response)
         done = [row in self.lengths for row in range(len(input_ids))]
-        return torch.tensor(done, device=input_ids.device)
+        return to_device(torch.tensor(done), input_ids.device)
 
 
 class Drawing(LogitsProcessor):
@@ -391,7 +389,8 @@ def _sample_by_generate(
         )
     width = ids.shape[1]
     lengths = [stopping.lengths.get(row, max_new_tokens) for row in range(len(ids))]
-    return [row[width : width + length].clone() for row, length in zip(whole, lengths, strict=True)]
+    rows = whole[:, width:].cpu()
+    return [row[:length].clone() for row, length in zip(rows, lengths, strict=True)]
 
 
 @contextmanager

@@ -17,7 +17,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-# Families tested with stems.
+from cory.parallel.devices import to_device
+from cory.parallel.sharding import device_of
+
+# Families tested with stems and with masks of all positions.
 BY_POSITIONS = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
 
 
@@ -44,10 +47,19 @@ class Window(NamedTuple):
         response_lengths = [self.response_lengths[i] for i in indices]
         left = max(self.prompt_lengths) - max(prompt_lengths)
         right = max(self.response_lengths) - max(response_lengths)
-        chosen = torch.tensor(indices, device=self.input_ids.device)
+        chosen = to_device(torch.tensor(indices), self.input_ids.device)
         contexts = [x[chosen, left : x.shape[1] - right] for x in self[:3]]
         answers = [x[chosen, : max(response_lengths)] for x in self[3:5]]
         return Window._make([*contexts, *answers, prompt_lengths, response_lengths])
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether a row of `input_ids` has padding."""
+        response_width = max(self.response_lengths) - 1
+        return (
+            min(self.prompt_lengths) < max(self.prompt_lengths)
+            or min(self.response_lengths) < response_width
+        )
 
     def by_length(self, size: int, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
         """The indices (of all rows by default) in lists of at most `size`, of rows of similar length."""
@@ -69,22 +81,27 @@ def pad(rows: Sequence[Tensor], pad_id: int, side: str) -> tuple[Tensor, Tensor]
     return ids, mask.long()
 
 
-def pack(queries: Sequence[Tensor], responses: Sequence[Tensor], pad_id: int) -> Window:
-    """Queries and responses (lists of 1-d token tensors, none empty) as one Window."""
+def pack(
+    queries: Sequence[Tensor],
+    responses: Sequence[Tensor],
+    pad_id: int,
+    device: torch.device | None = None,
+) -> Window:
+    """Queries and responses (lists of 1-d token tensors on the CPU, none empty) as one Window.
+
+    `device`: where the window goes, by default the CPU.
+    """
     query_ids, query_mask = pad(queries, pad_id, "left")
     response_ids, response_mask = pad(responses, pad_id, "right")
     input_ids = torch.cat([query_ids, response_ids], 1)[:, :-1]
     attention_mask = torch.cat([query_mask, response_mask], 1)[:, :-1]
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    return Window(
-        input_ids,
-        attention_mask,
-        position_ids,
-        response_ids,
-        response_mask,
-        prompt_lengths=[len(query) for query in queries],
-        response_lengths=[len(response) for response in responses],
-    )
+    tensors = [input_ids, attention_mask, position_ids, response_ids, response_mask]
+    if device is not None:
+        tensors = [to_device(tensor, device) for tensor in tensors]
+    prompt_lengths = [len(query) for query in queries]
+    response_lengths = [len(response) for response in responses]
+    return Window._make([*tensors, prompt_lengths, response_lengths])
 
 
 def accepts(model: torch.nn.Module, argument: str) -> bool:
@@ -93,10 +110,42 @@ def accepts(model: torch.nn.Module, argument: str) -> bool:
     return argument in parameters or "kwargs" in parameters
 
 
+def attends_by_positions(model: PreTrainedModel) -> bool:
+    """Whether a model is known to attend to all that stands before a token, and to find distances
+    by `position_ids`, so that any mask of positions is right.
+
+    Sliding windows, for example, count padding.
+    """
+    layers = DynamicCache(config=model.config).layers
+    return model.config.model_type in BY_POSITIONS and all(
+        type(layer) is DynamicLayer for layer in layers
+    )
+
+
+def whole_mask(model: PreTrainedModel, mask: Tensor, new: int, is_padded: bool) -> Tensor | None:
+    """The mask as transformers would make it, which would first ask the device whether there is
+    padding, and wait for the answer.
+
+    Args:
+        mask: (batch, positions), 0 at padding. new: how many of the positions, at the end, a pass
+            reads. is_padded: whether there is a 0.
+
+    Returns (batch, 1, new, positions), or None where nothing is padded; for models with masks of
+    their own `mask`.
+    """
+    if not attends_by_positions(model) or model.config._attn_implementation != "sdpa":
+        return mask
+    if not is_padded:
+        return None
+    positions = mask.shape[1]
+    causal = torch.ones(new, positions, dtype=torch.bool, device=mask.device)
+    return causal.tril(positions - new) & mask.bool()[:, None, None]
+
+
 def forward(
     model: torch.nn.Module,
     input_ids: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     position_ids: Tensor,
     width: int,
     cache: DynamicCache | None = None,
@@ -104,7 +153,8 @@ def forward(
     """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that
     they come from.
 
-    `cache`: of what stands before `input_ids`; the mask covers it, too.
+    `attention_mask`: see `whole_mask`. `cache`: of what stands before `input_ids`; the mask covers
+    it, too.
     """
     seen: list[Tensor] = []
 
@@ -167,23 +217,23 @@ def read_stems(
     """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their
     tokens.
 
-    Also None for models that are not known to find distances by `position_ids`. Padding stands
-    between beginnings and rests, and sliding windows, for example, count it.
+    Also None for models that would count the padding between beginnings and rests.
     """
-    cache = DynamicCache(config=model.config)
-    if model.config.model_type not in BY_POSITIONS or any(
-        type(layer) is not DynamicLayer for layer in cache.layers
-    ):
+    if not attends_by_positions(model):
         return None
     stems = stems_of(prompts)
-    device = next(model.parameters()).device
+    device = device_of(model)
     rows = {stem: row for row, stem in enumerate(dict.fromkeys(stems))}
     saved = sum(map(len, stems)) - sum(map(len, rows))
     if () in rows or saved < sum(map(len, prompts)) / 5:  # two passes must pay
         return None
-    ids, mask = pad([torch.tensor(stem, device=device) for stem in rows], pad_id, "left")
-    forward(model, ids, mask, (mask.cumsum(1) - 1).clamp(min=0), 1, cache)
-    copies = torch.tensor([rows[stem] for stem in stems], device=device)
+    padded = pad([torch.tensor(stem) for stem in rows], pad_id, "left")
+    ids, mask = (to_device(tensor, device) for tensor in padded)
+    cache = DynamicCache(config=model.config)
+    is_padded = len(set(map(len, rows))) > 1
+    whole = whole_mask(model, mask, ids.shape[1], is_padded)
+    forward(model, ids, whole, (mask.cumsum(1) - 1).clamp(min=0), 1, cache)
+    copies = to_device(torch.tensor([rows[stem] for stem in stems]), device)
     cache.batch_select_indices(copies)
     return Stems(
         cache, mask[copies], [p[len(stem) :] for p, stem in zip(prompts, stems, strict=True)]
@@ -193,16 +243,27 @@ def read_stems(
 def response_logits(
     model: PreTrainedModel, queries: Sequence[Tensor], responses: Sequence[Tensor], pad_id: int
 ) -> Tensor:
-    """Logits (batch, longest response, vocabulary) at the tokens of the responses. Common beginnings are read once."""
+    """Logits (batch, longest response, vocabulary) at the tokens of the responses, on the model's
+    device.
+
+    Queries and responses are lists of 1-d token tensors on the CPU. Common beginnings are read
+    once.
+    """
+    device = device_of(model)
     stems = read_stems(model, [tuple(query.tolist()) for query in queries], pad_id)
     if stems is None:
-        packed = pack(queries, responses, pad_id)
-        return forward(model, *packed[:3], packed.response_ids.shape[1])[0]
-    packed = pack(
-        [torch.tensor(rest, device=stems.mask.device) for rest in stems.rests], responses, pad_id
-    )
+        packed = pack(queries, responses, pad_id, device)
+        whole = whole_mask(
+            model, packed.attention_mask, packed.input_ids.shape[1], packed.is_padded
+        )
+        return forward(
+            model, packed.input_ids, whole, packed.position_ids, packed.response_ids.shape[1]
+        )[0]
+    rests = [torch.tensor(rest) for rest in stems.rests]
+    packed = pack(rests, responses, pad_id, device)
     mask = torch.cat([stems.mask, packed.attention_mask], 1)
     positions = (mask.cumsum(1) - 1)[:, stems.mask.shape[1] :]
+    whole = whole_mask(model, mask, packed.input_ids.shape[1], is_padded=True)
     return forward(
-        model, packed.input_ids, mask, positions, packed.response_ids.shape[1], stems.cache
+        model, packed.input_ids, whole, positions, packed.response_ids.shape[1], stems.cache
     )[0]

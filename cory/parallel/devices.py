@@ -71,6 +71,15 @@ def _configure_cpu(sharded: bool) -> None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the CPU on `device`, without waiting for it: page-locked memory is read while the
+    program goes on.
+    """
+    if device.type in ("cpu", "mps"):
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
     """What each of `calls` returns, each in a thread with its share of the CPU's cores; PyTorch
     releases Python's lock.

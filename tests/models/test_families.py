@@ -108,8 +108,8 @@ class Tokenizer:
     pad_token_id = 0
 
     @staticmethod
-    def batch_decode(rows):
-        return [" ".join(map(str, row)) + " " for row in rows.tolist()]
+    def decode(ids):
+        return " ".join(map(str, ids)) + " "
 
 
 def tiny(name):

@@ -58,7 +58,10 @@ def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
 def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
     read = []
     model.register_forward_pre_hook(
-        lambda _, __, given: read.append(tuple(given["attention_mask"].shape)), with_kwargs=True
+        lambda _, __, given: read.append(
+            (len(given["attention_mask"]), given["attention_mask"].shape[-1])
+        ),
+        with_kwargs=True,
     )
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     queries = rows(tokenizer, [*PROMPTS, *PROMPTS, PROMPTS[1]])

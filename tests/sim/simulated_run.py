@@ -1,0 +1,173 @@
+"""Runs on the simulated accelerator and on the CPU, started by test_simulated.py: `simulated_run.py FOLDER`.
+
+Prints a JSON object: of each scenario, its result on both devices and what was counted on `sim`, or
+its traceback. The device stays registered in a process, so tests run it in one of its own.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "run")]
+
+import simulated  # noqa: E402
+import torch  # noqa: E402
+from accelerate import PartialState  # noqa: E402
+from accelerate.state import AcceleratorState  # noqa: E402
+from conftest import make_config, make_gpt2, sentences  # noqa: E402
+from test_resume import make_trainer  # noqa: E402
+
+from cory import evaluate  # noqa: E402
+from cory.agent import make_agents  # noqa: E402
+from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig  # noqa: E402
+from cory.evaluation.settings import EvaluationConfig  # noqa: E402
+from cory.trainer import CoryTrainer  # noqa: E402
+from imdb_train.config import ImdbConfig  # noqa: E402
+from imdb_train.task import make_task  # noqa: E402
+from study.small_models import train_tokenizer  # noqa: E402
+
+MEASURED = ("task_reward", "kl", "entropy", "policy_loss", "gradient_norm", "eval_task_reward")
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """The records of a run, of what is measured."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [
+        {key: record[key] for key in MEASURED if record.get(key) is not None} for record in records
+    ]
+
+
+def trains(**changes: Any) -> Callable[[Config], list[dict[str, float]]]:
+    """A scenario: a run with these settings changed. PPO's own are under `ppo`."""
+
+    def run(config: Config) -> list[dict[str, float]]:
+        others = {key: value for key, value in changes.items() if key != "ppo"}
+        ppo = replace(config.ppo, **changes.get("ppo", {}))
+        return metrics(make_trainer(replace(config, ppo=ppo, **others)).train().folder)
+
+    return run
+
+
+def resumes(config: Config) -> list[dict[str, float]]:
+    """A run that ends after its first iteration's checkpoint, and is continued."""
+    config = replace(config, checkpoint=CheckpointConfig(save_every=1))
+    make_trainer(replace(config, iterations=1)).train()
+    return metrics(make_trainer(replace(config, resume=config.output)).train().folder)
+
+
+def on_two_devices(config: Config) -> list[dict[str, float]]:
+    """Each agent on a device of its own. Of simulated devices autograd knows the first alone."""
+    agents = [{"device": config.device}, {"device": "cpu"}]
+    return metrics(make_trainer(replace(config, agents=agents)).train().folder)
+
+
+def with_reward_model(config: Config) -> list[dict[str, float]]:
+    """IMDB's toy setting: a DistilBERT rates on the agents' device."""
+    imdb = ImdbConfig(iterations=2, output=config.output, device=config.device)
+    imdb.model.name = imdb.task.dataset = imdb.task.reward_model = "tiny"
+    imdb.task.min_chars = 0
+    imdb.ppo = replace(config.ppo, kl_penalty="full")
+    return metrics(CoryTrainer(imdb, make_agents(imdb), make_task(imdb)).train().folder)
+
+
+def is_evaluated(config: Config) -> list[dict[str, float]]:
+    """A run's agents, and their KL to the base, on held-out queries."""
+    trainer = make_trainer(config)
+    folder = trainer.train().folder
+    settings = EvaluationConfig(
+        device=config.device,
+        queries=8,
+        base=config.model.name,
+        output=config.output + "-evaluation",
+    )
+    rows = evaluate([folder], trainer.task, settings).rows
+    return [{key: row[key] for key in ("task_reward", "kl")} for row in rows]
+
+
+def has_a_planted_mistake(config: Config) -> str:
+    """The advantages of a learner are left on the CPU."""
+    trainer = make_trainer(config)
+    learner = trainer.agents[0].learner
+    targets = learner.targets
+
+    def on_the_cpu(*args: Any) -> Any:
+        result = targets(*args)
+        result.advantages = result.advantages.cpu()
+        return result
+
+    learner.targets = on_the_cpu
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        line = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in line if "/cory/" in frame.filename]
+        return f"{Path(own[-1].filename).name} {own[-1].name}: {error}"
+    return ""
+
+
+SCENARIOS: dict[str, Callable[[Config], Any]] = {
+    "ppo": trains(),
+    "full KL, micro-batches, reward scaling": trains(
+        ppo={
+            "kl_penalty": "full",
+            "mini_batch_size": 4,
+            "micro_batch": 2,
+            "reward_scaling": True,
+            "reward_normalization": True,
+        }
+    ),
+    "reinforce, counterfactual credit": trains(
+        algorithm="reinforce", cory=CoryConfig(exchange_period=2, credit="counterfactual")
+    ),
+    "rloo, lora on copies": trains(
+        algorithm="rloo", group_size=2, lora=LoraConfig(rank=4, shared_base=False)
+    ),
+    "grpo, lora": trains(algorithm="grpo", group_size=2, lora=LoraConfig(rank=4)),
+    "bf16": trains(precision="bf16"),
+    "held out": trains(eval_every=1),
+    "resumed": resumes,
+    "two devices": on_two_devices,
+    "reward model": with_reward_model,
+    "evaluation": is_evaluated,
+    "planted mistake": has_a_planted_mistake,
+}
+
+
+def run(scenario: Callable[[Config], Any], config: Config, device: str) -> dict[str, Any]:
+    """Its result and counts on a device, or its traceback."""
+    PartialState._reset_state()
+    AcceleratorState._reset_state(True)
+    simulated.use(device)
+    with simulated.counted() as counts:
+        try:
+            result = scenario(replace(config, device=device, output=f"{config.output}-{device}"))
+        except Exception:
+            return {"error": traceback.format_exc()}
+    return {"result": result, "counts": dict(counts)}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    chosen = sys.argv[2:] or list(SCENARIOS)
+    tokenizer = train_tokenizer(sentences(200), vocab_size=320)
+    make_gpt2(tokenizer).save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
+    simulated.install()
+    results = {}
+    for name in chosen:
+        config = replace(make_config(folder / "policy", folder), iterations=2, sample_every=0)
+        config.output = str(folder / name.split(",")[0].replace(" ", "_"))
+        results[name] = {
+            device: run(SCENARIOS[name], config, device) for device in ("cpu", "sim:0")
+        }
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

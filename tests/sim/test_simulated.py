@@ -1,0 +1,79 @@
+"""The program on a simulated accelerator: no device mistakes, the CPU's numbers, few waits."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parent / "simulated_run.py"
+EQUAL = (
+    "ppo",
+    "full KL, micro-batches, reward scaling",
+    "reinforce, counterfactual credit",
+    "rloo, lora on copies",
+    "grpo, lora",
+    "held out",
+    "resumed",
+    "two devices",
+    "reward model",
+    "evaluation",
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict:
+    """Of each scenario, its result and counts by device, from one process."""
+    folder = tmp_path_factory.mktemp("simulated")
+    done = subprocess.run(
+        [sys.executable, RUN, folder],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads((folder / "results.json").read_text())
+
+
+def waits(counts: dict[str, int], where: str) -> int:
+    """How often the program waits for the device in a function of the project."""
+    return sum(n for line, n in counts.items() if line.startswith("wait") and where in line)
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_numbers_are_those_of_the_cpu(results, name):
+    for device, outcome in results[name].items():
+        assert "error" not in outcome, f"{device}: {outcome.get('error')}"
+    on_cpu, on_sim = (results[name][device]["result"] for device in ("cpu", "sim:0"))
+    assert on_cpu
+    for record, expected in zip(on_sim, on_cpu, strict=True):
+        assert record == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_bfloat16_trains(results):
+    """Autocast's list of operations is the CPU's in the main, so numbers are near and not equal."""
+    on_cpu, on_sim = (results["bf16"][device]["result"] for device in ("cpu", "sim:0"))
+    assert on_sim[0]["entropy"] == pytest.approx(on_cpu[0]["entropy"], rel=0.02)
+    assert all(math.isfinite(value) for record in on_sim for value in record.values())
+
+
+def test_a_planted_mistake_is_found(results):
+    assert results["planted mistake"]["cpu"]["result"] == ""
+    message = results["planted mistake"]["sim:0"]["result"]
+    assert message.startswith("losses.py ppo_losses: Expected all tensors to be on the same device")
+    assert "aten.mul.Tensor got ['cpu', 'sim:0']" in message
+
+
+def test_the_program_waits_once_per_token_and_once_per_step(results):
+    """Two iterations of two agents, 8 responses of at most 6 tokens, four epochs of one step."""
+    counts = results["ppo"]["sim:0"]["counts"]
+    updates = 2 * 2
+    batches_of_samples = 2 + 3  # before training, and with the solo answers after it
+    assert waits(counts, " sample") <= 6 * (updates + 2 * batches_of_samples)
+    assert waits(counts, " _gradients") == 4 * updates
+    assert waits(counts, " _to_lists") == updates
+    for function in ("forward", "_evaluate", "_backward", "_terms", "select", "pack", "respond"):
+        assert waits(counts, f" {function}") == 0, function
