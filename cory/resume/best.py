@@ -2,10 +2,11 @@
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 from cory.cli import invocation
-from cory.config import Config
+from cory.config import AgentConfig, Config
 from cory.errors import UserError
 from cory.run.record import run_of_best
 
@@ -37,7 +38,9 @@ def _agents_of(config: Config, best: Path) -> str:
         return f"--model.name {shlex.quote(str(best / 'agent_1'))}"
     entries = []
     for index in range(config.cory.num_agents):
-        entry = dict(config.agents[index]) if config.agents else {}
-        model = {**entry.get("model", {}), "name": str(best / f"agent_{index + 1}")}
-        entries.append({**entry, "model": model})
+        agent = config.agents[index] if config.agents else AgentConfig()
+        settings = asdict(agent)
+        settings["model"]["name"] = str(best / f"agent_{index + 1}")
+        defaults = asdict(AgentConfig())
+        entries.append({key: x for key, x in settings.items() if x != defaults[key]})
     return f"--agents {shlex.quote(json.dumps(entries))}"
