@@ -99,7 +99,10 @@ def _own_name(function: Function) -> str:
 
 
 def _call(functions: Sequence[RowFunction], rows: Columns) -> list[Any]:
-    """What each function returns, or the exception that it raises; coroutines run concurrently."""
+    """What each function returns, or the exception that it raises.
+
+    `async def` functions run concurrently, and are waited for here.
+    """
     results: list[Any] = []
     for function in functions:
         arguments = function.arguments(rows)

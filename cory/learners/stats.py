@@ -8,8 +8,9 @@ class UpdateStats:
     """Statistics of one rollout's part in an update; names and formulas are those of
     docs/metrics.md.
 
-    `kl` and `response_tokens` are the rollout's own. The others are of the whole update, the same
-    for all its rollouts; a frozen agent has none of them.
+    `kl` and `response_tokens` are the rollout's own: the means over its rows of a response's summed
+    KL and of its length, under the policy that sampled, before the first optimizer step. The others
+    are of the whole update, the same for all its rollouts; a frozen agent has none of them.
     """
 
     kl: float
