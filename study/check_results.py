@@ -1,7 +1,7 @@
 """Repeats the beginning of the first run of each folder of results: does the current code still give these numbers?
 
     python -m study.check_results                             # every folder under results/ that keeps its first run
-    python -m study.check_results results/imdb_confounders
+    python -m study.check_results results/imdb_curves_real --set model.name=FOLDER     # where a run needs local folders
 
 `study.experiment` keeps the first run that it makes for a folder: its settings, where it ran, and its first three
 records of metrics.jsonl. On the same kind of processor, with the same libraries and threads, they must come out
@@ -22,6 +22,7 @@ from cory.cli.load import RECORDED, as_config
 from cory.cli.main import main
 from cory.errors import UserError
 from cory.provenance.versions import versions
+from cory.report.payload import flat
 from cory.run.output import replace_text
 from cory.run.record import read_settings
 from cory.tasks.kind import find_kind
@@ -45,6 +46,8 @@ class Changed(Exception):
 def keep(run: Path, out: Path, key: str, threads: int) -> None:
     """Keeps the beginning of a run in a folder of results, but for runs of tasks that were made in Python.
 
+    Paths of this machine are not kept: who repeats the run names them.
+
     Args:
         run: its folder, made on this machine. key: `Planned.key` of the run. threads: with which it was made.
     """
@@ -54,19 +57,46 @@ def keep(run: Path, out: Path, key: str, threads: int) -> None:
         return
     with (run / "metrics.jsonl").open(encoding="utf-8") as lines:
         records = [json.loads(line) for _, line in zip(range(RECORDS), lines, strict=False)]
+    needed = [name for name, value in flat(_without_runs_own(settings)).items() if _is_local(value)]
     kept = {
         "key": key,
         "task": task,
         "made_on": conditions(threads),
         "commit": settings["versions"].get("commit", "unknown"),
-        "settings": {
-            name: value
-            for name, value in settings.items()
-            if name not in (*RECORDED, *OF_THE_MACHINE)
-        },
+        "needs": needed,
+        "settings": _changed(_without_runs_own(settings), dict.fromkeys(needed, "FOLDER")),
         "records": records,
     }
     replace_text(out / FILE, json.dumps(kept, indent=1) + "\n")
+
+
+def _without_runs_own(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings without what belongs to it alone, on the device that it had."""
+    from cory.parallel.devices import choose_device  # here, as it imports torch
+
+    kept = {
+        name: value for name, value in settings.items() if name not in (*RECORDED, *OF_THE_MACHINE)
+    }
+    return kept | {"device": choose_device(settings["device"]).type}
+
+
+def _is_local(value: Any) -> bool:
+    """Whether a value, or one in a list, names a file or folder of this machine: /FOLDER/FILE.py:NAME, ..."""
+    if isinstance(value, list):
+        return any(map(_is_local, value))
+    return isinstance(value, str) and Path(value.partition(":")[0]).is_absolute()
+
+
+def _changed(settings: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
+    """Nested settings with other values of some dotted keys."""
+    result = json.loads(json.dumps(settings))
+    for key, value in changes.items():
+        *parents, name = key.split(".")
+        block = result
+        for parent in parents:
+            block = block[parent]
+        block[name] = value
+    return result
 
 
 def conditions(threads: int) -> dict[str, Any]:
@@ -100,18 +130,24 @@ class StopAfter(Callback):
         trainer.should_stop = len(trainer.run.history) >= self.records
 
 
-def repeated(kept: Kept, where: Path) -> list[dict[str, Any]]:
+def repeated(kept: Kept, where: Path, changes: Mapping[str, str]) -> list[dict[str, Any]]:
     """The first records of the kept run, made again.
 
-    Raises a UserError: settings are not those of the task any more, or models or data are not here.
+    Args:
+        where: the file, for messages. changes: the local folders that it needs, by their key.
+
+    Raises a UserError: a folder is not named, settings are not those of the task any more, or data are not here.
     """
+    missing = [key for key in kept["needs"] if key not in changes]
+    if missing:
+        raise UserError(f"--set: expected the local folders of {', '.join(missing)}, got none")
     import torch
 
     from cory.agent import make_agents
     from cory.trainer import CoryTrainer
 
     kind = find_kind(kept["task"])
-    config = as_config(kind.config, kept["settings"], where)
+    config = as_config(kind.config, _changed(kept["settings"], changes), where)
     torch.set_num_threads(kept["made_on"]["threads"])
     count = len(kept["records"])
     with tempfile.TemporaryDirectory() as folder:
@@ -143,15 +179,15 @@ def _same(before: Any, now: Any) -> bool:
     return both_nan or before == now
 
 
-def check(folder: Path) -> str:
+def check(folder: Path, changes: Mapping[str, str] | None = None) -> str:
     """Repeats the first run of a folder of results; returns how it was compared.
 
-    Raises Changed, and a UserError as `repeated`.
+    Raises Changed, and a UserError as `repeated`, whose `changes` these are.
     """
     kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
     here = conditions(kept["made_on"]["threads"])
     different = [name for name, value in kept["made_on"].items() if here.get(name) != value]
-    compare(kept, repeated(kept, folder / FILE), exactly=not different)
+    compare(kept, repeated(kept, folder / FILE, changes or {}), exactly=not different)
     if different:
         there = ", ".join(f"{name} {kept['made_on'][name]}" for name in different)
         return f"first task reward within {CLOSE} (made with another {there})"
@@ -166,28 +202,39 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         nargs="*",
         help="Folders of results. Default: all under results/ with a first run",
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=FOLDER",
+        help="A local folder, where runs need one. Others are not repeated",
+    )
     args = parser.of(argv)
+    changes = dict(text.split("=", 1) for text in args.set if "=" in text)
+    if len(changes) < len(args.set):
+        raise UserError(f"--set: expected KEY=FOLDER, such as model.name=FOLDER, got {args.set}")
     folders = [Path(name) for name in args.folders]
     for folder in folders:
         if not (folder / FILE).is_file():
             raise UserError(f"folders: expected folders with a {FILE}, got {str(folder)!r}")
     folders = folders or [path.parent for path in sorted((ROOT / "results").glob(f"*/{FILE}"))]
 
-    changed = 0
+    failed = 0
     for folder in folders:
+        needs = json.loads((folder / FILE).read_text(encoding="utf-8"))["needs"]
+        if not args.folders and not set(needs) <= set(changes):
+            print(f"{folder.name}: left out, as it needs --set of {', '.join(needs)}", flush=True)
+            continue
         try:
-            print(f"{folder.name}: {check(folder)}", flush=True)
+            print(f"{folder.name}: {check(folder, changes)}", flush=True)
         except Changed as difference:
-            changed += 1
+            failed += 1
             print(f"{folder.name}: CHANGED, {difference}", flush=True)
         except UserError as error:
-            changed += 1
+            failed += 1
             print(f"{folder.name}: NOT REPEATED, {error}", flush=True)
-    if changed:
-        raise UserError(
-            f"{changed} of {len(folders)} folders of results are not those of this code"
-        )
-    print(f"{len(folders)} folders of results checked")
+    if failed:
+        raise UserError(f"{failed} of {len(folders)} folders of results are not those of this code")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ def kl_at(means: pd.DataFrame, level: float) -> pd.Series:
 
 def common_levels(means: pd.DataFrame) -> list[float]:
     """The multiples of 0.25 that 90 % of every group's runs reach, and none of the groups has from its start."""
+    if not len(means):  # all runs are shorter than the window
+        return []
     runs = means.groupby(RUN, sort=False)["task_reward"].agg(["first", "max"])
     groups = runs.groupby("group")
     lowest = groups["first"].mean().max()
@@ -106,6 +108,8 @@ def collapse_times(study: Study) -> pd.Series:
 
 def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
     """By group: how many runs collapsed on their way, and the mean time to it, with the difference to the baseline."""
+    if not len(study.metrics):  # of a folder without metrics.csv
+        return []
     times = collapse_times(study)
     longest = int(study.metrics["iteration"].max()) + 1
     bounded = times.fillna(longest)

@@ -83,6 +83,8 @@ def test_levels_are_those_that_nine_in_ten_runs_of_every_group_reach():
         running_means(make_study({"PPO": lambda s, k, r: (0.6, 0.0, 1.0)}), "pioneer")
     )
     assert high == []  # 0.25 and 0.5 it has from its start
+    short = make_study({"PPO": ppo}, iterations=9)
+    assert common_levels(running_means(short, "pioneer")) == [] == equal_reward(short)
 
 
 def test_groups_are_compared_seed_by_seed_by_role():

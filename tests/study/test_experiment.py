@@ -345,6 +345,10 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
     # As it is pasted, without folders of this machine.
     said = shlex.split(text.split("```bash\n")[1].splitlines()[0])
     assert said[-4:] == ["--set", prompt, "--set", "task.reward_model=FOLDER"]
+    # The first run is kept to be repeated, without folders of this machine, too.
+    kept = json.loads((tmp_path / "out/first_run.json").read_text())
+    assert kept["needs"] == ["task.reward_model"] and len(kept["records"]) == 2
+    assert str(ROOT) not in json.dumps(kept) and str(tmp_path) not in json.dumps(kept)
     out = capfd.readouterr().out
     assert "2 runs, 0 with a row, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
     (log,) = (tmp_path / "runs/tiny").glob("*such*.log")
