@@ -4,8 +4,8 @@
     python examples/verifier/make.py FOLDER     # into another folder
 
 The model, a GPT-2 of 0.1 M parameters, learns from answers and verdicts in both prompt forms of toy.yaml. Its texts
-have a habit and a weakness. Whoever answers often forgets the carry, and now and then the last digit slips. Whoever
-judges an answer is often wrong.
+have a habit and a weakness. Whoever answers mostly rounds down to a multiple of ten. Whoever judges an answer is often
+wrong.
 """
 
 import json
@@ -27,9 +27,8 @@ from study.small_models import save_half, train_gpt2, train_tokenizer
 FOLDER = Path(__file__).resolve().parent
 ROWS = {"train": 2000, "test": 300}
 
-FORGETS = 0.75  # share of the sums with a carry in which it is forgotten
-SLIPS = 0.15  # share of the other answers whose last digit is off by one
-JUDGES = 0.7  # share of the verdicts that are right
+ROUNDS = 0.6  # share of the answers that are rounded down to a multiple of ten
+JUDGES = 0.8  # share of the verdicts that are right
 TEXTS, STEPS = 40000, 2500
 SIZE = {"width": 64, "layers": 2, "positions": 40}
 TRAINING = {"learning_rate": 3e-3, "beta2": 0.98, "sinusoids": True, "initializer_range": 0.15}
@@ -52,13 +51,9 @@ def rows(split: str) -> list[dict[str, str]]:
 
 
 def attempt(rng: random.Random, first: int, second: int) -> int:
-    """What one answers who forgets carries and slips."""
-    carries = first % 10 + second % 10 > 9
-    if carries and rng.random() < FORGETS:
-        return first + second - 10
-    if rng.random() < SLIPS:
-        return first + second + rng.choice([-1, 1])
-    return first + second
+    """What one answers who often rounds."""
+    total = first + second
+    return total - total % 10 if rng.random() < ROUNDS else total
 
 
 def text(rng: random.Random, templates: dict[str, str], pairs: list[tuple[int, int]]) -> str:
