@@ -93,7 +93,8 @@ def main() -> None:
                 way,
                 folder,
             ]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            # What it prints on stderr stays visible, so that a way that fails names its cause.
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             numbers = json.loads(done.stdout.splitlines()[-1])
             print(f"| {way} | {numbers['peak']:.0f} | {numbers['seconds']:.1f} |", flush=True)
 

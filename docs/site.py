@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
 SOURCES = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/figures/*.svg", "docs/figures/*.png", "examples/*/README.md",
-           "results/**/*.md", "results/**/*.png"]  # fmt: skip
+           "examples/*/*.png", "results/**/*.md", "results/**/*.png"]  # fmt: skip
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 

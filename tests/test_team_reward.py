@@ -9,6 +9,7 @@ import datasets
 import pytest
 import torch
 from conftest import run_iteration, sentences
+from matplotlib.image import imread
 from test_credit import spy
 from test_trainer import PROMPTS, count_good
 
@@ -16,6 +17,7 @@ from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig
 from cory.credit import assign_credit
 from cory.errors import RewardError, UserError
+from cory.report.plots import plot_curves
 from cory.rewards import TeamReward
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -182,3 +184,17 @@ def test_a_column_that_it_would_get_twice_is_refused():
         match=r"dataset: expected no columns that team reward function .*, got .*'chains'",
     ):
         Task(rows, count_good, PROMPTS, team_reward=lambda chains: [0.0])
+
+
+def test_the_curves_have_a_panel_for_it(tmp_path):
+    rows = [
+        {"agent": agent, "role": role, "iteration": k, "task_reward": 0, "kl": 0}
+        | {"combined_reward": 0, "team_reward": k}
+        for k in range(3)
+        for agent, role in (("agent_1", "pioneer"), ("agent_2", "observer"))
+    ]
+    plot_curves(rows, tmp_path / "with.png")
+    without = [{key: row[key] for key in row if key != "team_reward"} for row in rows]
+    plot_curves(without, tmp_path / "without.png")
+    widths = [imread(tmp_path / name).shape[1] for name in ("with.png", "without.png")]
+    assert widths[0] / 4 == pytest.approx(widths[1] / 3, abs=1)

@@ -15,16 +15,30 @@ from cory.evaluation.agents import Weights, agent_folders, agent_weights
 from cory.evaluation.responses import reply
 from cory.models.load import ModelPool
 from cory.prompts import check_prompt, text_of
-from cory.rewards import MissingColumns, score
+from cory.rewards import MissingColumns, score, score_chains
 from cory.task import Task
 
 
 class Answer(NamedTuple):
-    """A response, who gave it (`base`, or an agent as a role), and its task reward, None where there is none."""
+    """A response, who gave it (`base`, or an agent as a role), and its task reward, None where there is none.
+
+    `team_reward`: with the chain's last response, the team reward of the chain.
+    """
 
     who: str
     text: str
     reward: float | None
+    team_reward: float | None = None
+
+    @property
+    def rewards(self) -> str:
+        """The rewards in words; empty where there is none."""
+        words = []
+        if self.reward is not None:
+            words.append(f"reward {self.reward:+.2f}")
+        if self.team_reward is not None:
+            words.append(f"team reward {self.team_reward:+.2f}")
+        return ", ".join(words)
 
 
 class Chain:
@@ -62,7 +76,8 @@ class Chain:
         self.knowledge_transfer = config.cory.knowledge_transfer
         self.sampling = config.sampling.after_training(settings.sampling)
         self.agents = list(agent_weights(agent_folders(folder), config, settings.model).values())
-        self.order = self._order(settings.order, config.cory.num_roles)
+        self.num_roles = config.cory.num_roles
+        self.order = self._order(settings.order, self.num_roles)
         self.bases = self._bases()
         self.pools: dict[str, ModelPool] = {}  # one for each model, so that none is loaded twice
 
@@ -145,10 +160,12 @@ class Chain:
             if self.knowledge_transfer:
                 read.append(text)
         rewards = self._rewards(row, texts)
-        return [
+        answers = [
             Answer(who, text, reward)
             for who, text, reward in zip(self.speakers, texts, rewards, strict=True)
         ]
+        team_reward = self._team_reward(row, texts[len(self.bases) :])
+        return [*answers[:-1], answers[-1]._replace(team_reward=team_reward)]
 
     def row(self, query: str) -> dict[str, Any]:
         """A query's columns: its own, then those of `columns`.
@@ -234,10 +251,6 @@ class Chain:
     def _rewards(self, row: Mapping[str, Any], texts: Sequence[str]) -> Sequence[float | None]:
         """The task rewards of the bases' responses, as pioneers, and of each role's."""
         nothing = [None] * len(texts)
-        if self.task.team is not None:
-            self.note(
-                "The rewards shown are those of the responses; the team reward of the chain is not shown."
-            )
         if not self.task.reward:
             return nothing
         columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
@@ -254,6 +267,23 @@ class Chain:
             self.note(f"No rewards: {error}")
         return nothing
 
+    def _team_reward(self, row: Mapping[str, Any], chain: list[str]) -> float | None:
+        """The team reward of the roles' responses; None without one, or if `order` has more roles or fewer."""
+        team = self.task.team
+        if team is None or len(chain) != self.num_roles:
+            return None
+        columns = {name: [value] for name, value in row.items() if name != "prompt"}
+        try:
+            return score_chains(team, [row["prompt"]], [chain], columns).item()
+        except MissingColumns as error:
+            needed = " and ".join(error.names)
+            self.note(
+                f"No team reward for this query, as it also needs its {needed}. {self._remedy(error.names)}"
+            )
+        except UserError as error:
+            self.note(f"No team reward: {error}")
+        return None
+
     def note(self, text: str) -> None:
         """Keeps a note for the user, unless it was kept before."""
         if text not in self.noted:
@@ -262,12 +292,14 @@ class Chain:
 
 
 def further_columns(task: Task) -> list[str]:
-    """The columns of a task's data that its prompts and its reward read, besides the query."""
+    """The columns of a task's data that its prompts and its rewards read, besides the query."""
     given = ("prompts", "completions", "role")
     columns = [name for name in task.dataset.column_names if name != "prompt"]
     read = set(task.prompts.columns())
     for reward in task.rewards:
         read |= set(reward.arguments(dict.fromkeys([*given, *columns], ())))
+    if task.team is not None:
+        read |= set(task.team.arguments(dict.fromkeys(["prompts", "chains", *columns], ())))
     return [name for name in columns if name in read]
 
 

@@ -90,6 +90,8 @@ def shown(answers: list[Answer], width: int) -> str:
             for part in folded:
                 lines.append(head + part)
                 head = " " * len(head)
+        if answer.team_reward is not None:
+            lines.append(f"{'team reward':{margin}}{answer.team_reward:+7.2f}")
     return "\n".join(lines)
 
 

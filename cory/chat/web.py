@@ -105,5 +105,5 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
 
 
 def _label(answer: Answer) -> str:
-    """Who answered, and the reward."""
-    return answer.who if answer.reward is None else f"{answer.who}: reward {answer.reward:+.2f}"
+    """Who answered, and the rewards."""
+    return f"{answer.who}: {answer.rewards}" if answer.rewards else answer.who

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cory.config import Config, ModelConfig, changed
 from cory.errors import UserError
+from cory.tasks.kind import run_config
 
 
 class Weights(NamedTuple):
@@ -48,7 +49,9 @@ def agent_folders(folder: Path) -> dict[str, Path]:
 def agent_weights(
     agents: Mapping[str, Path], config: Config, changes: Mapping[str, Any]
 ) -> dict[str, Weights]:
-    """How saved agents are loaded, by name.
+    """How saved agents are loaded, by name. KL is to the model that a trained agent started from.
+
+    That of a frozen agent is to `base_of_saved`, what it is a saved agent of.
 
     Args:
         agents: their folders, by name.
@@ -64,5 +67,24 @@ def agent_weights(
             weights[name] = Weights(base, folder, base)
         else:
             full_model = replace(base, name=str(folder), revision=None, quantization="none")
+            if not config.is_trained(index):
+                base = changed(base_of_saved(base), changes)
             weights[name] = Weights(full_model, None, base)
     return weights
+
+
+def base_of_saved(model: ModelConfig) -> ModelConfig:
+    """The model from which a saved agent was trained, by the config.yaml of its run; another model is its own base.
+
+    An agent that was frozen in its run, too, has the base that it has there.
+    """
+    folder = Path(model.name)
+    number = folder.name.removeprefix("agent_")
+    run = folder.parent
+    if number == folder.name or not number.isdigit() or not (run / "config.yaml").is_file():
+        return model
+    config = run_config(run)
+    index = int(number) - 1
+    base = config.of_agent(index).model
+    base = replace(base, name=config.resolve(base.name), chat_template=model.chat_template)
+    return base if config.is_trained(index) else base_of_saved(base)

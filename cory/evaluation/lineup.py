@@ -152,7 +152,9 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
     for agent, weights in agents.items():
         # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
         kl_base = weights.base if config.agents and not settings.base else base
-        is_own_base = not config.is_trained(_index(agent))
+        index = _index(agent)
+        answering = config.resolve(config.of_agent(index).model.name)
+        is_own_base = not config.is_trained(index) and kl_base.name == answering
         # A template changes prompts, not weights.
         if replace(kl_base, chat_template=base.chat_template) != base and not is_own_base:
             is_candidate = any(

@@ -29,6 +29,8 @@ def plot_curves(
 ) -> None:
     """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
 
+    Where there is a team reward it is shown, too.
+
     Args:
         history: rows of metrics.jsonl.
         first_role: name of the first role.
@@ -50,8 +52,12 @@ def plot_curves(
     observing -= {
         r["iteration"] for r in history if r["agent"] == first and r["role"] == first_role
     }
-    figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
-    for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
+    titles = dict(CURVE_TITLES)
+    if "team_reward" in history[0]:
+        titles = {"team_reward": "team reward", **titles}
+    size = (13 / 3 * len(titles), 3.6)
+    figure, axes = plt.subplots(1, len(titles), figsize=size, layout="constrained")
+    for axis, (metric, title) in zip(axes, titles.items(), strict=True):
         for name, colour in zip(labels, colours(len(labels)), strict=True):
             rows = [record for record in history if label(record) == name]
             x = [record["iteration"] for record in rows]

@@ -43,6 +43,9 @@ def letters(prompts, completions):
 
 def solves(prompts, completions, answer):
     return [float(right in text) for text, right in zip(completions, answer)]
+
+def together(chains, answer):
+    return [len(first) + len(second) / 100 + len(right) for (first, second), right in zip(chains, answer)]
 """
 OBSERVER = "{response} {prompt}"
 QUERY = "the film was"
@@ -52,7 +55,14 @@ QUERY = "the film was"
 def train(config, tmp_path):
     """Trains a run on prompts and a reward of its own, of two iterations with a checkpoint after each."""
 
-    def trained(prompts=None, reward="letters", columns=None, observer_prompt=OBSERVER, **changes):
+    def trained(
+        prompts=None,
+        reward="letters",
+        columns=None,
+        observer_prompt=OBSERVER,
+        team_reward=None,
+        **changes,
+    ):
         rows = [{"prompt": text, **(columns or {})} for text in prompts or sentences(8)]
         (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (tmp_path / "rewards.py").write_text(REWARD)
@@ -60,6 +70,8 @@ def train(config, tmp_path):
             str(tmp_path / "prompts.jsonl"), reward=f"{tmp_path}/rewards.py:{reward}"
         )
         task.observer_prompt = observer_prompt
+        if team_reward:
+            task.team_reward = f"{tmp_path}/rewards.py:{team_reward}"
         saving = CheckpointConfig(save_every=1, save_final=True)
         own = OwnConfig(
             **{**vars(config), "iterations": 2, "checkpoint": saving, "task": task, **changes}
@@ -174,6 +186,26 @@ def test_a_reward_that_needs_more_than_the_query_is_missed_once(train):
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         assert "an existing file" in chain.notes[0]
         assert [each.text for each in chain.ask(QUERY)] == [each.text for each in scored]
+
+
+def test_the_last_response_has_the_chains_team_reward(train):
+    run = train(columns={"answer": "good"}, team_reward="together")
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        base, first, second = chain.ask(sentences(8)[5])
+        expected = len(first.text) + len(second.text) / 100 + len("good")
+        assert second.team_reward == pytest.approx(expected, rel=1e-6)
+        assert base.team_reward is None and first.team_reward is None and not chain.notes
+        assert second.reward is not None
+        assert f"team reward {expected:+.2f}" in second.rewards
+        assert "team reward" in terminal.shown([base, first, second], 80).splitlines()[-1]
+        # A query without the answer has the rewards that do not need it.
+        (*_, last) = chain.ask(QUERY)
+        assert last.team_reward is None and last.reward is not None
+        (note,) = chain.notes
+        assert "No team reward for this query, as it also needs its answer" in note
+    # One agent in one role is no chain of this run.
+    (*_, alone) = ask(run, sentences(8)[5], order=[1])
+    assert alone.team_reward is None
 
 
 def test_a_query_of_the_data_brings_its_answer_along_and_others_are_given_one(train, capsys):

@@ -7,13 +7,14 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from conftest import ROOT, make_gpt2, sentences
 from vllm_server import serving
 
 from cory.agent import make_agents
-from cory.config import Config, CoryConfig, LoraConfig, ParallelConfig
+from cory.config import Config, CoryConfig, LoraConfig, ParallelConfig, RoleConfig
 from cory.errors import UserError
 from cory.models.engine import LIMIT, Engine
 from cory.prompts import RolePrompts
@@ -114,6 +115,30 @@ def test_requests_ask_for_exact_sampling(settings, server):
         rollout.response_ids, rollout.completions, rollout.logprobs, strict=True
     ):
         assert 1 <= len(response) == len(logprobs) <= 6 and "good" not in text
+
+
+def test_roles_branches_and_team_rewards_go_with_an_engine(settings, server):
+    """Each role asks with its own limit and stops; two observers answer after each response of the pioneer."""
+    roles = [RoleConfig("writer", max_new_tokens=3), RoleConfig(max_new_tokens=5, stop=["film"])]
+    config = replace(settings, branches=2, roles=roles, iterations=1)
+    rows = {"prompt": [" ".join(text.split()[:4]) for text in sentences(40)]}
+    task = Task(
+        datasets.Dataset.from_dict(rows),
+        count_good,
+        RolePrompts(),
+        team_reward=lambda chains: [float(len(" ".join(chain))) for chain in chains],
+    )
+    trainer = CoryTrainer(config, make_agents(config), task)
+    server.requests.clear()
+    done = trainer.iteration(0)
+    asked = [body for path, body in server.requests if path == "/v1/completions"]
+    size = config.ppo.batch_size
+    assert [(body["max_tokens"], body["stop"], len(body["prompt"])) for body in asked] == [
+        (3, ["good"], size // 2),
+        (5, ["film"], size),
+    ]
+    assert len(done.team_rewards) == size
+    assert all(stats.engine_difference < 1e-5 for stats in done.stats)
 
 
 def test_large_batches_take_several_requests(settings, server, monkeypatch):

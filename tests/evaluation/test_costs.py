@@ -11,7 +11,7 @@ from test_evaluation import PROMPTS, count_good, settings
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import CoryConfig, RoleConfig
+from cory.config import CoryConfig, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.evaluation.choices import answers, first_accepted, majority, reward_at_k, verdicts
 from cory.evaluation.rows import reward_is_oracle, table_rows
@@ -236,6 +236,40 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     for name in ("evaluation.md", "report.html"):
         text = (done.folder / name).read_text()
         assert "tokens written" in text and "team reward" in text
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_the_kl_of_a_frozen_agent_of_another_run_is_to_that_runs_base(
+    config, llama_folder, tmp_path, rank
+):
+    """As in the evaluation of that run; also where it is frozen a second time."""
+    rows = datasets.Dataset.from_dict(
+        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
+    )
+    task = Task(rows, count_good, PROMPTS)
+
+    def trained(name, **changes):
+        run = replace(config, iterations=2, output=str(tmp_path / name), **changes)
+        return CoryTrainer(run, make_agents(run), task).train().folder
+
+    first = trained("first", lora=LoraConfig(rank=rank))
+    partner = {"model": {"name": str(first / "agent_1")}, "trained": False}
+    second = trained("second", agents=[{}, partner])
+    partner = {"model": {"name": str(second / "agent_2")}, "trained": False}
+    third = trained("third", agents=[{"model": {"name": str(llama_folder)}}, partner])
+
+    done = evaluate([first, second, third], task, settings(tmp_path, queries=6))
+    rows_by_name = {row["name"]: row for row in done.rows}
+    kl = rows_by_name["first/agent_1"]["kl"]
+    assert kl > 1e-3
+    assert rows_by_name["second/agent_2"]["kl"] == pytest.approx(kl, rel=1e-3)
+    assert rows_by_name["third/agent_2"]["kl"] == pytest.approx(kl, rel=1e-3)
+    # That base is `base`, not another candidate.
+    assert {name for name in rows_by_name if name.startswith("base")} == {
+        "base",
+        "base after itself",
+        "base of third/agent_1",
+    }
 
 
 def test_an_evaluation_does_not_go_on_with_another_team_reward(config, tmp_path):
