@@ -148,7 +148,7 @@ def unavoidable_memory(bench: Bench) -> dict[str, float]:
     ids = torch.zeros(length, dtype=torch.long, device=bench.device)
     batch = window.pack([ids] * shape.batch, [ids[: shape.response]] * shape.batch, 0)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits, values = model.to(bench.device).eval()(*batch[:4])
+        logits, values = model.to(bench.device).eval()(*batch[:3], shape.response)
         loss = logits.log_softmax(-1)[..., 0].sum() + values.sum()
     activations = sum(saved.values()) / 2**20
     del loss

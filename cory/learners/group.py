@@ -34,14 +34,18 @@ class WindowPolicy(torch.nn.Module):
         self.pretrained_model = pretrained_model
 
     def forward(
-        self, input_ids: Tensor, mask: Tensor | None, position_ids: Tensor, response_ids: Tensor
+        self,
+        input_ids: Tensor,
+        mask: Tensor | None,
+        position_ids: Tensor,
+        width: int,
+        index: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """Logits (batch, R, vocabulary), float32, of fields of a `Window`.
-
-        `mask`: see `window.whole_mask`.
+        """Logits (batch, R, vocabulary), float32, at the last
+        `width` positions, or at those of `index`: see `window.forward`.
         """
         logits, _ = window.forward(
-            self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1]
+            self.pretrained_model, input_ids, mask, position_ids, width, index=index
         )
         return logits.float(), None
 

@@ -40,6 +40,7 @@ from cory.models.families import check_model
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.sampling import pad_token, sample
+from cory.models.shared import share_prompts
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import to_device
@@ -419,11 +420,22 @@ class Learner(ABC):
             return self._pass(self.model, batch)
 
     def _pass(self, model: torch.nn.Module, batch: Window) -> ForwardPass:
-        mask = window.whole_mask(
-            self.policy, batch.attention_mask, batch.input_ids.shape[1], batch.is_padded
-        )
+        shared = share_prompts(self.policy, batch)
         with self._autocast():
-            logits, values = model(batch.input_ids, mask, batch.position_ids, batch.response_ids)
+            if shared is None:
+                mask = window.whole_mask(
+                    self.policy, batch.attention_mask, batch.input_ids.shape[1], batch.is_padded
+                )
+                width = batch.response_ids.shape[1]
+                logits, values = model(batch.input_ids, mask, batch.position_ids, width)
+            else:
+                logits, values = model(
+                    shared.input_ids,
+                    shared.mask,
+                    shared.position_ids,
+                    shared.width,
+                    shared.predicting,
+                )
         logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
         return ForwardPass(logprobs, all_logprobs, values)
 

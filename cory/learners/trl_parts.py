@@ -35,14 +35,14 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         input_ids: torch.Tensor,
         mask: torch.Tensor | None,
         position_ids: torch.Tensor,
-        response_ids: torch.Tensor,
+        width: int,
+        index: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (batch, R, vocabulary) and values (batch, R), float32, of fields of a `Window`.
-
-        `mask`: see `window.whole_mask`.
+        """Logits (batch, R, vocabulary) and values (batch, R), float32, at the last `width`
+        positions, or at those of `index`: see `window.forward`.
         """
         logits, hidden = window.forward(
-            self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1]
+            self.pretrained_model, input_ids, mask, position_ids, width, index=index
         )
         return logits.float(), self.v_head(hidden).squeeze(-1).float()  # Eq. 10
 

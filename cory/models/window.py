@@ -29,8 +29,8 @@ class Window(NamedTuple):
     nothing.
 
     Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask
-    (batch, R). The lengths of prompts and responses are Python ints, so that reading them does not
-    wait for the device.
+    (batch, R). `prompt_index` says which of the different prompts each row has. It and the lengths
+    of prompts and responses are Python ints, so that reading them does not wait for the device.
     """
 
     input_ids: Tensor
@@ -40,6 +40,7 @@ class Window(NamedTuple):
     response_mask: Tensor
     prompt_lengths: list[int]
     response_lengths: list[int]
+    prompt_index: list[int]
 
     def select(self, indices: Sequence[int]) -> "Window":
         """The rows of these indices, in that order, without padding that all of them share."""
@@ -50,7 +51,9 @@ class Window(NamedTuple):
         chosen = to_device(torch.tensor(indices), self.input_ids.device)
         contexts = [x[chosen, left : x.shape[1] - right] for x in self[:3]]
         answers = [x[chosen, : max(response_lengths)] for x in self[3:5]]
-        return Window._make([*contexts, *answers, prompt_lengths, response_lengths])
+        prompt_index = [self.prompt_index[i] for i in indices]
+        lengths = [prompt_lengths, response_lengths]
+        return Window._make([*contexts, *answers, *lengths, prompt_index])
 
     @property
     def is_padded(self) -> bool:
@@ -62,10 +65,18 @@ class Window(NamedTuple):
         )
 
     def by_length(self, size: int, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
-        """The indices (of all rows by default) in lists of at most `size`, of rows of similar length."""
+        """The indices (of all rows by default) in lists of at most `size`, of rows of similar length.
+
+        Rows with the same prompt stand together.
+        """
         indices = range(len(self.prompt_lengths)) if indices is None else indices
+        longest: dict[int, int] = {}  # row of each prompt
+        for i in indices:
+            length = self.prompt_lengths[i] + self.response_lengths[i]
+            prompt = self.prompt_index[i]
+            longest[prompt] = max(longest.get(prompt, 0), length)
         order = sorted(
-            indices, key=lambda i: (self.prompt_lengths[i] + self.response_lengths[i], i)
+            indices, key=lambda i: (longest[self.prompt_index[i]], self.prompt_index[i], i)
         )
         return (order[start : start + size] for start in range(0, len(order), size))
 
@@ -101,7 +112,9 @@ def pack(
         tensors = [to_device(tensor, device) for tensor in tensors]
     prompt_lengths = [len(query) for query in queries]
     response_lengths = [len(response) for response in responses]
-    return Window._make([*tensors, prompt_lengths, response_lengths])
+    numbers: dict[tuple[int, ...], int] = {}  # of the prompts, in the order of their first rows
+    prompt_index = [numbers.setdefault(tuple(query.tolist()), len(numbers)) for query in queries]
+    return Window._make([*tensors, prompt_lengths, response_lengths, prompt_index])
 
 
 def accepts(model: torch.nn.Module, argument: str) -> bool:
@@ -149,18 +162,23 @@ def forward(
     position_ids: Tensor,
     width: int,
     cache: DynamicCache | None = None,
+    index: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that
     they come from.
 
     `attention_mask`: see `whole_mask`. `cache`: of what stands before `input_ids`; the mask covers
-    it, too.
+    it, too. `index`: (rows, R) of these positions, row after row; then there are logits (rows, R,
+    vocabulary) of those alone.
     """
     seen: list[Tensor] = []
 
     def before_head(module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = args[0]
+        if index is not None:
+            hidden = hidden[:, -width:].flatten(0, 1)[index]
         # A slice would be projected row by row where no gradient is needed.
-        seen.append(args[0].contiguous())
+        seen.append(hidden.contiguous())
         return (seen[-1], *args[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
@@ -177,6 +195,8 @@ def forward(
         hook.remove()
     # A model that does not take logits_to_keep projects every position. (A slice of everything is
     # not free either.)
+    if index is not None:
+        return logits, seen[-1]
     logits, hidden = (x if x.shape[1] == width else x[:, -width:] for x in (logits, seen[-1]))
     return logits, hidden
 

@@ -9,11 +9,13 @@ import torch
 from conftest import make_gpt2
 from test_ppo import ragged, rollout_of
 
+import cory.learners.learner
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages
 from cory.learners.optimizer import learning_rate_factor, make_optimizer
+from cory.models.shared import share_prompts
 
 LONGEST, GROUP = 12, 4
 
@@ -97,12 +99,21 @@ def plain_loss(model, ref, olds, queries, responses, advantages, algorithm, kl_c
 
 @pytest.mark.parametrize("kl_in", ["reward", "loss"])
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce"])
-def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in):
+@pytest.mark.parametrize("shared", [False, True], ids=["prompts differ", "groups share prompts"])
+def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in, shared, monkeypatch):
+    laid_out = []
+    monkeypatch.setattr(
+        cory.learners.learner,
+        "share_prompts",
+        lambda *args: laid_out.append(share_prompts(*args)) or laid_out[-1],
+    )
     # The second step must clip, and not blow up: summed over a response, gradients are longer.
     rate = {"grpo": 0.05, "dr_grpo": 0.05}.get(algorithm, 0.005 if kl_in == "reward" else 0.001)
     learner = make(tokenizer, algorithm, kl_in, learning_rate=rate)
     model, ref = make_gpt2(tokenizer).double(), make_gpt2(tokenizer, seed=1).double()
     queries, responses, scores = ragged()
+    if shared:
+        queries = [queries[row // GROUP * GROUP] for row in range(len(queries))]
     with torch.no_grad():
         olds = [logprobs(model, *row) for row in zip(queries, responses, strict=True)]
         refs = [logprobs(ref, *row) for row in zip(queries, responses, strict=True)]
@@ -132,7 +143,8 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in):
     # By two gradients; log-probabilities are float32 there, and here float64.
     moved = (expected - before).abs().max()
     assert moved / rate > 1e-2 and (found - expected).abs().max() < 1e-6 * moved
-    assert stats.clip_fraction > 0 or (kl_in, algorithm) == ("loss", "dr_grpo")
+    assert all((layout is not None) == shared for layout in laid_out)
+    assert shared or stats.clip_fraction > 0 or (kl_in, algorithm) == ("loss", "dr_grpo")
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce"])

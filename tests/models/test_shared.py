@@ -1,0 +1,80 @@
+"""Prompts that several rows share, read once."""
+
+import pytest
+import torch
+from test_window import tiny
+
+from cory.models.shared import share_prompts
+from cory.models.window import BY_POSITIONS, forward, pack, whole_mask
+
+PROMPTS = [torch.arange(3, 33), torch.arange(3, 24), torch.arange(5, 45)]
+# Rows of a prompt need not stand together, and prompts may have different numbers of rows.
+ROWS = [0, 1, 0, 2, 1, 0, 1, 1]
+LENGTHS = [5, 1, 3, 7, 2, 4, 6, 5]
+
+
+def batch():
+    torch.manual_seed(0)
+    responses = [torch.randint(3, 40, (length,)) for length in LENGTHS]
+    return pack([PROMPTS[row] for row in ROWS], responses, 0)
+
+
+def plainly(model, window):
+    mask = whole_mask(model, window.attention_mask, window.input_ids.shape[1], window.is_padded)
+    width = window.response_ids.shape[1]
+    return forward(model, window.input_ids, mask, window.position_ids, width)
+
+
+def shared(model, window):
+    laid_out = share_prompts(model, window)
+    return forward(
+        model,
+        laid_out.input_ids,
+        laid_out.mask,
+        laid_out.position_ids,
+        laid_out.width,
+        index=laid_out.predicting,
+    )
+
+
+@pytest.mark.parametrize("name", BY_POSITIONS)
+def test_a_response_sees_its_prompt_and_itself(name):
+    """Logits, hidden states and gradients are those of rows with a prompt each."""
+    model = tiny(name).double()
+    window = batch()
+    assert len(share_prompts(model, window).input_ids) == len(PROMPTS)
+    outputs, gradients = [], []
+    for way in (plainly, shared):
+        model.zero_grad()
+        logits, hidden = way(model, window)
+        tokens = window.response_mask.bool()
+        logprobs = logits.log_softmax(-1).gather(-1, window.response_ids[..., None])[tokens]
+        (logprobs * torch.arange(1, len(logprobs) + 1)[:, None]).mean().backward()
+        outputs.append((logits[tokens], hidden[tokens]))
+        gradients.append([p.grad for p in model.parameters()])
+    # Some families compute norms and rotations in float32.
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_is_laid_out_only_where_that_is_less_work():
+    model = tiny("gpt2")
+    responses = [torch.arange(3, 8)] * 8
+    alone = pack([torch.arange(3, 13 + i) for i in range(8)], responses, 0)
+    assert share_prompts(model, alone) is None
+    # Behind one another, long responses attend to more than they save.
+    long = pack([torch.tensor([3])] * 8, [torch.arange(3, 40)] * 8, 0)
+    assert share_prompts(model, long) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("mistral", {"sliding_window": 8}), ("bloom", {}), ("gemma2", {})]
+)
+def test_models_that_count_padding_are_read_as_before(name, settings):
+    assert share_prompts(tiny(name, **settings), batch()) is None
+
+
+def test_models_with_other_masks_are_read_as_before():
+    model = tiny("gpt2")
+    model.set_attn_implementation("eager")
+    assert share_prompts(model, batch()) is None
