@@ -54,6 +54,26 @@ SHAPES = {
         algorithm="grpo",
         group=4,
     ),
+    # One agent on GSM8K's prompts, with 2, 4 and 8 responses to each.
+    **{
+        f"gsm8k_grpo_{group}": Shape(
+            6,
+            512,
+            8192,
+            32,
+            (150, 150),
+            0,
+            60,
+            1,
+            64,
+            agents=1,
+            kl_penalty="kl",
+            epochs=1,
+            algorithm="grpo",
+            group=group,
+        )
+        for group in (2, 4, 8)
+    },
     # The small pair on which the authors' code was timed at 42 s an iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
     # The toy setting of IMDB.
