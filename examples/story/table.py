@@ -19,6 +19,7 @@ from rewards import parts
 
 from cory.evaluation.folder import read_responses
 from cory.metrics import mean_interval
+from cory.report.escape import printable
 
 SHOWN = 5
 Chains = list[list[list[str]]]  # query by query, the responses of each chain by role
@@ -74,16 +75,14 @@ def stories(pair: Path) -> str:
     after = chains_of(pair, "agent_2 after agent_1")
     lines = ["| before | after |", "|---|---|"]
     for old, new in list(zip(before, after, strict=True))[:SHOWN]:
-        cells = [
-            "<br>".join(f"`{on_one_line(text)}`" for text in chains[0]) for chains in (old, new)
-        ]
+        cells = ["<br>".join(f"`{in_a_cell(text)}`" for text in chains[0]) for chains in (old, new)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def on_one_line(text: str) -> str:
-    """A text as it can stand in a cell."""
-    return " ".join(text.replace("`", "'").replace("|", "/").split())
+def in_a_cell(text: str) -> str:
+    """A model's text as it can stand in a cell of a table, as code."""
+    return " ".join(printable(text).replace("`", "'").replace("|", "/").split())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rewards import accepts, number
 from cory.evaluation.choices import answers, first_accepted, majority, reward_at_k, verdicts
 from cory.evaluation.folder import read_responses
 from cory.metrics import mean_interval, pass_at_k
+from cory.report.escape import printable
 
 N = 4  # answers that the verifier chooses from
 SHOWN = 5
@@ -113,9 +114,14 @@ def samples(folder: Path, run: str) -> str:
     ]
     for rows in list(zip(*before, *of_run(folder, run), strict=True))[:SHOWN]:
         prompt = rows[0]["prompt"].splitlines()[-1]
-        texts = [f"`{row['completions'][0].strip()}`" for row in rows]
+        texts = [f"`{in_a_cell(row['completions'][0])}`" for row in rows]
         lines.append(f"| `{prompt}` | {' | '.join(texts)} |")
     return "\n".join(lines)
+
+
+def in_a_cell(text: str) -> str:
+    """A model's text as it can stand in a cell of a table, as code."""
+    return " ".join(printable(text).replace("`", "'").replace("|", "/").split())
 
 
 if __name__ == "__main__":
