@@ -34,16 +34,23 @@ class WindowPolicy(torch.nn.Module):
         self.pretrained_model = pretrained_model
 
     def forward(
-        self, input_ids: Tensor, mask: Tensor | None, position_ids: Tensor, response_ids: Tensor
+        self,
+        input_ids: Tensor,
+        mask: Tensor | None,
+        position_ids: Tensor,
+        response_ids: Tensor,
+        run_head: bool = True,
     ) -> tuple[Tensor, None]:
         """Logits (batch, R, vocabulary), float32, of fields of a `Window`.
 
-        `mask`: see `window.whole_mask`.
+        `mask`: see `window.whole_mask`. `run_head`: False for the hidden states (batch, R, width)
+        in the logits' place.
         """
-        logits, _ = window.forward(
-            self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1]
+        width = response_ids.shape[1]
+        logits, hidden = window.forward(
+            self.pretrained_model, input_ids, mask, position_ids, width, run_head=run_head
         )
-        return logits.float(), None
+        return logits.float() if run_head else hidden, None
 
 
 class GroupLearner(Learner):

@@ -36,15 +36,19 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         mask: torch.Tensor | None,
         position_ids: torch.Tensor,
         response_ids: torch.Tensor,
+        run_head: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (batch, R, vocabulary) and values (batch, R), float32, of fields of a `Window`.
 
-        `mask`: see `window.whole_mask`.
+        `mask`: see `window.whole_mask`. `run_head`: False for the hidden states (batch, R, width)
+        in the logits' place.
         """
+        width = response_ids.shape[1]
         logits, hidden = window.forward(
-            self.pretrained_model, input_ids, mask, position_ids, response_ids.shape[1]
+            self.pretrained_model, input_ids, mask, position_ids, width, run_head=run_head
         )
-        return logits.float(), self.v_head(hidden).squeeze(-1).float()  # Eq. 10
+        values = self.v_head(hidden).squeeze(-1).float()  # Eq. 10
+        return logits.float() if run_head else hidden, values
 
 
 # Settings that TRL does not have.

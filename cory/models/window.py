@@ -149,19 +149,21 @@ def forward(
     position_ids: Tensor,
     width: int,
     cache: DynamicCache | None = None,
+    run_head: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that
     they come from.
 
     `attention_mask`: see `whole_mask`. `cache`: of what stands before `input_ids`; the mask covers
-    it, too.
+    it, too. `run_head`: False for the hidden states alone; the logits are then of one position of
+    one row.
     """
     seen: list[Tensor] = []
 
     def before_head(module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # A slice would be projected row by row where no gradient is needed.
         seen.append(args[0].contiguous())
-        return (seen[-1], *args[1:])
+        return (seen[-1] if run_head else seen[-1][:1, -1:], *args[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
     options = {"position_ids": position_ids, "logits_to_keep": width}
