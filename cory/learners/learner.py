@@ -29,7 +29,8 @@ from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config, SamplingConfig
 from cory.errors import NotFinite
-from cory.learners import losses
+from cory.learners import head, losses
+from cory.learners.head import ChunkedHead
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.stats import UpdateStats
@@ -45,22 +46,22 @@ from cory.models.window import Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import to_device
 
-# Elements of a (rows, R, vocabulary) array at a time where no gradient needs all of them: passes of
-# the reference, KL and entropy. It bounds the memory where the vocabulary is large.
-CHUNK = {"cpu": 2**24, "cuda": 2**28}
 T = TypeVar("T")
 
 
 class ForwardPass(NamedTuple):
     """What a forward pass gives for its rows, at their response positions.
 
-    logprobs: (rows, R), of the response tokens. all_logprobs: (rows, R, vocabulary). values: (rows,
-    R), PPO only.
+    logprobs: (rows, R), of the response tokens. values: (rows, R), PPO only. all_logprobs: (rows, R,
+    vocabulary), or in its place, where the output layer is run in chunks, `head` and `entropies`
+    (rows, R).
     """
 
     logprobs: Tensor
-    all_logprobs: Tensor
     values: Tensor | None
+    all_logprobs: Tensor | None = None
+    head: ChunkedHead | None = None
+    entropies: Tensor | None = None
 
 
 @dataclass
@@ -185,6 +186,13 @@ class Learner(ABC):
         ]
         self.reward_moments = RunningMoments(accelerator)
         self.optimizer_steps = 0  # in this process
+
+        # Of a chunk of the output layer; None: it is run whole.
+        self.model.eval()
+        with self._autocast():
+            self.positions_at_a_time = head.positions_at_a_time(
+                self.policy, device, self.micro_batch, config.sampling.max_new_tokens
+            )
 
     @property
     def policy(self) -> LanguageModel:
@@ -420,30 +428,38 @@ class Learner(ABC):
             return self._pass(self.model, batch)
 
     def _pass(self, model: torch.nn.Module, batch: Window) -> ForwardPass:
-        shared = share_prompts(self.policy, batch)
+        inputs = self._inputs(batch)
+        if self.positions_at_a_time is None:
+            with self._autocast():
+                logits, values = model(*inputs)
+            logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
+            return ForwardPass(logprobs, values, all_logprobs)
+
         with self._autocast():
-            if shared is None:
-                mask = window.whole_mask(
-                    self.policy, batch.attention_mask, batch.input_ids.shape[1], batch.is_padded
-                )
-                width = batch.response_ids.shape[1]
-                logits, values = model(batch.input_ids, mask, batch.position_ids, width)
-            else:
-                logits, values = model(
-                    shared.input_ids,
-                    shared.mask,
-                    shared.position_ids,
-                    shared.width,
-                    shared.predicting,
-                )
-        logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
-        return ForwardPass(logprobs, all_logprobs, values)
+            hidden, values = model(*inputs, run_head=False)
+            layer = head.output_layer(self.accelerator.unwrap_model(model).pretrained_model)
+            chunked = ChunkedHead(layer, hidden, self.positions_at_a_time)
+            logprobs, entropies = chunked.token_logprobs(batch.response_ids)
+        return ForwardPass(logprobs, values, head=chunked, entropies=entropies)
+
+    def _inputs(self, batch: Window) -> tuple[Tensor, Tensor | None, Tensor, int, Tensor | None]:
+        """What a pass reads, with each prompt once where rows share it and that is less work."""
+        shared = share_prompts(self.policy, batch)
+        if shared is not None:
+            return shared
+        mask = window.whole_mask(
+            self.policy, batch.attention_mask, batch.input_ids.shape[1], batch.is_padded
+        )
+        return batch.input_ids, mask, batch.position_ids, batch.response_ids.shape[1], None
 
     def _rows_at_a_time(self, batch: Window) -> int:
-        """The most rows whose log-probabilities (rows, R, vocabulary) have at most `CHUNK` elements."""
+        """The most rows of a pass without gradient: as many as a micro-batch has, but if the output
+        layer is run whole at most those whose log-probabilities (rows, R, vocabulary) are a chunk.
+        """
+        if self.positions_at_a_time is not None:
+            return self.micro_batch
         row = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
-        limit = CHUNK.get(batch.input_ids.device.type, CHUNK["cpu"])
-        return max(1, min(self.micro_batch, limit // row))
+        return max(1, min(self.micro_batch, head.chunk_size(batch.input_ids.device) // row))
 
     def _micro_batches(
         self, batch: Window, indices: Sequence[int]
@@ -497,6 +513,10 @@ class Learner(ABC):
         width = reference.logprobs.shape[1]
         if kind != "full":
             return losses.kl_penalty(kind, policy.logprobs[rows, :width], reference.logprobs)
+        if policy.head is not None and reference.head is not None:
+            with self._autocast():
+                return policy.head.select(rows, width).kl(reference.head)
+        assert policy.all_logprobs is not None and reference.all_logprobs is not None
         return losses.kl_penalty(kind, policy.all_logprobs[rows, :width], reference.all_logprobs)
 
     def _optimizer_step(
@@ -591,7 +611,10 @@ class Learner(ABC):
         mean_length: Tensor,
     ) -> LossTerms:
         """The loss terms of a micro-batch, whose rows have these indices in the batch."""
-        entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch))
+        entropies = new.entropies
+        if entropies is None:
+            assert new.all_logprobs is not None
+            entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch))
         width = micro_batch.response_ids.shape[1]
         old = update.old.select(indices, width)
         targets = update.targets.select(indices, width)

@@ -25,8 +25,10 @@ class SharedPrompts(NamedTuple):
     """A batch with a row for each different prompt, and `L` positions.
 
     input_ids, position_ids: (prompts, L). mask: (prompts, 1, L, L), which position sees which.
-    width: how many of the positions, at the end, predict response tokens. index: (rows of the
+    width: how many of the positions, at the end, predict response tokens. predicting: (rows of the
     window, R), which of these, row after row, predicts each response token.
+
+    In the order in which a policy's wrapper takes them.
     """
 
     input_ids: Tensor
@@ -37,8 +39,9 @@ class SharedPrompts(NamedTuple):
 
 
 def share_prompts(model: PreTrainedModel, batch: Window) -> SharedPrompts | None:
-    """The batch with each prompt once, or None: if the model does not take any mask of positions,
-    or if that would not be much less work."""
+    """The batch with each prompt once; None if the model does not take any mask of positions, or if
+    that would not be much less work.
+    """
     if model.config._attn_implementation != "sdpa" or not attends_by_positions(model):
         return None
     members: dict[int, list[int]] = {}

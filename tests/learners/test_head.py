@@ -1,0 +1,213 @@
+"""The output layer in chunks against the whole one: equal numbers, smaller arrays."""
+
+import pytest
+import torch
+from conftest import make_gpt2
+from test_ppo import ragged, rollout_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from cory.config import Config, LoraConfig, PPOConfig, SamplingConfig
+from cory.learners import head
+from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.ppo import PPOLearner
+from cory.learners.trl_parts import PolicyWithValueHead
+from cory.models import window
+from cory.models.lora import add_adapter
+
+CPU = torch.device("cpu")
+CHUNK = 2000  # elements: a few positions
+
+
+@pytest.fixture
+def double(monkeypatch):
+    """Computes in double precision what is otherwise float32."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def with_own_head(model):
+    """The model with an output layer that is not its embedding, and has biases."""
+    torch.manual_seed(3)
+    model.lm_head = torch.nn.Linear(model.config.n_embd, model.config.vocab_size)
+    return model
+
+
+def with_adapters(model):
+    """The model with adapters that change its logits, also one on the output layer."""
+    lora = LoraConfig(rank=2, target_modules=["c_attn", "lm_head"])
+    adapted = add_adapter(model, "agent_1", lora)
+    torch.manual_seed(4)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return adapted
+
+
+def make(tokenizer, kind="tied", algorithm="ppo", precision="fp32", **settings):
+    """A learner whose reference differs from its policy."""
+    model, reference = make_gpt2(tokenizer), make_gpt2(tokenizer, seed=1)
+    if kind == "own head":
+        model, reference = with_own_head(model), with_own_head(reference)
+    if kind == "adapters":
+        model, reference = with_adapters(model), None
+    dtype = torch.get_default_dtype()
+    ppo = PPOConfig(**{"batch_size": 8, "mini_batch_size": 8, "init_kl_coef": 0.5} | settings)
+    config = Config(
+        device="cpu",
+        precision=precision,
+        algorithm=algorithm,
+        group_size=4,
+        ppo=ppo,
+        sampling=SamplingConfig(max_new_tokens=12),
+    )
+    wrapper = PolicyWithValueHead if algorithm == "ppo" else WindowPolicy
+    learner = PPOLearner if algorithm == "ppo" else GroupLearner
+    torch.manual_seed(5)
+    policy = wrapper(model).to(dtype)
+    if reference is not None:
+        reference = wrapper(reference).to(dtype).requires_grad_(False)
+    return learner(policy, reference, tokenizer, config, CPU)
+
+
+def make_both(monkeypatch, tokenizer, *arguments, **settings):
+    """The same learner with a whole output layer, and with one in chunks."""
+    whole = make(tokenizer, *arguments, **settings)
+    monkeypatch.setattr(head, "CHUNK", {"cpu": CHUNK})
+    chunked = make(tokenizer, *arguments, **settings)
+    assert whole.positions_at_a_time is None
+    assert chunked.positions_at_a_time == CHUNK // len(tokenizer)
+    return whole, chunked
+
+
+def gradients(learner):
+    """Of the first optimizer step: the batch under the old policy, the losses, and the gradients by name."""
+    queries, responses, scores = ragged()
+    learner._switch_dropout_off()
+    update, first_passes = learner._prepare([rollout_of(queries, responses)], [scores.float()])
+    step = learner._gradients(update, [list(range(8))], first_passes)
+    mask = update.batch.response_mask
+    numbers = {
+        name: getattr(update.old, name) * mask for name in ("kl", "logprobs", "ref_logprobs")
+    }
+    numbers["terms"] = step.terms[0].vector()
+    return numbers | {name: p.grad for name, p in learner._trained().items()}
+
+
+@pytest.mark.parametrize(
+    "kind, algorithm, settings",
+    [
+        ("tied", "ppo", {"kl_penalty": "full"}),
+        ("tied", "ppo", {"kl_penalty": "full", "micro_batch": 3}),
+        ("own head", "ppo", {"kl_penalty": "kl"}),
+        ("own head", "grpo", {}),
+        ("adapters", "ppo", {"kl_penalty": "full"}),
+        ("adapters", "grpo", {"micro_batch": 3}),
+    ],
+)
+def test_numbers_are_those_of_the_whole_output_layer(
+    double, monkeypatch, tokenizer, kind, algorithm, settings
+):
+    whole, chunked = make_both(monkeypatch, tokenizer, kind, algorithm, **settings)
+    expected, given = gradients(whole), gradients(chunked)
+    assert expected["kl"].abs().max() > 0.1
+    for name, tensor in expected.items():
+        assert torch.allclose(given[name], tensor, rtol=1e-6, atol=1e-9), name
+        assert tensor.dtype == torch.float64 and tensor.abs().max() > 1e-3, name
+
+
+def test_half_precision_is_rounded_alike(monkeypatch, tokenizer):
+    settings = {"kl_penalty": "full", "precision": "bf16"}
+    whole, chunked = make_both(monkeypatch, tokenizer, **settings)
+    expected, given = gradients(whole), gradients(chunked)
+    for name in ("kl", "logprobs", "ref_logprobs", "terms"):
+        assert torch.allclose(given[name], expected[name], rtol=1e-3, atol=1e-4), name
+
+
+class LargestArray(TorchDispatchMode):
+    """Counts the positions of the largest array (..., vocabulary) that is made, but for weights."""
+
+    def __init__(self, vocabulary, width):
+        super().__init__()
+        self.vocabulary, self.width, self.positions = vocabulary, width, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            is_array = isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.vocabulary,)
+            if is_array and tensor.numel() != self.width * self.vocabulary:
+                self.positions = max(self.positions, tensor.numel() // self.vocabulary)
+        return result
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_no_array_is_larger_than_a_chunk(monkeypatch, tokenizer, algorithm):
+    positions = []
+    for learner in make_both(monkeypatch, tokenizer, "tied", algorithm, kl_penalty="full"):
+        with LargestArray(len(tokenizer), width=32) as largest:
+            gradients(learner)
+        positions.append(largest.positions)
+    responses = ragged()[1]
+    assert positions == [8 * max(map(len, responses)), CHUNK // len(tokenizer)]
+
+
+def small(config_class, model_class, **settings):
+    """A tiny model of a family."""
+    sizes = dict(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1)
+    heads = dict(num_attention_heads=2, num_key_value_heads=2, head_dim=8, pad_token_id=0)
+    return model_class(config_class(**sizes | heads | settings)).eval()
+
+
+@pytest.mark.parametrize(
+    "config_class, model_class, settings, plain",
+    [
+        (LlamaConfig, LlamaForCausalLM, {}, True),
+        (Gemma2Config, Gemma2ForCausalLM, {"final_logit_softcapping": 30.0}, False),
+        (Gemma2Config, Gemma2ForCausalLM, {"final_logit_softcapping": None}, True),
+        (Cohere2Config, Cohere2ForCausalLM, {"logit_scale": 0.25}, False),
+        (GraniteConfig, GraniteForCausalLM, {"logits_scaling": 8.0}, False),
+        (GraniteConfig, GraniteForCausalLM, {"logits_scaling": 1.0}, True),
+    ],
+)
+def test_models_that_change_their_logits_keep_the_whole_output_layer(
+    monkeypatch, config_class, model_class, settings, plain
+):
+    model = small(config_class, model_class, **settings)
+    monkeypatch.setattr(head, "CHUNK", {"cpu": 100})
+    positions = head.positions_at_a_time(model, CPU, rows=4, longest=3)
+    assert positions == (2 if plain else None)
+    assert not model.get_output_embeddings()._forward_hooks
+
+
+def test_arrays_of_a_few_chunks_are_made_whole(monkeypatch):
+    model = small(LlamaConfig, LlamaForCausalLM)
+    monkeypatch.setattr(head, "CHUNK", {"cpu": 150})
+    assert head.positions_at_a_time(model, CPU, rows=4, longest=3) is None
+    assert head.positions_at_a_time(model, CPU, rows=4, longest=4) == 3
+
+
+@pytest.mark.parametrize("config_class", [LlamaConfig, Gemma2Config])
+def test_hidden_states_without_logits(config_class):
+    """Where the output layer is not run, its input is that of a whole pass."""
+    model_class = {LlamaConfig: LlamaForCausalLM, Gemma2Config: Gemma2ForCausalLM}[config_class]
+    model = small(config_class, model_class)
+    queries, responses, _ = ragged(rows=3)
+    batch = window.pack([q % 50 for q in queries], [r % 50 for r in responses], 0)
+    width = batch.response_ids.shape[1]
+    inputs = (model, batch.input_ids, batch.attention_mask, batch.position_ids, width)
+    _, expected = window.forward(*inputs)
+    logits, hidden = window.forward(*inputs, run_head=False)
+    assert torch.equal(hidden, expected) and hidden.shape == (3, width, 16)
+    assert logits.shape == (1, 1, 50)
