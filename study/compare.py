@@ -68,6 +68,7 @@ def comparison_page(study: "Study", title: str, question: str, command: str) -> 
     from study import comparison
     from study.frame import metric_columns
     from study.markdown import markdown_table
+    from study.records import short_version
 
     def section(heading: str, note: str, rows: Sequence[dict[str, str]]) -> list[str]:
         return [f"## {heading}\n", *([note + "\n"] if note else []), markdown_table(rows)]
@@ -75,7 +76,7 @@ def comparison_page(study: "Study", title: str, question: str, command: str) -> 
     parts = [f"# {title}\n", *([question + "\n"] if question else [])]
     if command:
         parts.append(f"```bash\n{command}\n```\n")
-    versions = ", ".join(sorted({version[:12] for version in study.whole["version"]}))
+    versions = ", ".join(sorted({short_version(version) for version in study.whole["version"]}))
     parts.append(
         f"{counted(len(study.whole), 'run')} of {counted(len(study.groups), 'group')}; commit {versions}.\n"
     )

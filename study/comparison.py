@@ -11,7 +11,7 @@ import pandas as pd
 from study.frame import BASE, LAST, METRICS, RUN, Study, last
 from study.groups import DATA
 from study.intervals import Interval, difference, hypervolume, nondominated, over_seeds
-from study.records import natural
+from study.records import natural, short_version
 
 # Iterations averaged by role: as many of each role, with the paper's exchange period of 5.
 ROLE_WINDOW = 20
@@ -310,11 +310,10 @@ def caveats(study: Study) -> list[str]:
             notes.append(
                 f"{name}: seed {repeated.iloc[0]} occurs more than once; such runs are not repetitions"
             )
+    notes += _ended_early(study)
     versions = sorted(set(study.whole["version"]))
     if len(versions) > 1:
-        notes.append(
-            f"runs of several code versions: {', '.join(version[:12] for version in versions)}"
-        )
+        notes.append(f"runs of several code versions: {', '.join(map(short_version, versions))}")
     if study.whole["iterations"].nunique() > 1:
         lengths = study.whole.groupby("group", sort=False)["iterations"].unique()
         text = "; ".join(
@@ -324,6 +323,17 @@ def caveats(study: Study) -> list[str]:
             f"runs of unequal length in iterations ({text}): final values are of each run's own end"
         )
     return notes
+
+
+def _ended_early(study: Study) -> list[str]:
+    """A caveat for each run that a guard or a callback has ended; none where the runs' folders are not at hand."""
+    group_of = dict(zip(study.runs["run"], study.runs["group"], strict=True))
+    return [
+        f"{group_of[record.folder.name]}, {record.folder.name}: {record.ended_early}; tables are of the agents of the "
+        "end, not of the best"
+        for record in study.records
+        if record.ended_early and record.folder.name in group_of
+    ]
 
 
 def _other_rewards(study: Study) -> list[str]:

@@ -39,7 +39,7 @@ from cory.run.output import locked, replace_text
 from study import ray_engine
 from study.compare import check_out, write
 from study.plan import ROOT, Experiment, Planned, plan, read_experiment
-from study.records import read
+from study.records import read, short_version
 from study.results import Results
 
 ENGINES = ("local", "ray")
@@ -416,7 +416,8 @@ def _other_versions(results: Results) -> list[str]:
     current = versions().get("commit", "unknown")
     made_by = [row.version for row in results.recorded.values() if row.version != current]
     return [
-        f"{counted(made_by.count(version), 'row')} of version {version[:12]}, not of this one, {current[:12]}: kept"
+        f"{counted(made_by.count(version), 'row')} of version {short_version(version)}, not of this one, "
+        f"{short_version(current)}: kept"
         for version in dict.fromkeys(made_by)
     ]
 

@@ -97,7 +97,6 @@ def runs_payload(
         notes = [
             f"{record.folder.name}: {problem}" for record in records for problem in record.problems
         ]
-    notes += [f"{record.folder.name}: {note}" for record in records for note in record.notes]
     for folder in evaluations:
         if not (folder / "evaluation.json").exists():
             notes.append(f"{folder.name}: the evaluation has not ended, and is left out")

@@ -9,7 +9,7 @@ from typing import Any
 
 from cory.errors import UserError
 from cory.plural import counted
-from cory.report.ending import explained_end
+from cory.report.ending import ended_early
 from cory.report.payload import flat as flat
 from cory.report.payload import shown as shown
 from cory.report.summary import CURVES
@@ -26,7 +26,7 @@ class Record:
         rows: of its metrics.jsonl, those of whole iterations.
         samples: before and after training, by agent; empty for a run that has not ended.
         stopped: whether it was ended early on purpose (`guards.stop_at_kl`, a callback).
-        notes: on how it ended, in words.
+        ended_early: when and by what, in words; empty if it did not.
         problems: in words; empty for a run that ended as it should.
     """
 
@@ -35,7 +35,7 @@ class Record:
     rows: list[dict[str, Any]]
     samples: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     stopped: bool = False
-    notes: list[str] = field(default_factory=list)
+    ended_early: str = ""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -107,7 +107,7 @@ def _read_summary(record: Record) -> None:
         summary = json.loads((record.folder / "summary.json").read_text(encoding="utf-8"))
         record.samples = summary.get("samples", {})
         record.stopped = summary.get("stopped", False)
-        record.notes = explained_end(record.folder, summary, record.settings["iterations"])
+        record.ended_early = ended_early(summary, record.settings["iterations"])
         ended = summary.get("iterations", recorded)
     except (OSError, ValueError, AttributeError):
         if record.rows:
@@ -124,6 +124,15 @@ def _read_summary(record: Record) -> None:
         record.problems.append(
             f"incomplete: finished after {counted(ended, 'iteration')}, then extended to {recorded} so far"
         )
+
+
+def short_version(version: str) -> str:
+    """A version of the code as pages show it.
+
+    >>> short_version("0123456789abcdef-dirty")
+    '0123456789ab with changes'
+    """
+    return version[:12] + (" with changes" if version.endswith("-dirty") else "")
 
 
 def num_agents(settings: Mapping[str, Any]) -> int:

@@ -171,10 +171,13 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
         assert row in done.stdout
     metrics = {
         name: read_rows(runs / name / "metrics.jsonl")
-        for name in ("roles", "frozen", "branches_rloo")
+        for name in ("roles", "roles_ppo", "frozen", "branches_rloo")
     }
     assert {row["role"] for row in metrics["roles"]} == {"writer", "doubter", "closer"}
     assert all(0 < row["team_reward"] <= 1 for row in metrics["roles"])
+    assert {row["role"] for row in metrics["roles_ppo"]} == {"pioneer"}
+    samples = read_rows(runs / "roles_ppo/samples.jsonl")
+    assert all(row["prompt"] == row["query"] for row in samples)  # what the baseline reads
     assert [(row["agent"], row["kl"] == 0) for row in metrics["frozen"][2:]] == [
         ("agent_1", False),
         ("agent_2", True),

@@ -19,6 +19,7 @@ from cory.report.summary import summarise, summarise_roles
 from cory.report.tables import sample_table, summary_table
 from cory.run.clock import peak_memory_mb
 from cory.run.output import staged
+from cory.run.record import best_folder
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -64,8 +65,11 @@ class Results(Callback):
             print(summary_table(means, roles))
             print(sample_table(**summary["samples"]))
             speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
+            best = ""
+            if summary["stopped"] and "best" in summary:
+                best = f", the best agents in {best_folder(run.folder)}"
             print(
-                f"\n{speed}. Curves, samples and agents are in {run.folder}; report.html shows them"
+                f"\n{speed}. Curves, samples and agents are in {run.folder}{best}; report.html shows them"
             )
 
     def _save_frozen(self, trainer: CoryTrainer, run: Run, names: Sequence[str]) -> None:

@@ -87,8 +87,11 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
         "(guards.patience). The best held-out task reward, 3.000, is that after iteration 2; the agents of then are "
         "in run/run-best, those of the end in run."
     ) in (run / "report.html").read_text()
-    (several,) = make_payload([read(run)], [Path("no-evaluation")], "Report")["notes"][-2:-1]
-    assert several.startswith("run: This run ended early, after iteration 4 of 6")
+    notes = make_payload([read(run)], [Path("no-evaluation")], "Report")["notes"]
+    assert (
+        "CORY, run: ended early, after iteration 4 of 6, by guards.patience; "
+        "tables are of the agents of the end, not of the best"
+    ) in notes
 
     best = run / "run-best"
     assert json.loads((best / "summary.json").read_text()) == reached
