@@ -289,7 +289,10 @@ def test_outside_a_checkout_an_experiment_says_what_it_needs(tmp_path):
             ["experiment", "nosuch.yaml"],
             "expected the file of an experiment, such as configs/experiments/",
         ),
-        (["experiment", "trial.yaml"], "config: expected a file 'configs/imdb/tiny.yaml' in '"),
+        (
+            ["experiment", "trial.yaml"],
+            "runs.PPO: config: expected a file 'configs/imdb/tiny.yaml' in '",
+        ),
         (["claims"], "experiment: expected a file 'configs/experiments/imdb_curves.yaml' in '"),
     ):
         argv = [sys.executable, "-m", f"study.{command[0]}", *command[1:]]
