@@ -351,8 +351,9 @@ class PPOConfig(Settings):
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
         mini_batch_size: Samples per gradient, over all processes.
         gradient_accumulation_steps: Mini-batches per optimizer step.
-        micro_batch: Samples per forward and backward pass, in each process; changes results by rounding only. `auto`:
-            the whole mini-batch, halved whenever memory runs out (one process only).
+        micro_batch: Samples per pass, in each process: forward and backward, and of the reference. Changes results by
+            rounding only; smaller ones share fewer prompts and make the first passes again. `auto`: the whole
+            mini-batch, halved whenever memory runs out (one process only).
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2); also the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.
@@ -497,8 +498,8 @@ class GuardsConfig(Settings):
     """What is watched while a run trains.
 
     Args:
-        on_nonfinite: A loss or gradient that is not finite never reaches the weights. `stop`: save the last good state
-            and end the run; `skip`: leave out that optimizer step.
+        on_nonfinite: A loss or gradient that is not finite never reaches the weights. `stop`: end the run, and save
+            its state if no weights have changed in that iteration; `skip`: leave out that optimizer step.
         kl_bound: KL, in nats per response, above which an iteration is flagged.
         stop_at_kl: KL above which the run saves its agents and ends early; null for never.
         patience: Held-out evaluations (`eval_every`) without a better task reward after which the run ends early. The
@@ -595,7 +596,7 @@ class Config(Settings):
         model: The policy.
         lora: Adapters instead of full fine-tuning.
         cory: The method.
-        ppo: Each agent's PPO.
+        ppo: Each agent's learner, whatever the algorithm.
         sampling: How responses are sampled.
         checkpoint: What survives an interruption.
         guards: What is watched.
@@ -801,6 +802,12 @@ class Config(Settings):
     def shuffles_transfer(self) -> bool:
         """Whether observers read responses to other queries; a chain of one role has none."""
         return self.cory.knowledge_transfer == "shuffled" and self.cory.num_roles > 1
+
+    @property
+    def longest_response(self) -> int:
+        """The most tokens that a response of any role may have."""
+        limits = [role.max_new_tokens for role in self.roles if role.max_new_tokens is not None]
+        return max(self.sampling.max_new_tokens, *limits, 0)
 
     @property
     def chains_per_query(self) -> int:

@@ -31,7 +31,7 @@ def assign_credit(
             `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`.
         weight: of the other roles' rewards: 1 cooperative (Eq. 4), 0 independent, negative competitive.
         unread: of each role, for `counterfactual`, the task rewards b_j of its agent when it has not read the earlier
-            responses. The first, the pioneer's, is not used.
+            responses: its own template, with empty responses in their place. The first, the pioneer's, is not used.
         team_rewards: R of each chain, as many as the last role has responses. Every role gets its chains' R, whatever
             the mode: it is not shared out.
 
@@ -74,7 +74,8 @@ def _shares(
             return collective
         return [reward / len(task_rewards) for reward in collective]
 
-    # `causal`: what later roles earn. `counterfactual`: what they earn because they have read.
+    # What later roles earn, or for `counterfactual` what they earn because they have read.
+    assert mode in ("causal", "counterfactual")
     gains = list(task_rewards)
     if mode == "counterfactual" and len(task_rewards) > 1:
         if unread is None:

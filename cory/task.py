@@ -130,14 +130,15 @@ class Task:
     Args:
         dataset: a `prompt` column with the query s0, text or chat messages of which the last is the
             user's; other columns reach the reward and the templates.
-        reward: `reward(prompts, completions, **columns) -> list[float | None]`, called once per
-            iteration with the responses of all agents; `prompts` are the queries. Or several in a
-            weighted sum: a list of `Reward`, which may be empty with a team reward.
+        reward: `reward(prompts, completions, **columns) -> list[float | None]`, called with the
+            responses of all agents of an iteration, and for samples, held-out queries and
+            counterfactual credit; `prompts` are the queries. Or several in a weighted sum: a list
+            of `Reward`, which may be empty with a team reward.
         prompts: what each role reads.
         metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns)
             -> list[float | None]` (`cory.task_metrics`), whose mean goes to metrics.jsonl.
-        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called once per
-            iteration; `chains[i]` is the list of a chain's responses by role. Every role gets its
+        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called as the
+            reward is; `chains[i]` is the list of a chain's responses by role. Every role gets its
             chain's on top of the rewards of responses.
         extract: the answer that a completion gives, or None, for the votes of an evaluation
             (`maj@k`).

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cory.callbacks.callback import Callback
 from cory.cli.arguments import Arguments
-from cory.cli.load import RECORDED, as_config
+from cory.cli.load import BESIDE_SETTINGS, as_config
 from cory.cli.main import main
 from cory.errors import UserError
 from cory.provenance.versions import versions
@@ -75,7 +75,9 @@ def _without_runs_own(settings: Mapping[str, Any]) -> dict[str, Any]:
     from cory.parallel.devices import choose_device  # here, as it imports torch
 
     kept = {
-        name: value for name, value in settings.items() if name not in (*RECORDED, *OF_THE_MACHINE)
+        name: value
+        for name, value in settings.items()
+        if name not in (*BESIDE_SETTINGS, *OF_THE_MACHINE)
     }
     return kept | {"device": choose_device(settings["device"]).type}
 

@@ -1,4 +1,8 @@
-"""Signs of trouble: flags are printed once, and a KL that is too large ends the run."""
+"""Signs of trouble: flags are printed once, and a KL that is too large ends the run.
+
+Numbers that are not finite are the learner's affair (`Learner._optimizer_step`), early stopping is
+that of `early_stopping.py`.
+"""
 
 from __future__ import annotations
 

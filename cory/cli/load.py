@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 # What a run's config.yaml holds beside its settings.
-RECORDED = ("versions", "fingerprint", "changes")
+BESIDE_SETTINGS = ("versions", "fingerprint", "changes")
 SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 C = TypeVar("C", bound=Config)
 
@@ -187,7 +187,7 @@ def _parser(kind: type[Config]) -> "ArgumentParser":
     for key in ("agents", "roles"):  # the class checks the entries, and names them by their index
         parser.add_argument(f"--{key}", type=list[dict[str, Any]], default=[])
     allow_bare_flags(parser)
-    for key in RECORDED:  # as the file of a run has them
+    for key in BESIDE_SETTINGS:  # as the file of a run has them
         parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS)
     return parser
 
@@ -221,7 +221,9 @@ def _instantiate(kind: type[C], parser: "ArgumentParser", parsed: Any) -> C:
         if name in blocks(kind) and not isinstance(value, Namespace):
             raise UserError(f"{name}: expected a block of settings, got {value!r}")
     values = vars(parser.instantiate(parsed))
-    return kind(**{key: value for key, value in values.items() if key not in ("config", *RECORDED)})
+    return kind(
+        **{key: value for key, value in values.items() if key not in ("config", *BESIDE_SETTINGS)}
+    )
 
 
 def _blamed_file(

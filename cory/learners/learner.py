@@ -191,7 +191,7 @@ class Learner(ABC):
         self.model.eval()
         with self._autocast():
             self.positions_at_a_time = head.positions_at_a_time(
-                self.policy, device, self.micro_batch, config.sampling.max_new_tokens
+                self.policy, device, self.micro_batch, config.longest_response
             )
 
     @property
@@ -236,7 +236,9 @@ class Learner(ABC):
         longest: int,
         generator: torch.Generator,
     ) -> list[Tensor]:
-        """Samples one response per prompt, in one batch (TRL: batches of 4). See `sample`."""
+        """Samples one response per prompt, in one batch (TRL: batches of 4); ids on the CPU. See
+        `sample`.
+        """
         # TRL leaves dropout on after the first step, and would sample from another policy.
         self.model.eval()
         with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):

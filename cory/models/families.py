@@ -21,7 +21,7 @@ from cory.models.sampling import pad_token, sample
 from cory.parallel.sharding import device_of
 from cory.streams import Purpose, Stream
 
-# Families with attention alone. tests/policies/test_families.py compares them with the plain pass,
+# Families with attention alone. tests/models/test_families.py compares them with the plain pass,
 # so no run has to.
 TESTED = (
     "bloom", "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "mixtral",

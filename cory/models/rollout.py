@@ -13,7 +13,8 @@ class Rollout:
     Args:
         prompts: what the agent read, text or chat messages.
         completions: the text of its responses.
-        prompt_ids, response_ids: token ids as 1-d tensors on the CPU, which is not checked.
+        prompt_ids, response_ids: token ids as 1-d tensors, always on the CPU; `window.pack`
+            moves a batch to the learner's device.
         logprobs: 1-d tensors, of the response tokens, by the engine that sampled them; empty
             without an engine.
         agent: name of the agent, for messages.

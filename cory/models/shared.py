@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from cory.models.window import Window, attends_by_positions
 from cory.parallel.devices import to_device
 
-# A pass must compute so much less for the laying out to pay.
+# The most of a plain pass's work that a pass with shared prompts may take, or laying out does not
+# pay.
 WORTHWHILE = 0.9
 
 
@@ -39,7 +40,7 @@ class SharedPrompts(NamedTuple):
 
 
 def share_prompts(model: PreTrainedModel, batch: Window) -> SharedPrompts | None:
-    """The batch with each prompt once; None if the model does not take any mask of positions, or if
+    """The batch with each prompt once; None if the model cannot take an arbitrary mask, or if
     that would not be much less work.
     """
     if model.config._attn_implementation != "sdpa" or not attends_by_positions(model):
@@ -64,7 +65,15 @@ def _operations(rows: int, length: int, hidden: int) -> int:
 
 
 def _lay_out(batch: Window, groups: list[list[int]], size: int, prompt_width: int) -> SharedPrompts:
-    """`groups`: the rows that share a prompt, at most `size` each."""
+    """`groups`: the rows that share a prompt, at most `size` each.
+
+    Two rows with the prompt `p q` and the responses `a b c` and `d e f` are read as one. Of its
+    last 5 positions, `predicting` has [[0, 1, 2], [0, 3, 4]]:
+
+        token       p  q    a  b  d  e      (a response's last token predicts nothing)
+        part        0  0    1  1  2  2
+        predicts    -  a, d b  c  e  f
+    """
     device = batch.input_ids.device
     later = batch.input_ids.shape[1] - prompt_width
     # Smaller groups are filled up with their first row, which is masked there.

@@ -2,7 +2,8 @@
 
     RUN/checkpoints/iter-000050/     the state before iteration 50, counted from 0
         state.json                   the `RunState`: settings, versions, iteration, lengths of the run's files, ...
-        agent_1.safetensors, ...     trained weights, value head, Adam's moments; of sharded agents a file per process
+        agent_1.safetensors, ...     of each trained agent weights, value head, the optimizer's state
+                                     (`Learner.save_state`); of sharded agents a file per process
         manifest.json                size and SHA-256 of every file
 
 Random numbers need no file, as those of an iteration derive from its number (`cory/streams.py`). A checkpoint is
