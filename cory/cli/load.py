@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import cory
 from cory.cli import invocation
 from cory.cli.help import help_text
 from cory.cli.messages import YAML, explained, similar_file
@@ -140,7 +139,7 @@ def shipped(name: str) -> Path:
 
     An installed package has these files in `cory/configs`. The file may not exist.
     """
-    package = Path(cory.__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     installed = package / name
     return installed if installed.is_file() else package.parent / name
 

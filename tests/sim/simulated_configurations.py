@@ -20,6 +20,7 @@ import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState  # noqa: E402
 from conftest import sentences  # noqa: E402
+from datasets import Dataset  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from benchmarks import configurations  # noqa: E402
@@ -77,6 +78,9 @@ def make_small(config: Config, models: Path, output: Path) -> Config:
     return config
 
 
+rows: dict[str, Dataset] = {}  # by kind of task; a few, as all of them are encoded before a run
+
+
 def run(file: Path, folder: Path) -> dict[str, object]:
     """The records of a file's two iterations, or its traceback."""
     PartialState._reset_state()
@@ -85,8 +89,10 @@ def run(file: Path, folder: Path) -> dict[str, object]:
     output = folder / file.parent.name / file.stem
     config = make_small(configurations.read(file), folder / "models", output)
     try:
+        if kind.name not in rows:
+            rows[kind.name] = kind.training_rows(config).select(range(16))
         agents = make_agents(config)
-        result = CoryTrainer(config, agents, kind.make_task(config)).train()
+        result = CoryTrainer(config, agents, kind.make_task(config, rows[kind.name])).train()
     except Exception:
         return {"error": traceback.format_exc()}
     records = (result.folder / "metrics.jsonl").read_text().splitlines()
