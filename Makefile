@@ -6,7 +6,7 @@ RUN = $(VENV)/bin/python
 PYTHONS ?= python3.12 python3.13
 SHORT = tests/learners tests/models tests/test_config.py tests/test_credit.py tests/test_method.py
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs tables check-results lint clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs tables check-results lint dist clean
 
 imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
@@ -51,6 +51,13 @@ lint: $(VENV)/.installed-dev  ## style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+dist:                         ## wheel and source distribution, into build/dist, checked
+	rm -rf build/dist && mkdir -p build/dist
+	$(PYTHON) -m venv build/dist-venv
+	build/dist-venv/bin/python -m pip install --quiet build twine
+	build/dist-venv/bin/python -m build --outdir build/dist .
+	build/dist-venv/bin/python -m twine check --strict build/dist/*
 
 clean:                        ## forgets the virtual environments, not the runs
 	rm -rf $(VENV) .venv-*

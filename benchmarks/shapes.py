@@ -28,6 +28,7 @@ class Shape:
     epochs: int = 4
     algorithm: str = "ppo"
     group: int = 1  # chains per query
+    architecture: str = "gpt2"  # or qwen2
 
     @property
     def heads(self) -> int:
@@ -92,29 +93,44 @@ def word_tokenizer(size: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>")
 
 
+def policy_config(shape: Shape) -> Any:
+    """A GPT-2 or a Qwen2 of these sizes without an end token; Qwen2's other proportions are those
+    of Qwen2.5-0.5B."""
+    from transformers import GPT2Config, Qwen2Config
+
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": shape.vocabulary - 1}
+    if shape.architecture == "qwen2":
+        return Qwen2Config(
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.width,
+            intermediate_size=shape.width * 4864 // 896,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=max(1, shape.heads // 7),
+            tie_word_embeddings=True,
+            **ids,
+        )
+    return GPT2Config(
+        vocab_size=shape.vocabulary,
+        n_embd=shape.width,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        **ids,
+    )
+
+
 def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
-    """Saves a random GPT-2, without an end token, and a random DistilBERT classifier; returns their folders."""
+    """Saves a random policy, and a random DistilBERT classifier; returns their folders."""
     import torch
     from transformers import (
+        AutoModelForCausalLM,
         DistilBertConfig,
         DistilBertForSequenceClassification,
-        GPT2Config,
-        GPT2LMHeadModel,
     )
 
     torch.manual_seed(0)
     tokenizer = word_tokenizer(shape.vocabulary)
-    policy = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=shape.vocabulary,
-            n_embd=shape.width,
-            n_layer=shape.layers,
-            n_head=shape.heads,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=shape.vocabulary - 1,
-        )
-    )
+    policy = AutoModelForCausalLM.from_config(policy_config(shape))
     reward = DistilBertForSequenceClassification(
         DistilBertConfig(
             vocab_size=shape.vocabulary,

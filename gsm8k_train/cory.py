@@ -11,18 +11,18 @@ Departures from the paper: none in the method. Differences from the authors' pub
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from cory.cli.main import main  # noqa: E402
-from cory.train import train  # noqa: E402
-from gsm8k_train.config import GSM8K  # noqa: E402
+from cory.cli.load import shipped
+from cory.cli.main import main
+from cory.train import train
+from gsm8k_train.config import GSM8K
 
 
 def run() -> None:
-    train(GSM8K, default=ROOT / "configs/gsm8k/tiny.yaml", prefix="gsm8k_cory")
+    train(GSM8K, default=shipped("configs/gsm8k/tiny.yaml"), prefix="gsm8k_cory")
 
 
 if __name__ == "__main__":

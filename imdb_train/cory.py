@@ -11,18 +11,18 @@ Departures from the paper: none in the method. Differences from the authors' pub
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from cory.cli.main import main  # noqa: E402
-from cory.train import train  # noqa: E402
-from imdb_train.config import IMDB  # noqa: E402
+from cory.cli.load import shipped
+from cory.cli.main import main
+from cory.train import train
+from imdb_train.config import IMDB
 
 
 def run() -> None:
-    train(IMDB, default=ROOT / "configs/imdb/tiny.yaml", prefix="imdb_cory")
+    train(IMDB, default=shipped("configs/imdb/tiny.yaml"), prefix="imdb_cory")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def read_command_line(
     if argv is None:
         invocation.from_command_line = True
         argv = sys.argv[1:]
-    argv = list(argv)
+    argv = _with_shipped_files(argv)
     if {"-h", "--help"} & {*argv}:
         after = argv[argv.index("--help" if "--help" in argv else "-h") + 1 :]
         topic = after[0] if after and not after[0].startswith("-") else ""
@@ -131,6 +131,34 @@ def read_command_line(
 
     changed = dict(_changed_keys(_parse(config_class, parser, of_files), config))
     return CommandLine(config, _setting_name(files, prefix), changed)
+
+
+def shipped(name: str) -> Path:
+    """A configuration that comes with cory, by its path in a checkout, such as
+    configs/imdb/tiny.yaml.
+
+    An installed package has these files in `cory/configs`. The file may not exist.
+    """
+    package = Path(__file__).resolve().parent.parent
+    installed = package / name
+    return installed if installed.is_file() else package.parent / name
+
+
+def _with_shipped_files(argv: Sequence[str]) -> list[str]:
+    """The command line with the full paths of shipped configurations that are not below the current
+    folder."""
+
+    def path(name: str) -> str:
+        is_elsewhere = not Path(name).exists() and name.startswith("configs/")
+        return str(shipped(name)) if is_elsewhere and shipped(name).is_file() else name
+
+    words = list(argv)
+    for i, word in enumerate(words):
+        if i > 0 and words[i - 1] == "--config":
+            words[i] = path(word)
+        elif word.startswith("--config="):
+            words[i] = "--config=" + path(word.removeprefix("--config="))
+    return words
 
 
 def _setting_name(files: Sequence[str], prefix: str) -> str:

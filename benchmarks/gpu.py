@@ -1,0 +1,186 @@
+"""One CORY iteration on a GPU beside a minimal baseline: a table to paste. Ten minutes, no network.
+
+    python -m benchmarks.gpu                       # GPT-2, GPT2-Large and Qwen2.5-0.5B, fp32 and bf16
+    python -m benchmarks.gpu --sizes GPT-2         # one of them
+    python -m benchmarks.gpu --small               # the same at small width, on any machine
+    python -m benchmarks.gpu --formula             # what the formulas expect; runs nothing
+
+Two agents, all weights trained by PPO with four epochs, batch 64, queries of 2 to 8 tokens,
+responses of 16, the KL of the whole vocabulary, a DistilBERT as reward. Weights are random, of the
+published sizes. The minimal baseline is that of benchmarks/ways.py: plain torch and transformers,
+without KL, advantages, statistics and text. Each row is a process of its own; seconds are medians.
+
+vLLM's rows need a server for each size, started on the model that this writes (docs/scaling.md has
+the server's command):
+
+    python -m benchmarks.gpu --sizes GPT-2 --models FOLDER --server http://127.0.0.1:8000
+                                                   # its model is FOLDER/GPT-2/policy
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from benchmarks.iteration import hardware, medians, table
+from benchmarks.shapes import Shape, make_config, policy_config
+from benchmarks.ways import PHASES, Bench
+
+SIZES = {
+    "GPT-2": Shape(12, 768, 50257, 64, (2, 8), 12, 16, 6, 768),
+    "GPT2-Large": Shape(36, 1280, 50257, 64, (2, 8), 12, 16, 6, 768),
+    "Qwen2.5-0.5B": Shape(24, 896, 151936, 64, (2, 8), 12, 16, 6, 768, architecture="qwen2"),
+}
+PRECISIONS = ("fp32", "bf16")
+GIB = 2**30
+# As in docs/scaling.md, "Costs at the paper's size".
+OPERATIONS = 28  # for each parameter and token: sampling, the reference, four epochs
+PER_SECOND = 40e12
+LAYER_SECONDS = 0.7e-3  # of a sampled token, in each layer: 25 ms for 36
+
+
+def small(shape: Shape) -> Shape:
+    """The same architecture at a size for a CPU."""
+    return replace(
+        shape, layers=2, width=128, vocabulary=512, batch=8, reward_layers=1, reward_width=64
+    )
+
+
+def seconds_by_formula(shape: Shape) -> float:
+    """Of an iteration, on a GPU that sustains 40 TFLOP/s."""
+    query = sum(shape.query) / 2
+    pioneer = query + shape.response
+    observer = shape.observer + query + 2 * shape.response
+    operations = OPERATIONS * parameters(shape) * shape.batch * (pioneer + observer)
+    sampling = shape.agents * shape.response * shape.layers * LAYER_SECONDS
+    return operations / PER_SECOND + sampling
+
+
+def parameters(shape: Shape) -> int:
+    """Of one agent's policy."""
+    from benchmarks.published import on_meta
+
+    return sum(p.numel() for p in on_meta(policy_config(shape)).parameters())
+
+
+def gib_by_formula(shape: Shape, precision: str) -> float:
+    """The peak of benchmarks/fits.py, of a whole batch in one pass, and the reward model."""
+    from benchmarks import fits
+    from benchmarks.published import on_meta
+
+    model = fits.Model.of(on_meta(policy_config(shape)))
+    config = make_config(shape, "policy", precision=precision)
+    prompt = shape.observer + shape.query[1] + shape.response
+    width = shape.reward_width
+    reward = 4 * (shape.vocabulary * width + shape.reward_layers * 12 * width**2)
+    return (fits.peak(config, model, 1, prompt) + reward) / GIB
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds by phase, medians after a first iteration, and peak memory of one way in this process."""
+    import torch
+
+    from cory.run.clock import peak_memory_mb
+
+    shape = small(SIZES[options.sizes[0]]) if options.small else SIZES[options.sizes[0]]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.models / options.sizes[0] if options.models else Path(temporary)
+        bench = Bench(shape, folder, options.device, options.precision)
+        if options.way == "vLLM":
+            bench.config.sampling.engine = "vllm"
+            bench.config.sampling.engine_url = options.server
+        iteration = bench.minimal() if options.way == "minimal" else bench.ours()
+        iteration(0)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        runs = [iteration(k) for k in range(1, options.repeats + 1)]
+    return {"seconds": medians(runs), "gib": peak_memory_mb() / 2**10, "hardware": hardware()}
+
+
+def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict[str, Any] | str:
+    """`measure` in a process of its own; if it fails, the last line of its error."""
+    command = [sys.executable, "-m", "benchmarks.gpu", *argv, "--sizes", size]
+    command += ["--precision", precision, "--way", way]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    print(done.stderr, file=sys.stderr)
+    return "out of memory" if "out of memory" in done.stderr else lines[-1][:100]
+
+
+def expected(sizes: list[str]) -> str:
+    """The table of the formulas."""
+    rows = []
+    for size in sizes:
+        shape = SIZES[size]
+        gib = [f"{gib_by_formula(shape, precision):.1f}" for precision in PRECISIONS]
+        millions = f"{parameters(shape) / 1e6:,.1f}"
+        rows.append([size, millions, f"{seconds_by_formula(shape):.1f}", *gib])
+    return table(rows, ["size", "parameters, M", "s", *(f"GiB, {name}" for name in PRECISIONS)])
+
+
+def report(options: argparse.Namespace, argv: list[str]) -> str:
+    """Measures every row; they are printed to stderr as they come."""
+    ways = ["minimal", "ours", *(["vLLM"] if options.server else [])]
+    rows = []
+    machine = ""
+    for size in options.sizes:
+        for precision in PRECISIONS:
+            baseline = None
+            for way in ways:
+                measured = measured_apart(argv, size, precision, way)
+                if isinstance(measured, str):
+                    row = [size, precision, way, measured, *[""] * (len(PHASES) + 2)]
+                else:
+                    machine = measured["hardware"]
+                    seconds = measured["seconds"]
+                    baseline = seconds["total"] if way == "minimal" else baseline
+                    row = [size, precision, way]
+                    row += [f"{seconds[phase]:.2f}" for phase in (*PHASES, "total")]
+                    row.append(f"{seconds['total'] / baseline:.2f}" if baseline else "")
+                    row.append(f"{measured['gib']:.1f}")
+                rows.append(row)
+                print(" | ".join(row), file=sys.stderr, flush=True)
+    header = ["size", "precision", "way", *(f"{phase} s" for phase in (*PHASES, "total"))]
+    return f"{machine}\n\n{table(rows, [*header, 'total / minimal', 'peak GiB'])}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--small", action="store_true", help="at small width")
+    parser.add_argument("--formula", action="store_true", help="prints what is expected")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--models", type=Path, help="folder that keeps the models")
+    parser.add_argument("--server", help="address of a vLLM server of the size's model")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=argparse.SUPPRESS)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps(measure(options)))
+        return
+    if options.server and (len(options.sizes) > 1 or options.models is None):
+        parser.error("--server: expected one of --sizes and --models FOLDER")
+    if options.formula:
+        print(expected(options.sizes))
+        return
+    argv = ["--repeats", str(options.repeats), "--device", options.device]
+    argv += ["--small"] if options.small else []
+    argv += ["--models", str(options.models)] if options.models else []
+    argv += ["--server", options.server] if options.server else []
+    print(report(options, argv))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What a wheel holds, by pyproject.toml, is all that a run needs; nor does it need Unix."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from cory.cli.load import load
+from cory.errors import UserError
+from imdb_train.config import ImdbConfig
+
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+TOP = ("cory", "study", "imdb_train", "gsm8k_train")
+
+
+def source(package: str) -> Path:
+    """The folder in the checkout whose files a package consists of."""
+    return ROOT / SETUPTOOLS["package-dir"].get(package, package.replace(".", "/"))
+
+
+def in_wheel() -> dict[Path, Path]:
+    """The files of the wheel, by their place in it, and the file of the checkout that each is."""
+    files = {}
+    for package in SETUPTOOLS["packages"]:
+        for pattern in ["*.py", *SETUPTOOLS["package-data"].get(package, [])]:
+            for file in source(package).glob(pattern):
+                inside = Path(package.replace(".", "/")) / file.relative_to(source(package))
+                files[inside] = file
+    return files
+
+
+def test_the_wheel_has_all_files_of_the_packages_and_the_configurations():
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", *TOP, "configs/imdb", "configs/gsm8k"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    names = set(tracked.stdout.strip("\0").split("\0"))
+    expected = {ROOT / name for name in names if (ROOT / name).exists()}
+    assert expected <= set(in_wheel().values())
+
+
+@pytest.fixture(scope="module")
+def site_packages(tmp_path_factory) -> Path:
+    """The wheel's files, unpacked."""
+    folder = tmp_path_factory.mktemp("installed")
+    for place, file in in_wheel().items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / place)
+    return folder
+
+
+def run(site_packages: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """A module's command in an empty folder, with the installed files and without Unix's modules."""
+    variables = {"PYTHONPATH": str(site_packages), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, ROOT / "tests/install/windows.py", *arguments],
+        cwd=folder,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_an_installed_package_trains_in_an_empty_folder_without_unix(site_packages, tmp_path):
+    before = {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")}
+    sizes = ["--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--iterations=1"]
+    done = run(site_packages, tmp_path, "imdb_train.cory", *sizes)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("imdb_cory_tiny")
+    assert {"agent_1", "agent_2", "report.html", "curves.png"} <= {p.name for p in folder.iterdir()}
+    assert {p.name for p in tmp_path.iterdir()} == {"runs"}
+    assert {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")} == before
+
+
+def test_shipped_configurations_are_named_as_in_a_checkout(site_packages, tmp_path):
+    """The installed file is read: it has a value that this file alone has been given."""
+    file = site_packages / "cory/configs/gsm8k/llama2_7b.yaml"
+    file.write_text(file.read_text() + "iterations: -3\n")
+    done = run(
+        site_packages, tmp_path, "gsm8k_train.ppo", "--config", "configs/gsm8k/llama2_7b.yaml"
+    )
+    assert done.returncode == 2
+    assert f"{file}: iterations: expected" in done.stderr and "got -3" in done.stderr
+
+
+def test_a_file_of_the_current_folder_comes_before_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv = ["--config=configs/imdb/tiny.yaml"]
+    assert load(ImdbConfig, None, argv)[0].model.name == "tiny"
+    (tmp_path / "configs/imdb").mkdir(parents=True)
+    (tmp_path / "configs/imdb/tiny.yaml").write_text("iterations: 7\n")
+    assert load(ImdbConfig, None, argv)[0].iterations == 7
+    argv = ["--config", "configs/imdb/none.yaml"]
+    with pytest.raises(UserError, match="expected an existing YAML file"):
+        load(ImdbConfig, None, argv)

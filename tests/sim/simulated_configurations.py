@@ -1,0 +1,116 @@
+"""Two iterations of every shipped configuration on the simulated accelerator: `simulated_configurations.py FOLDER`.
+
+Started by tests/test_configurations.py. The model has the configuration's architecture at small
+width (benchmarks/published.py). Besides, only sizes differ, and data: the toy's. 4 bit weights are
+left out, as no kernel of bitsandbytes runs here. Writes FOLDER/results.json: of each file its
+records, or its traceback.
+"""
+
+import json
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
+
+import simulated  # noqa: E402
+import torch  # noqa: E402
+from accelerate import PartialState  # noqa: E402
+from accelerate.state import AcceleratorState  # noqa: E402
+from conftest import sentences  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from benchmarks import configurations  # noqa: E402
+from benchmarks.published import PUBLISHED, small  # noqa: E402
+from cory.agent import make_agents  # noqa: E402
+from cory.config import Config  # noqa: E402
+from cory.tasks.kind import find_kind  # noqa: E402
+from cory.trainer import CoryTrainer  # noqa: E402
+from study.small_models import save, train_tokenizer  # noqa: E402
+
+# What Qwen's own template reads: turns, and whether to think.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n{% endif %}"
+    "{% endif %}"
+)
+
+
+def make_models(folder: Path) -> None:
+    """Every published architecture, at small width, with a tokenizer."""
+    tokenizer = train_tokenizer(sentences(200), vocab_size=320)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    for name in PUBLISHED:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(small(name, len(tokenizer)))
+        save(model, tokenizer, folder / name)
+
+
+def make_small(config: Config, models: Path, output: Path) -> Config:
+    """The settings at small size: a batch of 4 with its gradients in two parts if the file
+    accumulates them, responses of 3 tokens, two epochs."""
+    steps = 2 if config.ppo.gradient_accumulation_steps > 1 else 1
+    config.iterations = 2
+    config.output = str(output)
+    config.device = "sim:0"
+    config.sample_every = 0
+    if config.model.name in PUBLISHED:
+        config.model.name = str(models / config.model.name)
+    config.model.quantization = "none"
+    config.ppo = replace(
+        config.ppo,
+        batch_size=4,
+        mini_batch_size=4 // steps,
+        gradient_accumulation_steps=steps,
+        ppo_epochs=min(2, config.ppo.ppo_epochs),
+    )
+    config.sampling.min_new_tokens = config.sampling.max_new_tokens = 3
+    task = config.task  # type: ignore[attr-defined]
+    task.dataset = "tiny"
+    if hasattr(task, "reward_model"):
+        task.reward_model, task.min_chars = "tiny", 0
+    else:
+        task.subset = None
+    return config
+
+
+rows: dict[str, Dataset] = {}  # by kind of task; a few, as all of them are encoded before a run
+
+
+def run(file: Path, folder: Path) -> dict[str, object]:
+    """The records of a file's two iterations, or its traceback."""
+    PartialState._reset_state()
+    AcceleratorState._reset_state(True)
+    kind = find_kind(file.parent.name)
+    output = folder / file.parent.name / file.stem
+    config = make_small(configurations.read(file), folder / "models", output)
+    try:
+        if kind.name not in rows:
+            rows[kind.name] = kind.training_rows(config).select(range(16))
+        agents = make_agents(config)
+        result = CoryTrainer(config, agents, kind.make_task(config, rows[kind.name])).train()
+    except Exception:
+        return {"error": traceback.format_exc()}
+    records = (result.folder / "metrics.jsonl").read_text().splitlines()
+    return {"records": [json.loads(line) for line in records]}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    make_models(folder / "models")
+    simulated.install()
+    simulated.use("sim:0")
+    simulated.place = lambda: ""  # nothing is counted here
+    results = {
+        f"{file.parent.name}/{file.stem}": run(file, folder) for file in configurations.FILES
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
