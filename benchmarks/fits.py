@@ -38,8 +38,8 @@ SAVED = 1.25  # activations kept for the backward pass, over the inputs and outp
 # Activations (rows, prompt, widest layer) at a time without a backward pass: a gate, what it gates,
 # both.
 WIDE = 3
-# Float32 arrays (rows, R, vocabulary) at a time: logits, log-probabilities, the reference's, the
-# KL's.
+# Float32 arrays (rows, R, vocabulary), or (positions, vocabulary) of a chunk, at a time: logits,
+# log-probabilities, the reference's, the KL's.
 VOCABULARIES = 6
 # Layers put together at a time: the one at work, the next one, and what it is received in.
 GATHERED = 3
@@ -131,6 +131,22 @@ def held(config: Config, model: Model, processes: int) -> dict[str, float]:
     return {name: size / processes if sharded else size for name, size in bytes_of.items()}
 
 
+def over_vocabulary(config: Config, model: Model, rows: int) -> float:
+    """Bytes of the arrays over the vocabulary at a time in an update.
+
+    They are those of a micro-batch of `rows`, or where these are large of a chunk of positions. Each chunk then has
+    a gradient of the output layer, which is added to that of the others, if that layer is trained.
+    """
+    from cory.learners.head import CHUNK, WHOLE
+
+    device = "cpu" if config.device == "cpu" else "cuda"
+    elements = rows * config.sampling.max_new_tokens * model.vocabulary
+    if elements <= WHOLE[device] or config.parallel.shard == "full":
+        return 4 * VOCABULARIES * elements
+    gradient = 0 if config.lora.rank else element(config) * model.vocabulary * model.width
+    return 4 * VOCABULARIES * CHUNK[device] + gradient
+
+
 def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[str, float]:
     """Bytes that sampling and an update need for a while, estimated, for prompts of `prompt` tokens.
 
@@ -162,7 +178,7 @@ def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[s
     cache = number * model.cache * model.layers * batch * (prompt + response)
     return {
         "sampling": together + cache + WIDE * number * model.widest * batch * prompt,
-        "update": at_once + activations + 4 * VOCABULARIES * rows * response * model.vocabulary,
+        "update": at_once + activations + over_vocabulary(config, model, rows),
     }
 
 

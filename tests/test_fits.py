@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import fits, parallel
 from cory.agent import make_agents
-from cory.config import LoraConfig, ModelConfig
+from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
+from cory.learners import head
 from cory.models.load import load_policy
 
+LLAMA = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 ARGUMENTS = {"batch": 4, "response": 4, "epochs": 1, "iterations": 2}
 
 
@@ -108,6 +110,28 @@ def test_activations_of_a_layer_are_as_estimated(kind, tokenizer, tmp_path):
 def test_sizes_of_llama_2_are_those_of_the_published_models():
     counts = [fits.llama(*sizes).parameters for sizes in fits.LLAMAS.values()]
     assert counts == [6_738_415_616, 13_015_864_320, 68_976_648_192]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_arrays_over_the_vocabulary_follow_the_rule_of_the_learner(device, model, monkeypatch):
+    """By formula they are a chunk's where a learner with this micro-batch makes chunks."""
+    monkeypatch.setattr(head, "ends_with_output_layer", lambda model, device: True)
+    config = Config(device=device, lora=LoraConfig(rank=4), sampling=SamplingConfig())
+    policy = LlamaForCausalLM(LlamaConfig(**LLAMA, vocab_size=model.vocabulary))
+    chunk = 4 * fits.VOCABULARIES * head.CHUNK[device]
+    first = head.WHOLE[device] // model.vocabulary + 1  # of a single row, the shortest in chunks
+    for longest in (first - 1, first):
+        config.sampling.max_new_tokens = longest
+        needed = fits.over_vocabulary(config, model, rows=1)
+        positions = head.positions_at_a_time(policy, torch.device(device), 1, longest)
+        assert (positions is not None) == (needed == chunk) == (longest == first)
+
+    config.lora.rank = 0  # then the output layer has a gradient
+    gradient = 4 * model.vocabulary * model.width
+    assert fits.over_vocabulary(config, model, rows=1) == chunk + gradient
+    config.parallel.shard = "full"
+    whole = 4 * fits.VOCABULARIES * first * model.vocabulary
+    assert fits.over_vocabulary(config, model, rows=1) == whole
 
 
 def test_tables_of_the_page_are_those_of_the_script():

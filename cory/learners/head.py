@@ -5,8 +5,8 @@ gradients. Here the model stops at the hidden states that its output layer reads
 projected, its log-probabilities are read, and are dropped. The backward pass makes them again, a
 chunk at a time, by `torch.utils.checkpoint`.
 
-The numbers are those of the whole arrays but for rounding. A pass costs one more projection, and
-another for the full KL.
+The numbers are those of the whole arrays but for rounding. A backward pass costs one more
+projection, the full KL two.
 """
 
 from typing import NamedTuple
@@ -24,8 +24,9 @@ from cory.parallel import sharding
 # reference, KL and entropy; with the output layer in chunks, every pass. It bounds the memory where
 # the vocabulary is large.
 CHUNK = {"cpu": 2**24, "cuda": 2**28}
-# The most chunks of a micro-batch's (rows, R, vocabulary) array for which it is made whole.
-WHOLE = 4
+# The largest (rows, R, vocabulary) array of a micro-batch, in elements, that is made whole: 1 GiB of
+# float32 on a CPU, 4 GiB on a GPU. A pass needs several at a time.
+WHOLE = {"cpu": 2**28, "cuda": 2**30}
 
 
 class ChunkedHead(NamedTuple):
@@ -84,9 +85,9 @@ class ChunkedHead(NamedTuple):
         return logprobs, losses.entropy(all_logprobs, rows=len(all_logprobs))
 
 
-def chunk_size(device: torch.device) -> int:
-    """Elements of a chunk on this device."""
-    return CHUNK.get(device.type, CHUNK["cpu"])
+def limit(sizes: dict[str, int], device: torch.device) -> int:
+    """The entry of `CHUNK` or `WHOLE` for a device."""
+    return sizes.get(device.type, sizes["cpu"])
 
 
 def positions_at_a_time(
@@ -94,7 +95,7 @@ def positions_at_a_time(
 ) -> int | None:
     """The positions of a chunk, or None where passes make arrays (rows, R, vocabulary) whole.
 
-    They do where such an array has at most `WHOLE` chunks, where the policy is sharded, as its
+    They do where such an array has at most `WHOLE` elements, where the policy is sharded, as its
     output layer is put together for a whole pass only, and where the model changes what the output
     layer gives.
 
@@ -104,12 +105,11 @@ def positions_at_a_time(
         longest: most tokens of a response.
     """
     vocabulary = model.config.get_text_config().vocab_size
-    chunk = chunk_size(device)
-    if rows * longest * vocabulary <= WHOLE * chunk:
+    if rows * longest * vocabulary <= limit(WHOLE, device):
         return None
     if sharding.is_sharded(model) or not ends_with_output_layer(model, device):
         return None
-    return max(1, chunk // vocabulary)
+    return max(1, limit(CHUNK, device) // vocabulary)
 
 
 @torch.no_grad()

@@ -461,7 +461,7 @@ class Learner(ABC):
         if self.positions_at_a_time is not None:
             return self.micro_batch
         row = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
-        return max(1, min(self.micro_batch, head.chunk_size(batch.input_ids.device) // row))
+        return max(1, min(self.micro_batch, head.limit(head.CHUNK, batch.input_ids.device) // row))
 
     def _micro_batches(
         self, batch: Window, indices: Sequence[int]

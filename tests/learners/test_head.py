@@ -86,6 +86,7 @@ def make_both(monkeypatch, tokenizer, *arguments, **settings):
     """The same learner with a whole output layer, and with one in chunks."""
     whole = make(tokenizer, *arguments, **settings)
     monkeypatch.setattr(head, "CHUNK", {"cpu": CHUNK})
+    monkeypatch.setattr(head, "WHOLE", {"cpu": CHUNK})
     chunked = make(tokenizer, *arguments, **settings)
     assert whole.positions_at_a_time is None
     assert chunked.positions_at_a_time == CHUNK // len(tokenizer)
@@ -186,14 +187,16 @@ def test_models_that_change_their_logits_keep_the_whole_output_layer(
 ):
     model = small(config_class, model_class, **settings)
     monkeypatch.setattr(head, "CHUNK", {"cpu": 100})
+    monkeypatch.setattr(head, "WHOLE", {"cpu": 400})
     positions = head.positions_at_a_time(model, CPU, rows=4, longest=3)
     assert positions == (2 if plain else None)
     assert not model.get_output_embeddings()._forward_hooks
 
 
-def test_arrays_of_a_few_chunks_are_made_whole(monkeypatch):
+def test_small_arrays_are_made_whole(monkeypatch):
     model = small(LlamaConfig, LlamaForCausalLM)
     monkeypatch.setattr(head, "CHUNK", {"cpu": 150})
+    monkeypatch.setattr(head, "WHOLE", {"cpu": 600})
     assert head.positions_at_a_time(model, CPU, rows=4, longest=3) is None
     assert head.positions_at_a_time(model, CPU, rows=4, longest=4) == 3
 

@@ -10,7 +10,9 @@ import json
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [
@@ -29,6 +31,7 @@ from jsonargparse import ArgumentParser  # noqa: E402
 from cory.callbacks import Callback  # noqa: E402
 from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
+from cory.learners import head  # noqa: E402
 from cory.parallel import distributed  # noqa: E402
 
 
@@ -106,7 +109,14 @@ def update(kl: str, tokenizer: str, output: str) -> None:
     """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
     import test_ppo
 
-    learner, _ = test_ppo.make_learner(torch.load(tokenizer, weights_only=False), kl_penalty=kl)
+    kl_penalty = kl.removesuffix(" in chunks")
+    small = {"cpu": 2000}
+    in_chunks = kl != kl_penalty
+    with patch.multiple(head, CHUNK=small, WHOLE=small) if in_chunks else nullcontext():
+        learner, _ = test_ppo.make_learner(
+            torch.load(tokenizer, weights_only=False), kl_penalty=kl_penalty
+        )
+    assert (learner.positions_at_a_time is not None) == in_chunks
     queries, responses, scores = test_ppo.ragged()
     part = distributed.share_of_rows(8)
     rollout = test_ppo.rollout_of(queries[part], responses[part])

@@ -19,7 +19,7 @@ from cory.parallel import distributed
 
 CALLBACKS = ["callback stops", "callback fails"]
 RANKS = [0, 4]  # of LoRA; 0: full fine-tuning
-KLS = ["full", "kl"]
+KLS = ["full", "kl", "full in chunks"]  # of the output layer in chunks, the full KL
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_batches_that_cannot_be_shared_are_refused(config, monkeypatch):
 @pytest.mark.parametrize("kl", KLS)
 def test_an_update_of_two_processes_is_that_of_one(done, tokenizer, kl):
     """Whitening, token weights, KL and statistics are those of the whole batch, however the rows are shared."""
-    whole, _ = make_learner(tokenizer, kl_penalty=kl)
+    whole, _ = make_learner(tokenizer, kl_penalty=kl.removesuffix(" in chunks"))
     before = weights(whole)
     queries, responses, scores = ragged()
     (stats,) = whole.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
