@@ -7,8 +7,9 @@
 
 Two agents, all weights trained by PPO with four epochs, batch 64, queries of 2 to 8 tokens,
 responses of 16, the KL of the whole vocabulary, a DistilBERT as reward. Weights are random, of the
-published sizes. The minimal baseline is that of benchmarks/ways.py: plain torch and transformers,
-without KL, advantages, statistics and text. Each row is a process of its own; seconds are medians.
+published sizes; Qwen2.5-0.5B is a Llama of its sizes. The minimal baseline is that of
+benchmarks/ways.py: plain torch and transformers, without KL, advantages, statistics and text. Each
+row is a process of its own; seconds are medians.
 
 vLLM's rows need a server for each size, started on the model that this writes (docs/scaling.md has
 the server's command):
@@ -36,7 +37,7 @@ from benchmarks.ways import PHASES, Bench
 SIZES = {
     "GPT-2": Shape(12, 768, 50257, 64, (2, 8), 12, 16, 6, 768),
     "GPT2-Large": Shape(36, 1280, 50257, 64, (2, 8), 12, 16, 6, 768),
-    "Qwen2.5-0.5B": Shape(24, 896, 151936, 64, (2, 8), 12, 16, 6, 768, architecture="qwen2"),
+    "Qwen2.5-0.5B": Shape(24, 896, 151936, 64, (2, 8), 12, 16, 6, 768, architecture="llama"),
 }
 PRECISIONS = ("fp32", "bf16")
 GIB = 2**30

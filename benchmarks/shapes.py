@@ -28,7 +28,7 @@ class Shape:
     epochs: int = 4
     algorithm: str = "ppo"
     group: int = 1  # chains per query
-    architecture: str = "gpt2"  # or qwen2
+    architecture: str = "gpt2"  # or llama
 
     @property
     def heads(self) -> int:
@@ -94,13 +94,14 @@ def word_tokenizer(size: int) -> Any:
 
 
 def policy_config(shape: Shape) -> Any:
-    """A GPT-2 or a Qwen2 of these sizes without an end token; Qwen2's other proportions are those
-    of Qwen2.5-0.5B."""
-    from transformers import GPT2Config, Qwen2Config
+    """A GPT-2 or a Llama of these sizes without an end token; Llama's other proportions are those
+    of Qwen2.5-0.5B, which is a Llama but for three biases a layer. transformers makes a Qwen2's
+    tokenizer anew, and not of whole words."""
+    from transformers import GPT2Config, LlamaConfig
 
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": shape.vocabulary - 1}
-    if shape.architecture == "qwen2":
-        return Qwen2Config(
+    if shape.architecture == "llama":
+        return LlamaConfig(
             vocab_size=shape.vocabulary,
             hidden_size=shape.width,
             intermediate_size=shape.width * 4864 // 896,
