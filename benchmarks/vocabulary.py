@@ -1,7 +1,7 @@
 """Memory and time of an update at large vocabularies, with the output layer whole and in chunks (docs/scaling.md).
 
     OMP_NUM_THREADS=1 python benchmarks/vocabulary.py                  # on a quiet machine
-    OMP_NUM_THREADS=1 python benchmarks/vocabulary.py --algorithms grpo --vocabularies 151936
+    OMP_NUM_THREADS=1 python benchmarks/vocabulary.py --algorithms ppo grpo
 
 A small GPT-2 of random weights, in which the output layer dominates, as it does in the memory of larger models. Each
 cell is a process of its own. The peak is of resident memory in an update, above what the process holds before it:
@@ -116,13 +116,17 @@ def main() -> None:
                 command += ["--measure", str(vocabulary), algorithm, way]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode != 0:
-                    raise SystemExit(done.stderr)
+                    raise SystemExit(
+                        f"{WAYS[way]}, {vocabulary}: exit status {done.returncode}\n{done.stderr}"
+                    )
                 numbers = json.loads(done.stdout.splitlines()[-1])
                 cells = [f"{numbers['peak']:.0f}", f"{numbers['seconds']:.1f}"]
-                rows.append([f"{algorithm.upper()}, {vocabulary:,}", WAYS[way], *cells])
+                rows.append([algorithm.upper(), f"{vocabulary:,}", WAYS[way], *cells])
     sizes = f"width {options.width}, {options.layers} layers, {options.rows} responses of {options.response} tokens"
     print(f"{hardware()}\n\n{sizes}, {options.epochs} epochs\n")
-    print(table(rows, ["vocabulary", "output layer", "peak, MiB", "seconds of an update"]))
+    print(
+        table(rows, ["learner", "vocabulary", "output layer", "peak, MiB", "seconds of an update"])
+    )
 
 
 if __name__ == "__main__":
