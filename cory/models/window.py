@@ -209,6 +209,9 @@ def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
     Prompts are taken in the order of their tokens. One joins those before it if that saves a
     quarter of its tokens. Its last token is left, to predict the first of the response.
+
+    >>> stems_of([(1, 2, 3, 4, 5), (7, 8, 9), (1, 2, 3, 6, 5)])
+    [(1, 2, 3), (7, 8), (1, 2, 3)]
     """
     groups: list[tuple[tuple[int, ...], list[int]]] = []  # the beginning, and the prompts
     for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
