@@ -26,13 +26,12 @@ from cory.report.payload import flat
 from cory.run.output import replace_text
 from cory.run.record import read_settings
 from cory.tasks.kind import find_kind
-from study.plan import ROOT
+from study.plan import FIRST_RUN, ROOT
 
 if TYPE_CHECKING:
     from cory.iteration import Iteration
     from cory.trainer import CoryTrainer
 
-FILE = "first_run.json"
 RECORDS = 3
 CLOSE = 0.05  # how far apart task rewards may be on another kind of processor
 OF_THE_MACHINE = ("output", "resume", "callbacks", "tracker", "hub")
@@ -67,7 +66,7 @@ def keep(run: Path, out: Path, key: str, threads: int) -> None:
         "settings": _changed(_without_runs_own(settings), dict.fromkeys(needed, "FOLDER")),
         "records": records,
     }
-    replace_text(out / FILE, json.dumps(kept, indent=1) + "\n")
+    replace_text(out / FIRST_RUN, json.dumps(kept, indent=1) + "\n")
 
 
 def _without_runs_own(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def _without_runs_own(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_local(value: Any) -> bool:
-    """Whether a value, or one in a list, names a file or folder of this machine: /FOLDER/FILE.py:NAME, ..."""
+    """Whether a value, or one in a list, names a file or folder of this machine: /FOLDER/FIRST_RUN.py:NAME, ..."""
     if isinstance(value, list):
         return any(map(_is_local, value))
     return isinstance(value, str) and Path(value.partition(":")[0]).is_absolute()
@@ -186,10 +185,10 @@ def check(folder: Path, changes: Mapping[str, str] | None = None) -> str:
 
     Raises Changed, and a UserError as `repeated`, whose `changes` these are.
     """
-    kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    kept = json.loads((folder / FIRST_RUN).read_text(encoding="utf-8"))
     here = conditions(kept["made_on"]["threads"])
     different = [name for name, value in kept["made_on"].items() if here.get(name) != value]
-    compare(kept, repeated(kept, folder / FILE, changes or {}), exactly=not different)
+    compare(kept, repeated(kept, folder / FIRST_RUN, changes or {}), exactly=not different)
     if different:
         there = ", ".join(f"{name} {kept['made_on'][name]}" for name in different)
         return f"first task reward within {CLOSE} (made with another {there})"
@@ -217,13 +216,13 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--set: expected KEY=FOLDER, such as model.name=FOLDER, got {args.set}")
     folders = [Path(name) for name in args.folders]
     for folder in folders:
-        if not (folder / FILE).is_file():
-            raise UserError(f"folders: expected folders with a {FILE}, got {str(folder)!r}")
-    folders = folders or [path.parent for path in sorted((ROOT / "results").glob(f"*/{FILE}"))]
+        if not (folder / FIRST_RUN).is_file():
+            raise UserError(f"folders: expected folders with a {FIRST_RUN}, got {str(folder)!r}")
+    folders = folders or [path.parent for path in sorted((ROOT / "results").glob(f"*/{FIRST_RUN}"))]
 
     failed = 0
     for folder in folders:
-        needs = json.loads((folder / FILE).read_text(encoding="utf-8"))["needs"]
+        needs = json.loads((folder / FIRST_RUN).read_text(encoding="utf-8"))["needs"]
         if not args.folders and not set(needs) <= set(changes):
             print(f"{folder.name}: left out, as it needs --set of {', '.join(needs)}", flush=True)
             continue

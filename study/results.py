@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cory.errors import UserError
 from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
 from cory.run.output import replace_text
-from study import check_results
-from study.plan import ROOT, Planned, is_module, start
+from study.plan import FIRST_RUN, ROOT, Planned, is_module, start
 from study.ray_engine import die_with_parent
 from study.records import read
 
@@ -173,11 +172,13 @@ class Results:
         """
         self.write([self.ended(item, seconds, megabytes)])
         if self.threads is not None and not self._has_first_run():
+            from study import check_results  # imports torch, which takes seconds
+
             check_results.keep(item.folder, self.out, item.key(), self.threads)
 
     def _has_first_run(self) -> bool:
         """Whether the folder keeps the first run, and of this plan."""
-        path = self.out / check_results.FILE
+        path = self.out / FIRST_RUN
         if not path.exists():
             return False
         key = json.loads(path.read_text(encoding="utf-8"))["key"]

@@ -52,7 +52,8 @@ CONTRADICTIONS = [
     ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer shuffled"),
     (
         "cory.knowledge_transfer",
-        "--algorithm rloo --group_size 64 --cory.knowledge_transfer shuffled",
+        "--algorithm rloo --group_size 64 --ppo.batch_size 64 --ppo.mini_batch_size 64 "
+        "--cory.knowledge_transfer shuffled",
     ),
     ("parallel.offload", "--parallel.offload"),
     ("agents[1].device", '--agents=[{"device":"cpu"},{"learning_rate":0.1}]'),

@@ -9,7 +9,7 @@ from conftest import ROOT, make_config
 from cory.config import CoryConfig
 from cory.errors import UserError
 from study import check_results
-from study.check_results import FILE, Changed, check, compare, keep
+from study.check_results import FIRST_RUN, Changed, check, compare, keep
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,11 @@ def folders(kept, policy_folder):
 
 
 def test_the_first_records_come_out_exactly(kept, folders):
-    content = json.loads((kept / FILE).read_text())
+    content = json.loads((kept / FIRST_RUN).read_text())
     records = [json.loads(line) for line in (kept / "run/metrics.jsonl").open()]
     assert content["records"] == records[:3] and content["key"] == "abc"
     assert "output" not in content["settings"] and "versions" not in content["settings"]
-    assert set(content["needs"]) == set(folders) and str(kept) not in (kept / FILE).read_text()
+    assert set(content["needs"]) == set(folders) and str(kept) not in (kept / FIRST_RUN).read_text()
     assert check(kept, folders) == "3 records, exactly"
 
 
@@ -69,7 +69,7 @@ def test_on_another_processor_the_first_reward_is_compared(kept, folders, monkey
 
 
 def test_what_has_changed_is_named(kept, folders, tmp_path, capsys):
-    content = json.loads((kept / FILE).read_text())
+    content = json.loads((kept / FIRST_RUN).read_text())
     records = json.loads(json.dumps(content["records"]))
     compare(content, [record | {"a_new_metric": 1.0} for record in records], exactly=True)
     records[1]["kl"] += 1e-9
@@ -81,7 +81,7 @@ def test_what_has_changed_is_named(kept, folders, tmp_path, capsys):
         compare(content, records, exactly=False)
 
     content["records"][2]["task_reward"] += 1
-    (tmp_path / FILE).write_text(json.dumps(content))
+    (tmp_path / FIRST_RUN).write_text(json.dumps(content))
     with pytest.raises(UserError, match="1 of 1 folders of results are not those of this code"):
         check_results.command_line([str(tmp_path), *flags(folders)])
     assert "CHANGED, task_reward of record 3: " in capsys.readouterr().out
@@ -99,17 +99,17 @@ def test_folders_that_a_run_needs_are_asked_for(kept, capsys):
 
 
 def test_settings_that_are_none_any_more_are_named(kept, folders, tmp_path, capsys):
-    content = json.loads((kept / FILE).read_text())
+    content = json.loads((kept / FIRST_RUN).read_text())
     content["settings"]["cory"]["reset_on_exchange"] = False
-    (tmp_path / FILE).write_text(json.dumps(content))
+    (tmp_path / FIRST_RUN).write_text(json.dumps(content))
     with pytest.raises(UserError, match="1 of 1 folders"):
         check_results.command_line([str(tmp_path), *flags(folders)])
     assert "NOT REPEATED" in (said := capsys.readouterr().out) and "reset_on_exchange" in said
-    with pytest.raises(UserError, match=f"expected folders with a {FILE}, got"):
+    with pytest.raises(UserError, match=f"expected folders with a {FIRST_RUN}, got"):
         check_results.command_line([str(tmp_path / "none")])
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "results").glob(f"*/{FILE}")), ids=str)
+@pytest.mark.parametrize("file", sorted((ROOT / "results").glob(f"*/{FIRST_RUN}")), ids=str)
 def test_results_of_the_repository_are_those_of_the_current_code(file):
     if json.loads(file.read_text())["needs"]:
         pytest.skip("needs models or data that are not in the repository")
