@@ -287,7 +287,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         planned,
         experiment.baseline or _first_single(planned),
         experiment.scales[args.scale].evaluate or "",
-        _threads(args.engine, args.jobs, args.cpus),
+        None if args.dry_run else _threads(args.engine, args.jobs, args.cpus),
     )
     # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
     seeds = experiment.scales[args.scale].seeds[: args.seeds]
