@@ -63,6 +63,10 @@ def distance(first, second) -> float:
         for c in (first, second)
     ]
     for one, two in zip(*rows, strict=True):
+        # A quotient of variances: far below 0 where the critic is bad, so it is compared by its size.
+        first_quotient = one.pop("explained_variance", 0.0)
+        quotient = two.pop("explained_variance", 0.0)
+        largest = max(largest, abs(first_quotient - quotient) / max(1.0, abs(quotient)))
         assert {k: v for k, v in one.items() if not isinstance(v, float)} == {
             k: v for k, v in two.items() if not isinstance(v, float)
         }
@@ -151,8 +155,7 @@ def sharded(base, tmp_path_factory):
 @pytest.mark.parametrize("name", ["ppo", "ppo_lora", "reinforce", "reinforce_lora"])
 def test_two_sharded_processes_train_as_one(sharded, name):
     whole, split, *_ = sharded
-    # Rounding: rows that share a prompt are read together, and are others in two processes.
-    assert distance(whole[name], split[name]) < 1e-4
+    assert distance(whole[name], split[name]) < 1e-5
 
 
 def test_sharding_layer_by_layer_equals_data_parallelism(sharded):
