@@ -79,6 +79,43 @@ def equal_reward(
     return rows
 
 
+def pairs(
+    study: Study,
+    compared: Sequence[tuple[str, str]],
+    role: str | None = None,
+    level: float | None = None,
+) -> Rows:
+    """By pair of groups: a role's KL at the end and at equal task reward, and what the first has more than the second.
+
+    Args:
+        compared: pairs of names of groups. role: its name; None: the first.
+        level: of task reward; None: the highest of `common_levels` of the pair.
+    """
+    means = running_means(study, role or study.first_role)
+    ends = means.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
+    rows = []
+    for name, rival in compared:
+        of_pair = means[means["group"].isin([name, rival])]
+        row = {"group": name, "against": rival, "n": str(len(_of_group(ends["kl"], name)))}
+        for metric, title in (("task_reward", "task reward at the end"), ("kl", "KL at the end")):
+            row |= _compared(title, _of_group(ends[metric], name), _of_group(ends[metric], rival))
+        at = max(common_levels(of_pair), default=math.nan) if level is None else level
+        at_level = kl_at(of_pair, at)
+        ours = _of_group(at_level, name)
+        row["at a task reward of"] = "" if math.isnan(at) else f"{at:g}"
+        row |= _compared("KL there", ours, _of_group(at_level, rival))
+        rows.append(row)
+    return rows
+
+
+def _compared(title: str, ours: "pd.Series[float]", theirs: "pd.Series[float]") -> dict[str, str]:
+    """Two cells: the values, ours and theirs, and their difference seed by seed."""
+    values = ", ".join(
+        over_seeds(one).plus_minus() if len(one) else "none" for one in (ours, theirs)
+    )
+    return {title: values, f"difference, {title}": _difference(ours, theirs)}
+
+
 def collapse_times(study: Study) -> pd.Series:
     """By run, T: the number of iterations after which an agent has collapsed; NaN if none does.
 

@@ -83,6 +83,19 @@ def equal_reward(source: str, role: str = "", levels: str = "", groups: str = ""
     return equal_reward.equal_reward(study, role or None, given, _listed(groups, "|"))
 
 
+def pairs(source: str, pairs: str, role: str = "", level: str = "") -> Rows:
+    """Pairs of groups, `OURS:RIVAL|OURS:RIVAL`, at the end and at equal task reward."""
+    from study import equal_reward
+    from study.frame import read_study
+
+    compared = []
+    for pair in _listed(pairs, "|"):
+        ours, _, rival = pair.partition(":")
+        compared.append((ours.strip(), rival.strip()))
+    study = read_study(ROOT / "results" / source)
+    return equal_reward.pairs(study, compared, role or None, float(level) if level else None)
+
+
 def collapses(source: str, groups: str = "") -> Rows:
     """The time to collapse, by group."""
     from study import equal_reward
@@ -105,6 +118,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "training": training,
     "training_by_role": training_by_role,
     "equal_reward": equal_reward,
+    "pairs": pairs,
     "collapses": collapses,
     "advantage": advantage,
 }

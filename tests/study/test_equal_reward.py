@@ -10,6 +10,7 @@ from study.equal_reward import (
     common_levels,
     equal_reward,
     kl_at,
+    pairs,
     running_means,
 )
 from study.frame import FACTS, assemble
@@ -129,6 +130,30 @@ def test_the_end_of_a_role_is_that_of_whichever_agent_has_it():
          "difference, KL": "-1.00 (-1.00 to -1.00)"},
     ]  # fmt: skip
     assert [row["KL"] for row in role_ends(study, "critic")] == ["9.00 ± 0.00"]
+
+
+def test_a_pair_is_compared_at_the_end_and_at_equal_task_reward():
+    """Means of ten iterations: CORY first has 1.5 in 26 to 35, PPO, whose reward ends at 1.6, in 27 to 36."""
+
+    def ppo(seed, k, role):
+        return min(k / 20, 1.6), k / 5 + seed, 1.0
+
+    def cory(seed, k, role):
+        return k / 20, k / 10, 1.0
+
+    rows = pairs(make_study({"PPO": ppo, "CORY": cory}), [("CORY", "PPO")])
+    assert rows == [
+        {"group": "CORY", "against": "PPO", "n": "5",
+         "task reward at the end": "1.73 ± 0.00, 1.59 ± 0.00",
+         "difference, task reward at the end": "+0.14 (+0.14 to +0.14) higher",
+         "KL at the end": "3.45 ± 0.00, 8.90 ± 1.96",
+         "difference, KL at the end": "-5.45 (-7.41 to -3.49) lower",
+         "at a task reward of": "1.5",
+         "KL there": "3.05 ± 0.00, 8.30 ± 1.96",
+         "difference, KL there": "-5.25 (-7.21 to -3.29) lower"},
+    ]  # fmt: skip
+    (at_1,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("PPO", "CORY")], level=1.0)
+    assert at_1["KL there"] == "6.10 ± 1.96, 2.05 ± 0.00"
 
 
 def test_no_verdict_with_fewer_than_five_seeds_and_none_where_the_interval_includes_0():
