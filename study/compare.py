@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from study.frame import Study
 
 # Of every comparison; the first marks its folder.
-FILES = ("comparison.md", "runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png", "held_out.png",
-         "over.png", "frontier.png", "report.html")  # fmt: skip
+FILES = ("comparison.md", "runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png", "paths.png",
+         "held_out.png", "over.png", "frontier.png", "report.html")  # fmt: skip
+EQUAL_REWARD_NOTE = (
+    "Where the mean of ten iterations first reaches a task reward: the role that answers the query alone, with the "
+    "number of runs that reach it in brackets. The figure has the whole way; a dot is the last iteration."
+)
 
 
 def check_out(out: Path) -> None:
@@ -41,9 +45,10 @@ def write(
     Raises:
         UserError: `out` is a file, or a folder with results of another kind.
     """
+    from study.equal_reward import running_means
     from study.frame import write_study
     from study.page import write_comparison_page
-    from study.plots import plot_curves, plot_frontier, plot_held_out, plot_over
+    from study.plots import plot_curves, plot_frontier, plot_held_out, plot_over, plot_paths
 
     check_out(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -51,6 +56,8 @@ def write(
         write_study(study, complete)
         if len(study.metrics):
             plot_curves(study, complete / "curves.png")
+            if len(running_means(study, study.first_role)):
+                plot_paths(study, complete / "paths.png")
         if len(study.held_out):
             plot_held_out(study, complete / "held_out.png")
         if study.over:
@@ -65,7 +72,7 @@ def write(
 
 def comparison_page(study: "Study", title: str, question: str, command: str) -> str:
     """The page of a comparison: held-out evaluation first, then training, under the same names."""
-    from study import comparison
+    from study import comparison, equal_reward
     from study.frame import metric_columns
     from study.markdown import markdown_table
     from study.records import short_version
@@ -98,6 +105,10 @@ def comparison_page(study: "Study", title: str, question: str, command: str) -> 
             "![curves](curves.png)\n",
             "Running means over up to 10 iterations; bands are 95 % intervals.\n",
         ]
+        at_equal_reward = equal_reward.equal_reward(study)
+        if at_equal_reward:  # a run has ten iterations
+            parts += section("KL at equal task reward", EQUAL_REWARD_NOTE, at_equal_reward)
+            parts += ["![paths](paths.png)\n"]
         parts += section("End of training, by agent", "", comparison.ends_by_agent(study))
         if study.metrics["role"].nunique() > 1:
             heading = comparison.role_heading(study)

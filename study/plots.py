@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from cory.report.plots import CURVE_TITLES, SMOOTHING, colours
 from cory.run.output import replacing
 from study.comparison import CALLS, held_out_by_seed, labels, points
+from study.equal_reward import running_means
 from study.frame import BASE, Study
 from study.intervals import nondominated, over_seeds
 from study.records import natural
@@ -61,6 +62,32 @@ def plot_curves(study: Study, path: Path) -> None:
         frameon=False,
         fontsize=8,
     )
+    _save(figure, path)
+
+
+def plot_paths(study: Study, path: Path, groups: Sequence[str] = ()) -> None:
+    """KL over task reward on the way of the training: two groups on one line pay the same KL for a task reward.
+
+    Means over seeds of the last 10 iterations, of the role that answers the query alone; a dot at the last iteration.
+    Solid lines are of several agents, dashed ones of one.
+
+    Args:
+        groups: default: all.
+    """
+    means = running_means(study, study.first_role)
+    names = [name for name in groups or study.groups if name in set(means["group"])]
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, colour in zip(names, colours(len(names)), strict=True):
+        of_group = means[means["group"] == name]
+        way = of_group.groupby(of_group.groupby("seed").cumcount())[["task_reward", "kl"]].mean()
+        agents = study.metrics.loc[study.metrics["group"] == name, "agent"].nunique()
+        label = f"{name} (n = {of_group['seed'].nunique()})"
+        style = {"color": colour, "ls": "-" if agents > 1 else "--"}
+        axis.plot(way["task_reward"], way["kl"], lw=1.5, label=label, **style)
+        axis.plot(way["task_reward"].iloc[-1], way["kl"].iloc[-1], "o", ms=4, color=colour)
+    axis.set(xlabel="task reward", ylabel="KL to base (nats)")
+    _without_frame(axis)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     _save(figure, path)
 
 
