@@ -166,10 +166,27 @@ def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str
 
 
 def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
-    """A metric on held-out queries, mean over a run's agents or orders: a column per group, a row per seed."""
+    """A metric on held-out queries, mean over a run's agents or orders: a column per group, a row per seed.
+
+    Of a pair with fixed roles only the order in which it was trained counts.
+    """
     rows = study.held_out[study.held_out["calls"] == calls]
+    fixed = study.runs.loc[study.runs["fixed_roles"], "group"].unique()
+    swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training)
+    rows = rows[~swapped]
     rows = rows.assign(seed=rows["seed"].fillna(-1))  # of the base, which has none
     return rows.groupby(["seed", "group"])[metric].mean().unstack("group")
+
+
+def _in_the_order_of_training(answers: str) -> bool:
+    """Whether a chain, such as `agent_2 after agent_1`, begins with the first agent.
+
+    >>> _in_the_order_of_training("agent_2 after agent_1"), _in_the_order_of_training("agent_1 after agent_2")
+    (True, False)
+    """
+    first, *others = answers.split(" after ")[::-1]
+    agents = others if first == "itself" else [first, *others]
+    return agents == natural(agents)
 
 
 def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str] = ()) -> Rows:
@@ -400,9 +417,10 @@ def what_is_compared(study: Study) -> str:
 
 
 HELD_OUT_NOTE = (
-    "Every model answers the same held-out queries. *One call*: an agent answers the query by "
-    "itself (mean over a run's agents). *Two calls*: an agent answers after it has read a first answer, of the other "
-    "agent (mean over both orders) or, where there is one agent, its own. Compare methods at equal calls."
+    "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
+    "run's agents). *Two calls*: an agent answers after it has read a first answer, of the other agent (mean over "
+    "both orders; with fixed roles, that of training) or, where there is one agent, its own. Compare methods at "
+    "equal calls."
 )
 
 

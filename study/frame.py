@@ -35,8 +35,8 @@ FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]
 LIMIT = "sampling.max_new_tokens"
 # Columns of `runs` that are no settings.
 FACTS = [
-    "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "first_role", "eta",
-    "kl_bound", "key", "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
+    "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "first_role",
+    "fixed_roles", "eta", "kl_bound", "key", "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
 ]  # fmt: skip
 NUMBERS = {
     "seed": "Int64",
@@ -191,6 +191,7 @@ def described(
         "seed": settings["seed"],
         "baseline": is_baseline,
         "first_role": _first_role(settings),
+        "fixed_roles": values["cory.exchange"] == "none" or values["cory.exchange_period"] == 0,
         "eta": values["ppo.init_kl_coef"],
         "kl_bound": values["guards.kl_bound"],
         **{key: shown(values.get(key, "")) for key in dict.fromkeys([*keys, LIMIT])},
@@ -294,9 +295,10 @@ def read_study(folder: Path) -> Study:
         runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
         if "first_role" not in runs:
             runs["first_role"] = role_name(0)
-        runs = runs.assign(baseline=runs["baseline"] == "True").replace(
-            {key: {"": None} for key in NUMBERS}
-        )
+        if "fixed_roles" not in runs:
+            runs["fixed_roles"] = "False"
+        truths = {key: runs[key] == "True" for key in ("baseline", "fixed_roles")}
+        runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
         frames = [
             pd.read_csv(folder / name) if (folder / name).exists() else None
             for name in ("metrics.csv", "final.csv", "held_out.csv")

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import statistics
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +16,16 @@ from cory.report.payload import of_run
 from cory.report.plots import COLOURS, colours
 from study import plots
 from study.compare import command_line, comparison_page, write
-from study.comparison import caveats, ends, ends_by_agent, ends_by_role, frontiers, labels, settings
+from study.comparison import (
+    caveats,
+    ends,
+    ends_by_agent,
+    ends_by_role,
+    frontiers,
+    held_out_by_seed,
+    labels,
+    settings,
+)
 from study.frame import held_out_rows, read_study, write_study
 from study.groups import find, names
 from study.page import comparison_tables
@@ -138,6 +148,23 @@ def test_held_out_comes_first_under_the_same_names(tmp_path):
     )
     assert (tmp_path / "out/held_out.png").exists()
     assert read_study(tmp_path / "out").held_out["seed"].isna().sum() == 2
+
+
+def test_of_a_pair_with_fixed_roles_only_the_order_of_training_counts(tmp_path):
+    make_run(tmp_path / "r" / "fixed", agents=2, cory__exchange_period=0)
+    make_run(tmp_path / "r" / "exchanged", agents=2)
+    study = compared(tmp_path / "r")
+    rows = []
+    for run in ("fixed", "exchanged"):
+        for order, value in (("agent_2 after agent_1", 1.0), ("agent_1 after agent_2", 0.0)):
+            rows.append({"name": f"{run}/{order}", "combined_reward": value})
+    groups = {
+        Path(run).name: (group, 0)
+        for run, group in zip(study.runs["run"], study.runs["group"], strict=True)
+    }
+    study.held_out = held_out_rows(rows, groups)
+    by_seed = held_out_by_seed(study, "combined_reward", 2).loc[0]
+    assert by_seed[groups["fixed"][0]] == 1.0 and by_seed[groups["exchanged"][0]] == 0.5
 
 
 def test_unequal_incomplete_crashed_and_damaged_runs_are_named(tmp_path):
