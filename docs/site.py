@@ -6,20 +6,25 @@
 README.md is the home page, every other page keeps its path, so links and pictures work on the site as they do in a
 checkout. Links to files that are not pages (code, configurations) become plain text. Exits with 1 if a page, anchor,
 picture or link does not exist, or the build warns.
+
+For language models the site also serves each page's Markdown at the page's path, and llms.txt, which lists the pages
+of the navigation (https://llmstxt.org).
 """
 
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
-SOURCES = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/figures/*.svg", "docs/figures/*.png", "examples/*/README.md",
-           "examples/*/*.png", "results/**/*.md", "results/**/*.png"]  # fmt: skip
+SOURCES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/figures/*.svg", "docs/figures/*.png",
+           "examples/*/README.md", "examples/*/*.png", "results/**/*.md", "results/**/*.png"]  # fmt: skip
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -52,6 +57,47 @@ def copy_pages() -> None:
             (PAGES / file).write_text("".join(parts))
         else:
             shutil.copy(ROOT / file, PAGES / file)
+
+
+def first_sentence(page: Path) -> str:
+    """The first sentence of a page's first paragraph of text, without links; empty if it has none."""
+    for paragraph in page.read_text().split("\n\n"):
+        text = " ".join(paragraph.split())
+        if re.match(r"\w|`(?!``)", text):
+            text = re.sub(r"\[([^\]]*)\](\([^)]*\)|\[[^\]]*\])", r"\1", text)
+            return re.split(r"(?<=[.:?!]) (?=[A-Z`\"])", text)[0]
+    return ""
+
+
+Nav = list[dict[str, str | list[dict[str, str]]]]  # as in zensical.toml
+
+
+def sections(nav: Nav) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Each section with the titles and paths of its pages, first the pages of no section."""
+    entries = [entry for item in nav for entry in item.items()]
+    yield "Start", [(title, page) for title, page in entries if isinstance(page, str)]
+    for section, pages in entries:
+        if not isinstance(pages, str):
+            yield section, [entry for item in pages for entry in item.items()]
+
+
+def llms_txt() -> str:
+    """The text of llms.txt: a title, a summary, and in each section a list of pages, linked to their Markdown."""
+    project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    lines = [f"# {project['site_name']}", "", f"> {project['site_description']}"]
+    for section, pages in sections(project["nav"]):
+        lines += ["", f"## {section}", ""]
+        for title, page in pages:
+            about = first_sentence(ROOT / page)
+            lines.append(f"- [{title}]({page}): {about}" if about else f"- [{title}]({page})")
+    return "\n".join(lines) + "\n"
+
+
+def add_markdown() -> None:
+    """Puts llms.txt and the Markdown of all pages into the built site."""
+    for page in PAGES.rglob("*.md"):
+        shutil.copy(page, SITE / page.relative_to(PAGES))
+    (SITE / "llms.txt").write_text(llms_txt())
 
 
 class Links(HTMLParser):
@@ -88,6 +134,10 @@ def dead_links(site: Path) -> list[str]:
                 url.fragment and path in pages and url.fragment not in pages[path].anchors
             ):
                 dead.append(f"{page.relative_to(site)}: {target}")
+    for text in site.glob("llms.txt"):
+        for _, _, target in LINK.findall(text.read_text()):
+            if not (site / target).exists():
+                dead.append(f"{text.name}: {target}")
     return dead
 
 
@@ -98,6 +148,7 @@ def main() -> None:
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if built.returncode or "Warning" in built.stdout + built.stderr:
         sys.exit(built.stdout + built.stderr)
+    add_markdown()
     dead = dead_links(SITE)
     if dead:
         sys.exit("dead links:\n" + "\n".join(dead))

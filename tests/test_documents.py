@@ -188,11 +188,17 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
     assert all("value_loss" not in row for row in metrics["branches_rloo"])
 
 
-def test_the_site_builder_finds_what_is_not_there(tmp_path):
-    """docs/site.py: a dead page, anchor and picture, and a link that is served without encryption."""
+@pytest.fixture
+def builder():
+    """docs/site.py as a module."""
     spec = importlib.util.spec_from_file_location("site_builder", ROOT / "docs/site.py")
-    builder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(builder)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_builder_finds_what_is_not_there(builder, tmp_path):
+    """A dead page, anchor and picture, a link that is served without encryption, and a dead link of llms.txt."""
     (tmp_path / "b").mkdir()
     (tmp_path / "b/index.html").write_text('<h1 id="top"></h1><a href="..">home</a>')
     good = '<a href="b/#top">b</a><a href="#here" id="here">here</a><a href="https://arxiv.org/abs/2410.06101">paper</a>'
@@ -203,3 +209,20 @@ def test_the_site_builder_finds_what_is_not_there(tmp_path):
     assert builder.dead_links(tmp_path) == [
         f"index.html: {target}" for target in ("c/", "b/#bottom", "none.png", "http://example.org")
     ]
+    (tmp_path / "index.html").write_text(good)
+    (tmp_path / "llms.txt").write_text("# a\n\n- [b](b/index.html)\n- [c](c.md): c\n")
+    assert builder.dead_links(tmp_path) == ["llms.txt: c.md"]
+
+
+def test_llms_txt_lists_the_pages_of_the_site(builder):
+    """Every page of the navigation once, each an existing file, with its first sentence."""
+    text = builder.llms_txt()
+    assert re.match(r"# cory\n\n> .+\n\n## ", text)
+    entries = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\): (.+)$", text, re.MULTILINE)
+    assert len(entries) == text.count("\n- ")
+    navigation = re.findall(r'"([^"]+\.md)"', (ROOT / "zensical.toml").read_text())
+    assert sorted(page for _, page, _ in entries) == sorted(navigation)
+    assert all((ROOT / page).is_file() for page in navigation)
+    abouts = {page: about for _, page, about in entries}
+    assert abouts["docs/roadmap.md"] == "What is not done, and what would be needed."
+    assert not any("](" in about for about in abouts.values())
