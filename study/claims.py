@@ -36,11 +36,9 @@ from study.estimates import (
     gain,
     growth_of_kl,
     kl_accelerates,
-    less_variance,
     measured,
     passes,
     per_gain,
-    relative,
     rise,
     share,
     share_of_limit,
@@ -59,7 +57,7 @@ MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
 SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model
-IMDB, GSM8K, CURVES = ("imdb_curves",), ("gsm8k_curves", SUMS), ("imdb_curves", "gsm8k_curves")
+IMDB, GSM8K = ("imdb_curves",), ("gsm8k_curves", SUMS)
 ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
 RATES, FRONTIERS = (
     ("imdb_learning_rate", "gsm8k_learning_rate"),
@@ -128,7 +126,7 @@ CLAIMS = [
     Claim("E5", "the fixed observer's KL is well below the fixed pioneer's", "KL, fixed pioneer / observer",
           (MUCH, math.inf), ABLATIONS, agents(NO_EXCHANGE, "kl", ratio)),
     Claim("E6", "PPO collapses at learning rates at which CORY is stable", "collapse rate over all rates, PPO - CORY",
-          ABOVE, RATES, collapses(1.0)),
+          ABOVE, RATES, collapses),
     Claim("E6", "CORY converges near iteration 10", "gain by iterations 11 to 20 / gain, all rates", (0.8, math.inf),
           RATES, share(CORY, early_gain, gain)),
     Claim("E6", "PPO's KL accelerates at the smallest rate", "KL, second half's gain / first half's", MORE, RATES,
@@ -145,12 +143,6 @@ CLAIMS = [
           measured(PPO, share_of_limit)),
     Claim("E8", "CORY's texts do not", "pioneer's length / limit", (-math.inf, 0.9), GSM8K[:1],
           measured(CORY, share_of_limit)),
-    Claim("secondary", "12.3 % better policy optimality", "combined reward, (CORY - PPO) / |PPO|", (0.123, math.inf),
-          CURVES, between(CORY, PPO, end("combined_reward"), relative)),
-    Claim("secondary", "67 % fewer collapses", "collapse rate over all rates, 0.33 PPO - CORY", ABOVE, RATES,
-          collapses(1 - 0.67)),
-    Claim("secondary", "41 % lower training variance", "1 - variance of CORY / PPO", (0.41, math.inf), CURVES,
-          less_variance),
 ]  # fmt: skip
 
 
@@ -279,6 +271,9 @@ undecided otherwise. Intervals are Student's t over seeds, paired by seed; with 
 verdict. Verdicts apply to the scale in the table, not to the paper's models. Estimates are from training, over both
 agents and their roles as in the paper's curves, unless stated otherwise. Those of pass@k are of each agent solo.
 Definitions: docs/metrics.md, "Comparison", and docs/experiments.md, "Claims".
+
+12.3 % better policy optimality, 67 % fewer collapses and 41 % lower training variance, which are quoted for CORY, are
+no claims of the paper: they stand, without definitions, in an automatic summary of it (docs/related_work.md).
 """
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from study.intervals import Interval, difference, hypervolume, jackknife, over_seeds
+from study.intervals import Interval, difference, hypervolume, over_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,11 +190,6 @@ def agents(name: str, metric: str, statistic: Statistic) -> Estimate:
     )
 
 
-def relative(ours: "pd.Series", theirs: "pd.Series") -> Interval:
-    """The difference over the size of the second group's mean, which is taken as given."""
-    return _scaled(difference(ours, theirs), abs(float(theirs.mean())))
-
-
 def _scaled(interval: Interval, scale: float) -> Interval:
     """An interval over a number; undefined where that is not above 0."""
     scale = scale if scale > 0 else math.nan
@@ -206,42 +201,14 @@ def _over(part: "pd.Series", whole: "pd.Series") -> "pd.Series":
     return part / whole.where(whole > 0)
 
 
-def less_variance(study: "Study") -> Interval:
-    """1 - CORY's training variance over PPO's: of the task reward over seeds, mean over iterations."""
-    rewards = (
-        study.metrics.groupby(["group", "seed", "iteration"])["task_reward"]
-        .mean()
-        .unstack("iteration")
-    )
-    cory, ppo = (rewards.loc[_group(study, name)].dropna(axis=1) for name in (CORY, PPO))
-    seeds = list(cory.index.intersection(ppo.index))
-
-    def statistic(chosen: list[int]) -> float:
-        variances = [table.loc[[seeds[i] for i in chosen]].var().mean() for table in (cory, ppo)]
-        return 1 - variances[0] / variances[1] if variances[1] > 0 else math.nan
-
-    return jackknife(statistic, len(seeds))
-
-
-def _group(study: "Study", family: str) -> str:
-    groups = study.whole.loc[study.whole["family"] == family, "group"]
-    if not len(groups):
-        raise Untested(f"no runs of {family} at this scale")
-    return str(groups.iloc[0])
-
-
-def collapses(weight: float) -> Estimate:
-    """PPO's collapse rate times `weight`, minus CORY's, over all values."""
-
-    def estimate(study: "Study") -> Interval:
-        runs = study.final.groupby(["group", "seed"])["collapsed"].max().astype(float).reset_index()
-        runs = runs.merge(study.whole[["group", "seed", "family"]], on=["group", "seed"])
-        rates = runs.groupby(["family", "seed"])["collapsed"].mean()
-        if not rates.any():
-            raise Untested("no run collapsed")
-        return difference(weight * rates[PPO], rates[CORY])
-
-    return estimate
+def collapses(study: "Study") -> Interval:
+    """PPO's collapse rate minus CORY's, over all values."""
+    runs = study.final.groupby(["group", "seed"])["collapsed"].max().astype(float).reset_index()
+    runs = runs.merge(study.whole[["group", "seed", "family"]], on=["group", "seed"])
+    rates = runs.groupby(["family", "seed"])["collapsed"].mean()
+    if not rates.any():
+        raise Untested("no run collapsed")
+    return difference(rates[PPO], rates[CORY])
 
 
 def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> Estimate:

@@ -100,25 +100,6 @@ def ratio(ours: "pd.Series", theirs: "pd.Series") -> Interval:
     )
 
 
-def jackknife(statistic: Callable[[list[int]], float], n: int) -> Interval:
-    """A statistic of several seeds that no single one has, such as a variance: Student's t on Tukey's pseudo-values.
-
-    Args:
-        statistic: of the seeds at some of the positions 0 to n - 1. n: at least 3 for an interval.
-    """
-    everything = list(range(n))
-    value = statistic(everything) if n > 1 else math.nan
-    if n < 3:
-        return Interval(value, math.nan, math.nan, n)
-    pseudo_values = [
-        n * value - (n - 1) * statistic([i for i in everything if i != left_out])
-        for left_out in everything
-    ]
-    of_pseudo_values = over_seeds(pseudo_values)
-    half = of_pseudo_values.high - of_pseudo_values.value
-    return Interval(value, value - half, value + half, n)
-
-
 def over_queries(
     statistic: Callable[[Sequence[int]], float], n: int, resamples: int = 1000
 ) -> Interval:

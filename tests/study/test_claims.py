@@ -115,7 +115,6 @@ def test_claims_of_the_curves_are_judged_by_their_rows(tmp_path):
         "1.00 (1.00 to 1.00), n = 5",
         "not reproduced (contradicted)",
     )
-    assert found["41 % lower training variance", "imdb"][0].startswith("0.00 (")
 
 
 def test_pass_at_k_is_above_at_every_k_if_all_intervals_are(tmp_path):
@@ -145,7 +144,6 @@ def test_what_is_over_all_values_is_the_mean_of_each_seed(tmp_path):
     rate = "PPO collapses at learning rates at which CORY is stable"
     # At two of the four rates, every seed.
     assert found[rate, "imdb"] == ("0.50 (0.50 to 0.50), n = 5", "reproduced")
-    assert found["67 % fewer collapses", "imdb"][0].startswith("0.16 ")  # 0.33 of 0.5
     # agent_2 earns 1 more than the pioneer of the first iteration, and rewards rise by 0.1 an iteration: the gain is
     # 0.5 + 0.1 * 14.5 by iterations 11 to 20, and 0.5 + 0.1 * 94.5 at the end
     assert (

@@ -11,7 +11,6 @@ from study.intervals import (
     Interval,
     difference,
     hypervolume,
-    jackknife,
     nondominated,
     over_queries,
     over_seeds,
@@ -61,14 +60,6 @@ def test_a_ratio_is_that_of_the_seeds():
     )
     assert (value, low, high) == pytest.approx((2.0, 2.0, 2.0))
     assert math.isnan(ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 0.0})).value)
-
-
-def test_the_jackknife_of_a_mean_is_student_s():
-    values = [1.0, 2.0, 4.0, 9.0]
-    assert jackknife(
-        lambda chosen: float(np.mean([values[i] for i in chosen])), 4
-    ) == pytest.approx(over_seeds(values))
-    assert math.isnan(jackknife(lambda chosen: float(np.var([values[i] for i in chosen])), 2).low)
 
 
 def test_an_interval_over_queries_is_that_of_resamples():
