@@ -2,6 +2,7 @@
 
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
+* with `partners`, `B after A` also where B and A are of different runs.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
   observer, so that a chain of two agents is compared with two calls of one; in longer chains as often as they have
   roles.
@@ -130,6 +131,8 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
             model = replace(base, name=config.resolve(name), revision=None)
             lineup.candidates[name] = Candidate(Weights(model, None, base), task)
             lineup.identities[name] = {"name": model.name, "identity": model_identity(model.name)}
+    if settings.partners:
+        _add_partners(lineup)
     return lineup
 
 
@@ -184,6 +187,20 @@ def _add_after_itself(lineup: Lineup, name: str) -> None:
         chain = name + " after itself" * role
         lineup.chains[chain] = Link(reads, name, role)
         reads = chain
+
+
+def _add_partners(lineup: Lineup) -> None:
+    """Adds chains of two agents of different runs: each run's second one after the first one of the run before it.
+
+    So each agent is in one of these chains, and none is in two.
+    """
+    pairs = [run.name for run, config in lineup.runs.items() if config.cory.num_agents == 2]
+    if len(pairs) < 2:
+        raise UserError(f"partners: expected at least two runs of two agents, got {pairs}")
+    for name, before in zip(pairs, [pairs[-1], *pairs[:-1]], strict=True):
+        pioneer = f"{before}/agent_1"
+        observer = f"{name}/agent_2"
+        lineup.chains[f"{observer} after {pioneer}"] = Link(pioneer, observer, 1)
 
 
 def _add_long_chains(lineup: Lineup, agents: list[str], roles: int) -> None:

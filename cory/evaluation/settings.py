@@ -27,6 +27,8 @@ class EvaluationConfig(Settings):
         samples: Responses sampled for each query.
         ks: The k of pass@k, at most `samples`, for rewards of 0 and 1. Empty: none.
         greedy: Also answer each query once with the likeliest tokens.
+        partners: Also let each pair's second agent answer after the first agent of the pair before
+            it, of another run: does it understand a partner with whom it was not trained?
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
         batch_size: Responses that are sampled at a time.
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their
@@ -48,6 +50,7 @@ class EvaluationConfig(Settings):
     samples: PositiveInt = 1
     ks: list[int] = Field(default_factory=list)
     greedy: bool = False
+    partners: bool = False
     kl_coef: float | None = None
     batch_size: PositiveInt = 100
     precision: Literal["fp32", "bf16"] = "fp32"

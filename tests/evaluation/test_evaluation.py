@@ -73,6 +73,30 @@ def test_a_task_of_ones_own(config, held_out, tmp_path):
     assert (done.folder / "evaluation.png").stat().st_size > 1000
 
 
+def test_partners_of_other_runs(config, held_out, tmp_path):
+    """Each run's second agent reads what the first agent of the other one wrote; seeds are one row of the table."""
+    runs = [
+        make_run(replace(config, seed=seed), output=str(tmp_path / f"pair-seed{seed}"))
+        for seed in range(2)
+    ]
+    done = evaluate(runs, held_out, settings(tmp_path, partners=True))
+    swapped = {
+        "pair-seed0/agent_2 after pair-seed1/agent_1",
+        "pair-seed1/agent_2 after pair-seed0/agent_1",
+    }
+    assert swapped < {row["name"] for row in done.rows}
+    records = read_responses(done.folder)
+    query = held_out.dataset["prompt"][0]
+    for name in swapped:
+        read = records[name.split(" after ")[1], 0]["completions"][0]
+        assert records[name, 0]["prompt"] == f'Improve "{query}{read}": {query}'
+    write_report(done.folder)
+    page = (done.folder / "evaluation.md").read_text()
+    assert "pair/agent_2 after pair/agent_1, 2 seeds" in page
+    with pytest.raises(UserError, match="partners: expected at least two runs of two agents"):
+        line_up(held_out, settings(tmp_path, models=[str(runs[0])], partners=True))
+
+
 def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
     base, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     model = load.load_policy(ModelConfig(str(policy_folder)))[0]
