@@ -17,8 +17,9 @@ dropout, and as many threads as cores.
 What differs:
 
 * Sampled tokens, as the libraries draw random numbers in their own ways.
-* TRL runs its output layer in chunks, uses AdamW (no decay) in place of Adam, has the KL in the
-  loss where ours has it in the reward, and keeps the C library's memory settings.
+* TRL runs its output layer in chunks, uses AdamW (no decay) in place of Adam, and keeps the C
+  library's memory settings.
+* ours and minimal have GPT-2's GELU in one kernel, TRL has transformers' own.
 * minimal has no KL, advantages, statistics or text.
 
 Each way is a process of its own, which waits for its turn. An iteration is a turn, and each round
