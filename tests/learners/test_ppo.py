@@ -10,6 +10,7 @@ import torch
 import trl
 from conftest import make_gpt2
 
+import cory.learners.learner
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.errors import NotFinite
 from cory.learners import losses
@@ -18,6 +19,7 @@ from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.models import window
 from cory.models.rollout import Rollout
+from cory.models.shared import share_prompts
 
 # Our statistics, and TRL's names for them.
 STATS = {
@@ -197,6 +199,34 @@ def updated(learner, branches):
     learner.config.branches = branches
     (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.RandomState(0))
     return stats, passes
+
+
+@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
+@pytest.mark.parametrize("split", MINIS)
+def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, split, monkeypatch):
+    """As of branches after one response. Values and the KL are read at the positions of the logits."""
+    queries, responses, scores = ragged()
+    queries = [queries[row // 4 * 4] for row in range(len(queries))]
+    laid_out = []
+
+    def share(*args):
+        laid_out.append(share_prompts(*args))
+        return laid_out[-1]
+
+    results = []
+    for way in (lambda model, batch: None, share):
+        monkeypatch.setattr(cory.learners.learner, "share_prompts", way)
+        learner, seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
+        before = weights(learner)
+        rollout = rollout_of(queries, responses)
+        (stats,) = learner.update([rollout], [scores], np.random.RandomState(0))
+        results.append((stats.metrics(), torch.cat(seen[0]), weights(learner) - before))
+    assert any(layout is not None for layout in laid_out)
+    (plain_stats, plain_targets, plain_step), (stats, targets, step) = results
+    assert stats == pytest.approx(plain_stats, rel=1e-5, abs=1e-7)
+    assert torch.allclose(targets, plain_targets, rtol=1e-5, atol=1e-6)
+    assert plain_step.norm() > 1e-2
+    assert (step - plain_step).norm() <= 1e-5 * plain_step.norm()
 
 
 @pytest.mark.parametrize("kl_penalty", ["full", "kl"])
