@@ -61,16 +61,20 @@ def test_bfloat16_trains(results):
 
 
 @pytest.mark.parametrize(
-    "name, devices",
+    "name, place, operation",
     [
-        ("advantages on the CPU", "['cpu', 'sim:0']"),
-        ("advantages on the other device", "['sim:0', 'sim:1']"),
+        ("advantages on the CPU", "losses.py ppo_losses", "aten.mul.Tensor got ['cpu', 'sim:0']"),
+        (
+            "advantages on the other device",
+            "learner.py select",
+            "aten.index.Tensor got ['sim:0', 'sim:1']",
+        ),
     ],
 )
-def test_a_planted_mistake_is_found(results, name, devices):
+def test_a_planted_mistake_is_found(results, name, place, operation):
     message = results[name]["sim:0"]["result"]
-    assert message.startswith("losses.py ppo_losses: Expected all tensors to be on the same device")
-    assert f"aten.mul.Tensor got {devices}" in message
+    assert message.startswith(f"{place}: Expected all tensors to be on the same device")
+    assert operation in message
 
 
 def test_without_the_mistake_nothing_is_raised(results):
