@@ -195,9 +195,9 @@ def test_chunks_are_the_last_resort_where_memory_runs_out(double, monkeypatch, t
     monkeypatch.setattr(head, "CHUNK", {"cpu": CHUNK})
     whole, limited = (make(tokenizer, kl_penalty="full") for _ in range(2))
     expected, weights = updated(whole)
-    with Memory(len(tokenizer), width=32, fits=chunk):
-        with pytest.warns(UserWarning, match=f"output layer in chunks of {chunk} positions"):
-            given, given_weights = updated(limited)
+    warned = pytest.warns(UserWarning, match=f"output layer in chunks of {chunk} positions")
+    with warned, Memory(len(tokenizer), width=32, fits=chunk):
+        given, given_weights = updated(limited)
     assert (limited.micro_batch, limited.positions_at_a_time) == (1, chunk)
     assert given == pytest.approx(expected, rel=1e-6, abs=1e-9)
     for name, tensor in weights.items():

@@ -75,7 +75,8 @@ class SimTensor(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Where torch sees no difference, the copy to the other device is made here."""
-        device = torch._C._nn._parse_to(*args, **kwargs)[0]
+        without_copy = {key: value for key, value in kwargs.items() if key != "copy"}
+        device = torch._C._nn._parse_to(*args, **without_copy)[0]
         if device is None or device.type != "sim" or (device.index or 0) == self.index:
             return super().to(*args, **kwargs)
         return torch.ops.aten._to_copy(self, device=device).to(*args, **kwargs)

@@ -7,6 +7,7 @@ its traceback. The device stays registered in a process, so tests run it in one 
 import json
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from accelerate.state import AcceleratorState  # noqa: E402
 from conftest import make_config, make_gpt2, sentences  # noqa: E402
 from test_resume import make_trainer  # noqa: E402
 
+from benchmarks import gpu  # noqa: E402
 from cory import evaluate  # noqa: E402
 from cory.agent import make_agents  # noqa: E402
 from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig  # noqa: E402
@@ -90,6 +92,15 @@ def is_evaluated(config: Config) -> list[dict[str, float]]:
     return [{key: row[key] for key in ("task_reward", "kl")} for row in rows]
 
 
+def is_benchmarked(config: Config) -> list[dict[str, float]]:
+    """The rows of a pass in each way of benchmarks/gpu.py, at small width."""
+    options = Namespace(small=True, device=config.device, precision="bf16", repeats=1)
+    options.models = Path(config.output)
+    options.sizes = ["Qwen2.5-0.5B"]
+    ways = ("minimal", "ours")
+    return [{way: gpu.measure(Namespace(**vars(options), way=way))["rows"]} for way in ways]
+
+
 def has_advantages_on(device: str) -> Callable[[Config], str]:
     """A scenario with a planted mistake: a learner's advantages are on a device of their own."""
 
@@ -139,6 +150,7 @@ SCENARIOS: dict[str, Callable[[Config], Any]] = {
     "two devices": on_two_devices,
     "reward model": with_reward_model,
     "evaluation": is_evaluated,
+    "benchmark": is_benchmarked,
     "advantages on the CPU": has_advantages_on("cpu"),
     "advantages on the other device": has_advantages_on("sim:1"),
 }

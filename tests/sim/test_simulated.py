@@ -21,6 +21,7 @@ EQUAL = (
     "two devices",
     "reward model",
     "evaluation",
+    "benchmark",
 )
 
 
