@@ -9,13 +9,14 @@ Two agents, all weights trained by PPO with four epochs, batch 64, queries of 2 
 responses of 16, the KL of the whole vocabulary, a DistilBERT as reward. Weights are random, of the
 published sizes; Qwen2.5-0.5B is a Llama of its sizes. The minimal baseline is that of
 benchmarks/ways.py: plain torch and transformers, without KL, advantages, statistics and text. Each
-row is a process of its own; seconds are medians.
+row is a process of its own; seconds are medians. Models are written to the folder for temporary
+files, 3.5 GB at a time.
 
-vLLM's rows need a server for each size, started on the model that this writes (docs/scaling.md has
+vLLM's rows need a server for one size, started on the model that this keeps (docs/scaling.md has
 the server's command):
 
+    python -m benchmarks.gpu --sizes GPT-2 --models FOLDER           # the model is FOLDER/GPT-2/policy
     python -m benchmarks.gpu --sizes GPT-2 --models FOLDER --server http://127.0.0.1:8000
-                                                   # its model is FOLDER/GPT-2/policy
 """
 
 import argparse
@@ -30,7 +31,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from benchmarks.iteration import hardware, medians, table
+from benchmarks.iteration import medians, processor, table
 from benchmarks.shapes import Shape, make_config, policy_config
 from benchmarks.ways import PHASES, Bench
 
@@ -50,7 +51,13 @@ LAYER_SECONDS = 0.7e-3  # of a sampled token, in each layer: 25 ms for 36
 def small(shape: Shape) -> Shape:
     """The same architecture at a size for a CPU."""
     return replace(
-        shape, layers=2, width=128, vocabulary=512, batch=8, reward_layers=1, reward_width=64
+        shape,
+        layers=shape.layers // 12,
+        width=128,
+        vocabulary=512,
+        batch=8,
+        reward_layers=1,
+        reward_width=64,
     )
 
 
@@ -85,24 +92,55 @@ def gib_by_formula(shape: Shape, precision: str) -> float:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds by phase, medians after a first iteration, and peak memory of one way in this process."""
+    """Of one way in this process: seconds by phase, medians after a first iteration, peak memory,
+    rows of a pass of an update, and the machine.
+    """
     import torch
 
     from cory.run.clock import peak_memory_mb
 
-    shape = small(SIZES[options.sizes[0]]) if options.small else SIZES[options.sizes[0]]
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.models / options.sizes[0] if options.models else Path(temporary)
-        bench = Bench(shape, folder, options.device, options.precision)
-        if options.way == "vLLM":
-            bench.config.sampling.engine = "vllm"
-            bench.config.sampling.engine_url = options.server
-        iteration = bench.minimal() if options.way == "minimal" else bench.ours()
-        iteration(0)
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        runs = [iteration(k) for k in range(1, options.repeats + 1)]
-    return {"seconds": medians(runs), "gib": peak_memory_mb() / 2**10, "hardware": hardware()}
+    size = options.sizes[0]
+    shape = small(SIZES[size]) if options.small else SIZES[size]
+    folder = options.models / (f"{size}-small" if options.small else size)
+    bench = Bench(shape, folder, options.device, options.precision)
+    if options.way == "vLLM":
+        bench.config.sampling.engine = "vllm"
+        bench.config.sampling.engine_url = options.server
+    iteration = bench.minimal() if options.way == "minimal" else bench.ours()
+    iteration(0)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    runs = [iteration(k) for k in range(1, options.repeats + 1)]
+
+    rows = shape.batch
+    if options.way != "minimal":
+        rows = min(agent.learner.micro_batch for agent in iteration.agents)  # type: ignore[attr-defined]
+    return {
+        "seconds": medians(runs),
+        "gib": peak_memory_mb() / 2**10,
+        "rows": rows,
+        "machine": machine(bench.device),
+    }
+
+
+def machine(device: Any) -> str:
+    """The device with its memory, and the versions."""
+    import psutil
+    import torch
+
+    from cory.plural import counted
+    from cory.provenance.versions import versions
+
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name = (
+            f"{properties.name}, {properties.total_memory / GIB:.0f} GiB, CUDA {torch.version.cuda}"
+        )
+    else:
+        memory = psutil.virtual_memory().total / GIB
+        name = f"{processor()}, {memory:.0f} GiB, {counted(torch.get_num_threads(), 'thread')}"
+    numbers = ", ".join(f"{library} {version}" for library, version in versions().items())
+    return f"{name}; {numbers}"
 
 
 def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict[str, Any] | str:
@@ -114,7 +152,7 @@ def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict
         return json.loads(done.stdout.splitlines()[-1])
     lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
     print(done.stderr, file=sys.stderr)
-    return "out of memory" if "out of memory" in done.stderr else lines[-1][:100]
+    return "out of memory" if "out of memory" in done.stderr else lines[-1][:100].replace("|", "/")
 
 
 def expected(sizes: list[str]) -> str:
@@ -129,29 +167,46 @@ def expected(sizes: list[str]) -> str:
 
 
 def report(options: argparse.Namespace, argv: list[str]) -> str:
-    """Measures every row; they are printed to stderr as they come."""
+    """The measured table, and the formulas' beside it. Rows are printed to stderr as they come."""
     ways = ["minimal", "ours", *(["vLLM"] if options.server else [])]
-    rows = []
-    machine = ""
-    for size in options.sizes:
-        for precision in PRECISIONS:
-            baseline = None
-            for way in ways:
-                measured = measured_apart(argv, size, precision, way)
-                if isinstance(measured, str):
-                    row = [size, precision, way, measured, *[""] * (len(PHASES) + 2)]
-                else:
-                    machine = measured["hardware"]
-                    seconds = measured["seconds"]
-                    baseline = seconds["total"] if way == "minimal" else baseline
-                    row = [size, precision, way]
-                    row += [f"{seconds[phase]:.2f}" for phase in (*PHASES, "total")]
-                    row.append(f"{seconds['total'] / baseline:.2f}" if baseline else "")
-                    row.append(f"{measured['gib']:.1f}")
-                rows.append(row)
-                print(" | ".join(row), file=sys.stderr, flush=True)
     header = ["size", "precision", "way", *(f"{phase} s" for phase in (*PHASES, "total"))]
-    return f"{machine}\n\n{table(rows, [*header, 'total / minimal', 'peak GiB'])}"
+    header += ["total / minimal", "peak GiB", "rows of a pass"]
+    print(" | ".join(header), file=sys.stderr, flush=True)
+    rows = []
+    measured_on = ""
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as temporary:
+            models = options.models or temporary
+            for precision in PRECISIONS:
+                baseline = None
+                for way in ways:
+                    measured = measured_apart(
+                        [*argv, "--models", str(models)], size, precision, way
+                    )
+                    row = [size, precision, way]
+                    if isinstance(measured, str):
+                        row += [measured, *[""] * (len(header) - 4)]
+                    else:
+                        measured_on = measured["machine"]
+                        seconds = measured["seconds"]
+                        baseline = seconds["total"] if way == "minimal" else baseline
+                        row += [f"{seconds[phase]:.2f}" for phase in (*PHASES, "total")]
+                        row.append(f"{seconds['total'] / baseline:.2f}" if baseline else "")
+                        row += [f"{measured['gib']:.1f}", str(measured["rows"])]
+                    rows.append(row)
+                    print(" | ".join(row), file=sys.stderr, flush=True)
+
+    command = f"`python -m benchmarks.gpu {' '.join(sys.argv[1:])}`"
+    text = f"{command} on {measured_on}\n\n{table(rows, header)}\n\n"
+    if options.small:
+        return f"{text}All sizes at width 128, with 1 to 3 layers, 512 tokens and batch 8."
+    return f"{text}The formulas expect of `ours`:\n\n{expected(options.sizes)}"
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def main() -> None:
@@ -176,9 +231,10 @@ def main() -> None:
     if options.formula:
         print(expected(options.sizes))
         return
+    if options.device == "auto" and not options.small and not has_gpu():
+        parser.error("no GPU is seen. Expected one, or --small, or --device cpu")
     argv = ["--repeats", str(options.repeats), "--device", options.device]
     argv += ["--small"] if options.small else []
-    argv += ["--models", str(options.models)] if options.models else []
     argv += ["--server", options.server] if options.server else []
     print(report(options, argv))
 

@@ -207,6 +207,12 @@ def hardware() -> str:
     """The processor and torch, in words."""
     import torch
 
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    return f"{name}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+
+
+def processor() -> str:
+    """The name of the CPU."""
     name = platform.processor() or platform.machine()
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
@@ -214,8 +220,7 @@ def hardware() -> str:
             (x.split(":")[1].strip() for x in cpu.read_text().splitlines() if "model name" in x),
             name,
         )
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return f"{gpu or name}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+    return name
 
 
 def medians(runs: list[Seconds]) -> Seconds:

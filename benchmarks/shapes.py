@@ -121,7 +121,11 @@ def policy_config(shape: Shape) -> Any:
 
 
 def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
-    """Saves a random policy, and a random DistilBERT classifier; returns their folders."""
+    """Saves a random policy, and a random DistilBERT classifier, unless the folder has them; returns their folders."""
+    folders = (str(folder / "policy"), str(folder / "reward_model"))
+    if (folder / "complete").exists():
+        return folders
+
     import torch
     from transformers import (
         AutoModelForCausalLM,
@@ -147,7 +151,8 @@ def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
     for name, model in (("policy", policy), ("reward_model", reward)):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    return str(folder / "policy"), str(folder / "reward_model")
+    (folder / "complete").touch()
+    return folders
 
 
 def make_config(

@@ -91,11 +91,11 @@ def limit(sizes: dict[str, int], device: torch.device) -> int:
 
 
 def positions_at_a_time(
-    model: LanguageModel, device: torch.device, rows: int, longest: int
+    model: LanguageModel, device: torch.device, rows: int, longest: int, whole: dict[str, int]
 ) -> int | None:
     """The positions of a chunk, or None where passes make arrays (rows, R, vocabulary) whole.
 
-    They do where such an array has at most `WHOLE` elements, where the policy is sharded, as its
+    They do where such an array has at most `whole` elements, where the policy is sharded, as its
     output layer is put together for a whole pass only, and where the model changes what the output
     layer gives.
 
@@ -103,9 +103,10 @@ def positions_at_a_time(
         device: where the model computes.
         rows: of a micro-batch.
         longest: most tokens of a response.
+        whole: `WHOLE`, or `CHUNK` where memory has run out.
     """
     vocabulary = model.config.get_text_config().vocab_size
-    if rows * longest * vocabulary <= limit(WHOLE, device):
+    if rows * longest * vocabulary <= limit(whole, device):
         return None
     if sharding.is_sharded(model) or not ends_with_output_layer(model, device):
         return None

@@ -189,9 +189,12 @@ class Learner(ABC):
 
         # Of a chunk of the output layer; None: it is run whole.
         self.model.eval()
-        with self._autocast():
-            self.positions_at_a_time = head.positions_at_a_time(
-                self.policy, device, self.micro_batch, config.longest_response
+        self.positions_at_a_time = self._positions_at_a_time(head.WHOLE)
+        if self.positions_at_a_time is not None:
+            warnings.warn(
+                f"Large vocabulary: the output layer runs in chunks of {self.positions_at_a_time} "
+                "positions. Where a smaller ppo.micro_batch fits without, it takes less time",
+                stacklevel=2,
             )
 
     @property
@@ -454,6 +457,13 @@ class Learner(ABC):
         )
         return batch.input_ids, mask, batch.position_ids, batch.response_ids.shape[1], None
 
+    def _positions_at_a_time(self, whole: dict[str, int]) -> int | None:
+        """See `head.positions_at_a_time`. `whole`: the largest array that is made whole."""
+        with self._autocast():
+            return head.positions_at_a_time(
+                self.policy, self.device, self.micro_batch, self.config.longest_response, whole
+            )
+
     def _rows_at_a_time(self, batch: Window) -> int:
         """The most rows of a pass without gradient: as many as a micro-batch has, but if the output
         layer is run whole at most those whose log-probabilities (rows, R, vocabulary) are a chunk.
@@ -679,22 +689,41 @@ class Learner(ABC):
         return bad_rows
 
     def _retrying(self, compute: Callable[[], T]) -> T:
-        """Runs `compute()`; halves the micro-batch and repeats if memory runs out."""
+        """Runs `compute()`; makes passes smaller and repeats if memory runs out."""
         while True:
             try:
                 return compute()
             except RuntimeError as error:
                 # Other processes would wait in vain.
                 fixed = self.fixed_micro_batch or distributed.world_size() > 1
-                if fixed or self.micro_batch == 1 or not should_reduce_batch_size(error):
+                if fixed or not should_reduce_batch_size(error) or not self._make_smaller():
                     raise
-            self.micro_batch = (self.micro_batch + 1) // 2
             clear_device_cache(garbage_collection=True)
-            what = f"Out of memory: continuing with {self.micro_batch} rows at a time. Updates still use the whole "
+
+    def _make_smaller(self) -> bool:
+        """Halves the micro-batch. From one row on, whose arrays over the vocabulary are larger than
+        a chunk, the output layer is run in chunks, which take more time. False: nothing is left.
+        """
+        if self.micro_batch > 1:
+            self.micro_batch = (self.micro_batch + 1) // 2
             warnings.warn(
-                f"{what}mini-batch. To start this way: ppo.micro_batch {self.micro_batch}",
-                stacklevel=2,
+                f"Out of memory: continuing with {self.micro_batch} rows at a time. Updates still "
+                f"use the whole mini-batch. To start this way: ppo.micro_batch {self.micro_batch}",
+                stacklevel=3,
             )
+            return True
+
+        if self.positions_at_a_time is not None:
+            return False
+        self.positions_at_a_time = self._positions_at_a_time(head.CHUNK)
+        if self.positions_at_a_time is None:
+            return False
+        warnings.warn(
+            "Out of memory: continuing with the output layer in chunks of "
+            f"{self.positions_at_a_time} positions",
+            stacklevel=3,
+        )
+        return True
 
     def scale_learning_rate(self, factor: float) -> None:
         """Makes the learning rate `factor` times that of the settings."""

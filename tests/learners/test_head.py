@@ -1,5 +1,6 @@
 """The output layer in chunks against the whole one: equal numbers, smaller arrays."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_gpt2
@@ -87,7 +88,8 @@ def make_both(monkeypatch, tokenizer, *arguments, **settings):
     whole = make(tokenizer, *arguments, **settings)
     monkeypatch.setattr(head, "CHUNK", {"cpu": CHUNK})
     monkeypatch.setattr(head, "WHOLE", {"cpu": CHUNK})
-    chunked = make(tokenizer, *arguments, **settings)
+    with pytest.warns(UserWarning, match="output layer runs in chunks"):
+        chunked = make(tokenizer, *arguments, **settings)
     assert whole.positions_at_a_time is None
     assert chunked.positions_at_a_time == CHUNK // len(tokenizer)
     return whole, chunked
@@ -164,6 +166,53 @@ def test_no_array_is_larger_than_a_chunk(monkeypatch, tokenizer, algorithm):
     assert positions == [8 * max(map(len, responses)), CHUNK // len(tokenizer)]
 
 
+class Memory(LargestArray):
+    """Runs out where an array has more positions than fit."""
+
+    def __init__(self, vocabulary, width, fits):
+        super().__init__(vocabulary, width)
+        self.fits = fits
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.positions > self.fits:
+            self.positions = 0
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        return result
+
+
+def updated(learner):
+    """Its statistics and weights after an update."""
+    queries, responses, scores = ragged()
+    shuffle = np.random.default_rng(0)
+    (stats,) = learner.update([rollout_of(queries, responses)], [scores.float()], shuffle)
+    return stats.metrics(), learner._trained()
+
+
+def test_chunks_are_the_last_resort_where_memory_runs_out(double, monkeypatch, tokenizer):
+    """A pass of one row is too large: its longest response has more positions than fit."""
+    chunk = CHUNK // len(tokenizer)
+    monkeypatch.setattr(head, "CHUNK", {"cpu": CHUNK})
+    whole, limited = (make(tokenizer, kl_penalty="full") for _ in range(2))
+    expected, weights = updated(whole)
+    warned = pytest.warns(UserWarning, match=f"output layer in chunks of {chunk} positions")
+    with warned, Memory(len(tokenizer), width=32, fits=chunk):
+        given, given_weights = updated(limited)
+    assert (limited.micro_batch, limited.positions_at_a_time) == (1, chunk)
+    assert given == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    for name, tensor in weights.items():
+        assert torch.allclose(given_weights[name], tensor, rtol=1e-6, atol=1e-9), name
+
+
+def test_without_chunks_memory_that_runs_out_is_an_error(monkeypatch, tokenizer):
+    monkeypatch.setattr(head, "CHUNK", {"cpu": CHUNK})
+    monkeypatch.setattr(head, "ends_with_output_layer", lambda model, device: False)
+    limited = make(tokenizer, kl_penalty="full")
+    with Memory(len(tokenizer), width=32, fits=1), pytest.raises(torch.OutOfMemoryError):
+        updated(limited)
+    assert limited.micro_batch == 1 and limited.positions_at_a_time is None
+
+
 def small(config_class, model_class, **settings):
     """A tiny model of a family."""
     sizes = dict(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1)
@@ -188,7 +237,7 @@ def test_models_that_change_their_logits_keep_the_whole_output_layer(
     model = small(config_class, model_class, **settings)
     monkeypatch.setattr(head, "CHUNK", {"cpu": 100})
     monkeypatch.setattr(head, "WHOLE", {"cpu": 400})
-    positions = head.positions_at_a_time(model, CPU, rows=4, longest=3)
+    positions = head.positions_at_a_time(model, CPU, 4, 3, head.WHOLE)
     assert positions == (2 if plain else None)
     assert not model.get_output_embeddings()._forward_hooks
 
@@ -197,8 +246,8 @@ def test_small_arrays_are_made_whole(monkeypatch):
     model = small(LlamaConfig, LlamaForCausalLM)
     monkeypatch.setattr(head, "CHUNK", {"cpu": 150})
     monkeypatch.setattr(head, "WHOLE", {"cpu": 600})
-    assert head.positions_at_a_time(model, CPU, rows=4, longest=3) is None
-    assert head.positions_at_a_time(model, CPU, rows=4, longest=4) == 3
+    assert head.positions_at_a_time(model, CPU, 4, 3, head.WHOLE) is None
+    assert head.positions_at_a_time(model, CPU, 4, 4, head.WHOLE) == 3
 
 
 @pytest.mark.parametrize("config_class", [LlamaConfig, Gemma2Config])

@@ -1,7 +1,7 @@
-"""A simulated accelerator: a device `sim` whose tensors hold CPU tensors. It finds device mistakes
-without a GPU.
+"""A simulated accelerator: devices `sim:0` and `sim:1` whose tensors hold CPU tensors. They find
+device mistakes without a GPU.
 
-`install()` registers it in this process, for good. A program then runs on `sim` as on CUDA: an
+`install()` registers them in this process, for good. A program then runs on them as on CUDA: an
 operation on tensors of two devices raises, with the operation's name; a CPU scalar and indices on
 the CPU pass, as they do there. Results are the CPU's, so a run must equal that on the CPU.
 
@@ -18,9 +18,9 @@ The shims, which a real backend brings by itself:
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_flatten, tree_map
 
 ROOT = Path(__file__).resolve().parents[2]
 # Operations whose result is a size or a number that Python reads: CUDA waits for it.
@@ -46,21 +45,41 @@ counts: Counter[str] = Counter()  # by kind and place
 
 
 class SimTensor(torch.Tensor):
-    """A tensor of a device `sim:N`; `raw` is the CPU tensor with its numbers."""
+    """A tensor of a device `sim:N`; `raw` is the CPU tensor with its numbers.
+
+    torch counts one device of a Python backend (`PythonDeviceGuard::deviceCount`), and autograd has
+    a thread for that one. So torch's own code takes every tensor for one of `sim:0`. `index` is
+    that of the device which the program sees, and which operations compare.
+    """
 
     raw: torch.Tensor
+    index: int
+    __torch_function__ = torch._C._disabled_torch_function_impl  # __torch_dispatch__ is enough
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor, index: int) -> SimTensor:
         tensor = torch.Tensor._make_wrapper_subclass(
             cls, raw.size(), raw.stride(), raw.storage_offset(), dtype=raw.dtype,
-            device=torch.device("sim", index),
+            device=torch.device("sim", 0),
         )  # fmt: skip
         tensor.raw = raw
+        tensor.index = index
         return tensor
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("sim", self.index)
+
     def __repr__(self) -> str:
-        return f"sim:{self.device.index} {self.raw}"
+        return f"{self.device} {self.raw}"
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Where torch sees no difference, the copy to the other device is made here."""
+        without_copy = {key: value for key, value in kwargs.items() if key != "copy"}
+        device = torch._C._nn._parse_to(*args, **without_copy)[0]
+        if device is None or device.type != "sim" or (device.index or 0) == self.index:
+            return super().to(*args, **kwargs)
+        return torch.ops.aten._to_copy(self, device=device).to(*args, **kwargs)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -82,19 +101,19 @@ class SimTensor(torch.Tensor):
 def compute(operation, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Runs the operation on the CPU tensors inside, and wraps what is new."""
     name = operation.__name__
-    inputs = tree_flatten((args, kwargs))[0]
+    inputs = list(_flat((*args, *kwargs.values())))
     wanted = next((x for x in inputs if isinstance(x, torch.device)), None)
-    indices = {x.device.index for x in inputs if isinstance(x, SimTensor)}
-    index = next(iter(indices), 0)
-    if wanted is not None and wanted.type == "sim":
-        index = wanted.index or 0
+    indices = {x.index for x in inputs if isinstance(x, SimTensor)}
+    index = max(indices, default=0)
     is_copy = name.startswith(("copy_", "_to_copy", "to."))
+    if is_copy and wanted is not None and wanted.type == "sim":
+        index = wanted.index or 0
     if not is_copy:
         _check_devices(operation, inputs, indices)
     _count(name, args, inputs, wanted)
 
-    raw_args, raw_kwargs = tree_map(_unwrapped, (args, kwargs))
-    result = operation(*raw_args, **raw_kwargs)
+    raw_kwargs = {key: _mapped(_unwrapped, value) for key, value in kwargs.items()}
+    result = operation(*_mapped(_unwrapped, args), **raw_kwargs)
 
     # An operation in place returns the tensor that it got.
     wrapper = {id(x.raw): x for x in inputs if isinstance(x, SimTensor)}
@@ -105,7 +124,23 @@ def compute(operation, args: tuple, kwargs: dict[str, Any]) -> Any:
             return x
         return wrapper[id(x)] if id(x) in wrapper else SimTensor(x, index)
 
-    return tree_map(wrapped, result)
+    return _mapped(wrapped, result)
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    """The values, and the elements of lists and tuples among them."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
+    """What the function gives for `x`, or for the elements of a list or tuple."""
+    if isinstance(x, (list, tuple)):
+        return type(x)([_mapped(function, element) for element in x])
+    return function(x)
 
 
 def _unwrapped(x: Any) -> Any:
@@ -120,7 +155,9 @@ def _check_devices(operation, inputs: list[Any], indices: set[int]) -> None:
     strangers = [x for x in others if x.dim() > 0]
     if str(operation).removeprefix("aten.") in INDEXING or operation.__name__ in INDEXING:
         strangers = [x for x in strangers if x.dtype.is_floating_point]
-    if len(indices) > 1 or (indices and strangers):
+    # torch makes scalars of its own, of the device that it knows.
+    of_arrays = {x.index for x in inputs if isinstance(x, SimTensor) and x.dim() > 0}
+    if len(of_arrays) > 1 or (indices and strangers):
         devices = sorted({str(x.device) for x in inputs if isinstance(x, torch.Tensor)})
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but {operation} got {devices}"
@@ -162,10 +199,12 @@ def _count(name: str, args: tuple, inputs: list[Any], wanted: torch.device | Non
 
 def place() -> str:
     """The innermost line of the project that is being run, as FILE:LINE FUNCTION."""
-    for frame in reversed(traceback.extract_stack()):
-        file = Path(frame.filename)
+    frame = sys._getframe()
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
         if file.is_relative_to(ROOT) and ".venv" not in file.parts and file.parent.name != "sim":
-            return f"{file.relative_to(ROOT)}:{frame.lineno} {frame.name}"
+            return f"{file.relative_to(ROOT)}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
     return "?"
 
 
@@ -204,7 +243,7 @@ class SimModule:
         return 0
 
     def device_count(self) -> int:
-        return 1
+        return 2
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
@@ -249,7 +288,7 @@ def _in_bfloat16(operation):
         with torch._C._ExcludeDispatchKeyGuard(
             torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
         ):
-            return operation(*tree_map(lower, args), **tree_map(lower, kwargs))
+            return operation(*_mapped(lower, args), **{k: lower(x) for k, x in kwargs.items()})
 
     return run
 

@@ -1,9 +1,10 @@
-"""Two iterations of every shipped configuration on the simulated accelerator: `simulated_configurations.py FOLDER`.
+"""Two iterations of every shipped configuration on the CPU and on the simulated accelerator:
+`simulated_configurations.py FOLDER`.
 
 Started by tests/test_configurations.py. The model has the configuration's architecture at small
 width (benchmarks/published.py). Besides, only sizes differ, and data: the toy's. 4 bit weights are
-left out, as no kernel of bitsandbytes runs here. Writes FOLDER/results.json: of each file its
-records, or its traceback.
+left out, as no kernel of bitsandbytes runs here. Writes FOLDER/results.json: of each file and device
+the records of its iterations, or its traceback.
 """
 
 import json
@@ -26,8 +27,9 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from benchmarks import configurations  # noqa: E402
 from benchmarks.published import PUBLISHED, small  # noqa: E402
 from cory.agent import make_agents  # noqa: E402
+from cory.callbacks.metrics import measure  # noqa: E402
 from cory.config import Config  # noqa: E402
-from cory.tasks.kind import find_kind  # noqa: E402
+from cory.tasks.kind import TaskKind, find_kind  # noqa: E402
 from cory.trainer import CoryTrainer  # noqa: E402
 from study.small_models import save, train_tokenizer  # noqa: E402
 
@@ -40,26 +42,31 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_models(folder: Path) -> None:
-    """Every published architecture, at small width, with a tokenizer."""
+def make_models(folder: Path) -> dict[str, str]:
+    """The folder of every published model, at small width, with a tokenizer. Models that differ in
+    their sizes alone share one.
+    """
     tokenizer = train_tokenizer(sentences(200), vocab_size=320)
     tokenizer.chat_template = CHAT_TEMPLATE
+    folders: dict[str, str] = {}  # by architecture
     for name in PUBLISHED:
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(small(name, len(tokenizer)))
-        save(model, tokenizer, folder / name)
+        architecture = small(name, len(tokenizer))
+        key = architecture.to_json_string()
+        if key not in folders:
+            torch.manual_seed(0)
+            folders[key] = str(folder / name)
+            save(AutoModelForCausalLM.from_config(architecture), tokenizer, folder / name)
+    return {name: folders[small(name, len(tokenizer)).to_json_string()] for name in PUBLISHED}
 
 
-def make_small(config: Config, models: Path, output: Path) -> Config:
+def make_small(config: Config, models: dict[str, str], device: str) -> Config:
     """The settings at small size: a batch of 4 with its gradients in two parts if the file
     accumulates them, responses of 3 tokens, two epochs."""
     steps = 2 if config.ppo.gradient_accumulation_steps > 1 else 1
     config.iterations = 2
-    config.output = str(output)
-    config.device = "sim:0"
+    config.device = device
     config.sample_every = 0
-    if config.model.name in PUBLISHED:
-        config.model.name = str(models / config.model.name)
+    config.model.name = models.get(config.model.name, config.model.name)
     config.model.quantization = "none"
     config.ppo = replace(
         config.ppo,
@@ -81,33 +88,42 @@ def make_small(config: Config, models: Path, output: Path) -> Config:
 rows: dict[str, Dataset] = {}  # by kind of task; a few, as all of them are encoded before a run
 
 
-def run(file: Path, folder: Path) -> dict[str, object]:
-    """The records of a file's two iterations, or its traceback."""
+def run(kind: TaskKind, config: Config) -> dict[str, object]:
+    """The records of two iterations, or the traceback."""
     PartialState._reset_state()
     AcceleratorState._reset_state(True)
-    kind = find_kind(file.parent.name)
-    output = folder / file.parent.name / file.stem
-    config = make_small(configurations.read(file), folder / "models", output)
+    simulated.use(config.device)
     try:
         if kind.name not in rows:
             rows[kind.name] = kind.training_rows(config).select(range(16))
-        agents = make_agents(config)
-        result = CoryTrainer(config, agents, kind.make_task(config, rows[kind.name])).train()
+        task = kind.make_task(config, rows[kind.name])
+        trainer = CoryTrainer(config, make_agents(config), task)
+        records = [
+            record
+            for k in range(config.iterations)
+            for record in measure(trainer, trainer.iteration(k))
+        ]
     except Exception:
         return {"error": traceback.format_exc()}
-    records = (result.folder / "metrics.jsonl").read_text().splitlines()
-    return {"records": [json.loads(line) for line in records]}
+    return {"records": records}
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    make_models(folder / "models")
+    models = make_models(folder / "models")
     simulated.install()
-    simulated.use("sim:0")
     simulated.place = lambda: ""  # nothing is counted here
-    results = {
-        f"{file.parent.name}/{file.stem}": run(file, folder) for file in configurations.FILES
-    }
+    results: dict[str, dict[str, object]] = {}
+    runs: dict[str, dict[str, object]] = {}  # by settings, as some files differ in sizes alone
+    for file in configurations.FILES:
+        kind = find_kind(file.parent.name)
+        by_device = results[f"{kind.name}/{file.stem}"] = {}
+        for device in ("cpu", "sim:0"):
+            config = make_small(configurations.read(file), models, device)
+            settings = repr(config)
+            if settings not in runs:
+                runs[settings] = run(kind, config)
+            by_device[device] = runs[settings]
     (folder / "results.json").write_text(json.dumps(results))
 
 

@@ -7,6 +7,7 @@ its traceback. The device stays registered in a process, so tests run it in one 
 import json
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from accelerate.state import AcceleratorState  # noqa: E402
 from conftest import make_config, make_gpt2, sentences  # noqa: E402
 from test_resume import make_trainer  # noqa: E402
 
+from benchmarks import gpu  # noqa: E402
 from cory import evaluate  # noqa: E402
 from cory.agent import make_agents  # noqa: E402
 from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig  # noqa: E402
@@ -61,8 +63,9 @@ def resumes(config: Config) -> list[dict[str, float]]:
 
 
 def on_two_devices(config: Config) -> list[dict[str, float]]:
-    """Each agent on a device of its own. Of simulated devices autograd knows the first alone."""
-    agents = [{"device": config.device}, {"device": "cpu"}]
+    """Each agent on a device of its own."""
+    devices = ("cpu", "cpu") if config.device == "cpu" else ("sim:0", "sim:1")
+    agents = [{"device": device} for device in devices]
     return metrics(make_trainer(replace(config, agents=agents)).train().folder)
 
 
@@ -89,25 +92,38 @@ def is_evaluated(config: Config) -> list[dict[str, float]]:
     return [{key: row[key] for key in ("task_reward", "kl")} for row in rows]
 
 
-def has_a_planted_mistake(config: Config) -> str:
-    """The advantages of a learner are left on the CPU."""
-    trainer = make_trainer(config)
-    learner = trainer.agents[0].learner
-    targets = learner.targets
+def is_benchmarked(config: Config) -> list[dict[str, float]]:
+    """The rows of a pass in each way of benchmarks/gpu.py, at small width."""
+    options = Namespace(small=True, device=config.device, precision="bf16", repeats=1)
+    options.models = Path(config.output)
+    options.sizes = ["Qwen2.5-0.5B"]
+    ways = ("minimal", "ours")
+    return [{way: gpu.measure(Namespace(**vars(options), way=way))["rows"]} for way in ways]
 
-    def on_the_cpu(*args: Any) -> Any:
-        result = targets(*args)
-        result.advantages = result.advantages.cpu()
-        return result
 
-    learner.targets = on_the_cpu
-    try:
-        trainer.train()
-    except RuntimeError as error:
-        line = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in line if "/cory/" in frame.filename]
-        return f"{Path(own[-1].filename).name} {own[-1].name}: {error}"
-    return ""
+def has_advantages_on(device: str) -> Callable[[Config], str]:
+    """A scenario with a planted mistake: a learner's advantages are on a device of their own."""
+
+    def run(config: Config) -> str:
+        trainer = make_trainer(config)
+        learner = trainer.agents[0].learner
+        targets = learner.targets
+
+        def elsewhere(*args: Any) -> Any:
+            result = targets(*args)
+            result.advantages = result.advantages.to(device)
+            return result
+
+        learner.targets = elsewhere
+        try:
+            trainer.train()
+        except RuntimeError as error:
+            line = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in line if "/cory/" in frame.filename]
+            return f"{Path(own[-1].filename).name} {own[-1].name}: {error}"
+        return ""
+
+    return run
 
 
 SCENARIOS: dict[str, Callable[[Config], Any]] = {
@@ -134,7 +150,9 @@ SCENARIOS: dict[str, Callable[[Config], Any]] = {
     "two devices": on_two_devices,
     "reward model": with_reward_model,
     "evaluation": is_evaluated,
-    "planted mistake": has_a_planted_mistake,
+    "benchmark": is_benchmarked,
+    "advantages on the CPU": has_advantages_on("cpu"),
+    "advantages on the other device": has_advantages_on("sim:1"),
 }
 
 

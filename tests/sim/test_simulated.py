@@ -21,6 +21,7 @@ EQUAL = (
     "two devices",
     "reward model",
     "evaluation",
+    "benchmark",
 )
 
 
@@ -60,11 +61,25 @@ def test_bfloat16_trains(results):
     assert all(math.isfinite(value) for record in on_sim for value in record.values())
 
 
-def test_a_planted_mistake_is_found(results):
-    assert results["planted mistake"]["cpu"]["result"] == ""
-    message = results["planted mistake"]["sim:0"]["result"]
-    assert message.startswith("losses.py ppo_losses: Expected all tensors to be on the same device")
-    assert "aten.mul.Tensor got ['cpu', 'sim:0']" in message
+@pytest.mark.parametrize(
+    "name, place, operation",
+    [
+        ("advantages on the CPU", "losses.py ppo_losses", "aten.mul.Tensor got ['cpu', 'sim:0']"),
+        (
+            "advantages on the other device",
+            "learner.py select",
+            "aten.index.Tensor got ['sim:0', 'sim:1']",
+        ),
+    ],
+)
+def test_a_planted_mistake_is_found(results, name, place, operation):
+    message = results[name]["sim:0"]["result"]
+    assert message.startswith(f"{place}: Expected all tensors to be on the same device")
+    assert operation in message
+
+
+def test_without_the_mistake_nothing_is_raised(results):
+    assert results["advantages on the CPU"]["cpu"]["result"] == ""
 
 
 def test_the_program_waits_once_per_token_and_once_per_step(results):
