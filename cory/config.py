@@ -435,6 +435,8 @@ class SamplingConfig(Settings):
         top_p: Sample among the likeliest tokens of this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
         stop: Texts that end a response, as the end token does; the response's text is cut before them.
+        cache: `static`: keys and values in buffers of fixed shapes, for which a sampling step is compiled
+            (docs/scaling.md).
         engine: Who samples in training: `native`, the policy itself, or `vllm`, a server that gets the agents' weights
             after each update (docs/scaling.md).
         engine_url: Address of that server, which serves one run at a time.
@@ -450,6 +452,7 @@ class SamplingConfig(Settings):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     repetition_penalty: PositiveFloat = 1.0
     stop: Annotated[list[str], AfterValidator(_not_empty)] = Field(default_factory=list)
+    cache: Literal["dynamic", "static"] = "dynamic"
     engine: Literal["native", "vllm"] = "native"
     engine_url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:8000"
     engine_folder: str | None = None
