@@ -475,7 +475,7 @@ class SamplingConfig(Settings):
             raise UserError(
                 "sampling.min_new_tokens: expected max_new_tokens alone, as no length is drawn, got both"
             )
-        return changed(replace(self, min_new_tokens=1, engine="native"), changes)
+        return changed(replace(self, min_new_tokens=1, cache="dynamic", engine="native"), changes)
 
 
 @dataclass
@@ -682,6 +682,7 @@ class Config(Settings):
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
         self._check_branches()
+        self._check_static_cache()
         self._check_shuffled_transfer()
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
@@ -720,6 +721,19 @@ class Config(Settings):
                 f"branches: expected at most ppo.batch_size / {fewest} = {self.ppo.batch_size // fewest}, so that the "
                 f"pioneer has {fewest} responses, got {self.branches}"
             )
+
+    def _check_static_cache(self) -> None:
+        if self.sampling.cache == "dynamic":
+            return
+        reason = ""
+        if self.sampling.engine != "native":
+            reason = f"sampling.engine: {self.sampling.engine}, which keeps its own"
+        elif self.parallel.shard != "none":
+            reason = f"parallel.shard: {self.parallel.shard}"
+        elif self.model.quantization != "none":
+            reason = f"model.quantization: {self.model.quantization}"
+        if reason:
+            raise UserError(f"sampling.cache: expected dynamic with {reason}, got static")
 
     def _check_shuffled_transfer(self) -> None:
         if not self.shuffles_transfer:

@@ -29,23 +29,28 @@ Step = Callable[[PreTrainedModel, Tensor, Tensor, Tensor, Cache], Tensor]
 
 def check_static(model: PreTrainedModel | PeftModel, device: torch.device) -> None:
     """Raises a UserError if a model cannot sample with a static cache, or `device` cannot compile."""
-    key = "sampling.cache"
-    if isinstance(model, PeftModel):
-        raise UserError(f"{key}: expected dynamic with adapters, got static")
-    kind = model.config.model_type
-    if not attends_by_positions(model):
-        raise UserError(f"{key}: expected dynamic with a model of type {kind}, got static")
+    check_family(model)
+    if not _is_compiled_on(device):
+        return
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
+    except Exception as error:  # of a compiler, which may lack anything
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UserError(
+            f"sampling.cache: expected dynamic, as torch.compile fails here ({reason}), got static"
+        ) from error
+
+
+def check_family(model: PreTrainedModel | PeftModel) -> None:
+    """Raises a UserError if a model does not attend as `_attend` does."""
     attention = model.config._attn_implementation
-    if attention != "sdpa":
-        raise UserError(f"{key}: expected dynamic with {attention} attention, got static")
-    if _is_compiled_on(device):
-        try:
-            torch.compile(torch.add)(torch.ones(2, device=device), 1)
-        except Exception as error:  # of the compiler, which may lack anything
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise UserError(
-                f"{key}: expected dynamic, as torch.compile fails here ({reason}), got static"
-            ) from error
+    if not attends_by_positions(model):
+        reason = f"a model of type {model.config.model_type}"
+    elif attention != "sdpa":
+        reason = f"{attention} attention"
+    else:
+        return
+    raise UserError(f"sampling.cache: expected dynamic with {reason}, got static")
 
 
 class Bucket:
@@ -86,8 +91,9 @@ class _Layer(StaticLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        self.keys.index_copy_(2, self.slot, key_states)
-        self.values.index_copy_(2, self.slot, value_states)
+        # Autocast may leave them of another type, which the dynamic cache converts, too.
+        self.keys.index_copy_(2, self.slot, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self.slot, value_states.to(self.values.dtype))
         return self.keys, self.values
 
     def get_seq_length(self) -> Tensor:
@@ -164,6 +170,7 @@ class StaticTexts:
         Args:
             texts: of which all has been read. longest: tokens of a response at most.
         """
+        check_family(texts.model)
         self.model = texts.model
         self.ids = texts.ids
         self.new = texts.ids[:, -1:]

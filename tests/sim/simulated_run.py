@@ -26,6 +26,7 @@ from cory import evaluate  # noqa: E402
 from cory.agent import make_agents  # noqa: E402
 from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig  # noqa: E402
 from cory.evaluation.settings import EvaluationConfig  # noqa: E402
+from cory.models import static  # noqa: E402
 from cory.trainer import CoryTrainer  # noqa: E402
 from imdb_train.config import ImdbConfig  # noqa: E402
 from imdb_train.task import make_task  # noqa: E402
@@ -64,6 +65,12 @@ def on_two_devices(config: Config) -> list[dict[str, float]]:
     """Each agent on a device of its own. Of simulated devices autograd knows the first alone."""
     agents = [{"device": config.device}, {"device": "cpu"}]
     return metrics(make_trainer(replace(config, agents=agents)).train().folder)
+
+
+def with_a_static_cache(config: Config) -> list[dict[str, float]]:
+    """Its step is not compiled, on `sim` as on the CPU."""
+    static.compiled_step = lambda: static.step
+    return trains(sampling=replace(config.sampling, cache="static"))(config)
 
 
 def with_reward_model(config: Config) -> list[dict[str, float]]:
@@ -132,6 +139,7 @@ SCENARIOS: dict[str, Callable[[Config], Any]] = {
     "held out": trains(eval_every=1),
     "resumed": resumes,
     "two devices": on_two_devices,
+    "static cache": with_a_static_cache,
     "reward model": with_reward_model,
     "evaluation": is_evaluated,
     "planted mistake": has_a_planted_mistake,
