@@ -5,16 +5,19 @@
 
 `steps`: of all rows, when half of the response is written. `batches`: all of `sample`, with 8 responses to each prompt,
 whose lengths are of a geometric distribution, cut off. Lengths of prompts are between three quarters of the stated one
-and that. The ways run in turn; medians. `static` is not compiled, `compiled` is, as in training. Seconds of compiling
-are those of the first time less the median; a later process finds most of it in torch's cache on disk.
+and that. The ways run in turn; medians. `compiled` is `static` as in training; with `--static` it is also timed without
+the compiler. Seconds of compiling are those of the first time less the median; they are few where torch's cache on disk
+has the programs (TORCHINDUCTOR_CACHE_DIR).
 """
 
 import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -96,17 +99,26 @@ def compiling(way: str) -> Iterator[None]:
 
 @torch.no_grad()
 def measure_steps(
-    model: PreTrainedModel, rows: int, width: int, response: int, repeats: int
+    model: PreTrainedModel,
+    rows: int,
+    width: int,
+    response: int,
+    ways: Sequence[str],
+    repeats: int,
 ) -> dict[str, list[float]]:
     """Seconds of each step, by way; of the first compiled one; and how far its logits are from the dynamic cache's."""
     prompts = draw_prompts(rows, width + response // 2 - STEPS // 2, model.config.vocab_size)
     tokens = torch.randint(model.config.vocab_size, (STEPS, rows, 1))
+    read = read_prompts(model, prompts)
     seconds: dict[str, list[float]] = {"first": [], "difference": []}
     for _ in range(repeats):
         logits: dict[str, Tensor] = {}
-        for way in WAYS:
-            read = read_prompts(model, prompts)
-            texts = read if way == "dynamic" else StaticTexts(read, response // 2 + STEPS)
+        for way in ways:
+            texts: Texts | StaticTexts
+            if way == "dynamic":
+                texts = replace(read, cache=deepcopy(read.cache))
+            else:
+                texts = StaticTexts(read, response // 2 + STEPS)
             for new in tokens:
                 start = time.perf_counter()
                 texts.append(new)
@@ -130,7 +142,13 @@ def read_prompts(model: PreTrainedModel, prompts: list[Tensor]) -> Texts:
 
 
 def measure_batches(
-    model: PreTrainedModel, rows: int, width: int, response: int, mean: float, repeats: int
+    model: PreTrainedModel,
+    rows: int,
+    width: int,
+    response: int,
+    mean: float,
+    ways: Sequence[str],
+    repeats: int,
 ) -> dict[str, list[float]]:
     """Seconds of a batch, by way; of the first compiled one; and the share of responses that are the same."""
     torch.manual_seed(rows)
@@ -149,7 +167,7 @@ def measure_batches(
     seconds: dict[str, list[float]] = {"difference": []}
     for repeat in range(repeats + 1):
         responses = {}
-        for way in WAYS if repeat else WAYS[-1:]:
+        for way in ways if repeat else ["compiled"]:
             start = time.perf_counter()
             responses[way] = run(way)
             seconds.setdefault(way if repeat else "first", []).append(time.perf_counter() - start)
@@ -171,8 +189,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[40, 150], help="tokens")
     parser.add_argument("--response", type=int, default=60, help="tokens at most")
     parser.add_argument("--mean", type=float, default=30, help="tokens of a response")
+    parser.add_argument("--static", action="store_true", help="also without compiling")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    ways = WAYS if options.static else ("dynamic", "compiled")
 
     devices.configure(torch.device("cpu"))
     model = load(options.model, getattr(torch, options.dtype))
@@ -181,14 +201,13 @@ def main() -> None:
     for count in options.rows:
         for prompt in options.prompts:
             torch.manual_seed(count)
+            sizes = (count, prompt, options.response)
             if is_step:
-                runs = measure_steps(model, count, prompt, options.response, options.repeats)
+                runs = measure_steps(model, *sizes, ways, options.repeats)
             else:
-                runs = measure_batches(
-                    model, count, prompt, options.response, options.mean, options.repeats
-                )
+                runs = measure_batches(model, *sizes, options.mean, ways, options.repeats)
             numbers = {name: statistics.median(values) for name, values in runs.items()}
-            times = [f"{numbers[way] * (1000 if is_step else 1):.3g}" for way in WAYS]
+            times = [f"{numbers[way] * (1000 if is_step else 1):.3g}" for way in ways]
             rows.append(
                 [
                     str(count),
@@ -202,9 +221,15 @@ def main() -> None:
             print("\t".join(rows[-1]), file=sys.stderr, flush=True)
     print(f"{hardware()}, transformers {transformers_version}; {options.model}, {options.dtype}\n")
     unit = "ms" if is_step else "s"
-    ways = [f"{way}, {unit}" for way in WAYS]
     last = "largest difference of logits" if is_step else "responses that differ"
-    header = ["rows", "prompt", *ways, "compiled / dynamic", "compiling, s", last]
+    header = [
+        "rows",
+        "prompt",
+        *(f"{way}, {unit}" for way in ways),
+        "compiled / dynamic",
+        "compiling, s",
+        last,
+    ]
     print(table(rows, header))
 
 
