@@ -23,7 +23,7 @@ from transformers.generation import logits_process
 
 from cory.config import SamplingConfig
 from cory.errors import UserError, expect
-from cory.models.static import StaticTexts
+from cory.models.static import StaticTexts, check_family
 from cory.models.texts import Texts, padded, unread, with_stems_read
 from cory.models.window import read_stems
 from cory.parallel.devices import to_device
@@ -174,6 +174,8 @@ def sample(
     in their last bits. So does a static cache (`settings.cache`, `static.py`). `ends`: the end
     tokens; by default the model's.
     """
+    if settings.cache == "static":
+        check_family(model)
     device = device_of(model)
     prompts = [tuple(query.tolist()) for query in queries]
     # A prompt that several queries share is read once; `copies` has the row of each query's.

@@ -170,7 +170,6 @@ class StaticTexts:
         Args:
             texts: of which all has been read. longest: tokens of a response at most.
         """
-        check_family(texts.model)
         self.model = texts.model
         self.ids = texts.ids
         self.new = texts.ids[:, -1:]
