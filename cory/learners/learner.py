@@ -42,6 +42,7 @@ from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.sampling import pad_token, sample
 from cory.models.shared import share_prompts
+from cory.models.static import check_static
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import to_device
@@ -248,10 +249,13 @@ class Learner(ABC):
             return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
 
     def check_model(self, samples: bool) -> None:
-        """Raises a UserError if the policy is not right in padded batches. See `families.check_model`."""
+        """Raises a UserError if the policy is not right in padded batches, or cannot sample with
+        `sampling.cache`. See `families.check_model`, `check_static`."""
         self.model.eval()
         with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
             check_model(self.policy, self.tokenizer, samples)
+        if self.config.sampling.cache == "static":
+            check_static(self.policy, self.device)
 
     def update(
         self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +23,9 @@ from transformers.generation import logits_process
 
 from cory.config import SamplingConfig
 from cory.errors import UserError, expect
-from cory.models.window import Stems, accepts, pad, read_stems, whole_mask
+from cory.models.static import StaticTexts, check_family
+from cory.models.texts import Texts, padded, unread, with_stems_read
+from cory.models.window import read_stems
 from cory.parallel.devices import to_device
 from cory.parallel.sharding import device_of
 
@@ -170,15 +171,18 @@ def sample(
     numbers come from `generator` (`cory/streams.py`). `seen`, where given, has a list for each
     query, which gets the logits (vocabulary) of each of its tokens, as they are before warping.
     With `stems` common beginnings of prompts are read once, too (`read_stems`); that changes logits
-    in their last bits. `ends`: the end tokens; by default the model's.
+    in their last bits. So does a static cache (`settings.cache`, `static.py`). `ends`: the end
+    tokens; by default the model's.
     """
+    if settings.cache == "static":
+        check_family(model)
     device = device_of(model)
     prompts = [tuple(query.tolist()) for query in queries]
     # A prompt that several queries share is read once; `copies` has the row of each query's.
     row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-    copies = to_device(torch.tensor([row_of_prompt[prompt] for prompt in prompts]), device)
+    copies = [row_of_prompt[prompt] for prompt in prompts]
     distinct = list(row_of_prompt)
-    ids, mask = _padded(distinct, pad_token(tokenizer), device)
+    ids, mask = padded(distinct, pad_token(tokenizer), device)
     width = ids.shape[1]
 
     ends = end_tokens(model) if ends is None else ends
@@ -191,29 +195,24 @@ def sample(
         )
 
     begun = read_stems(model, distinct, pad_token(tokenizer)) if stems else None
-    texts = _unread(model, ids, mask) if begun is None else _with_stems_read(begun, ids)
-    options: dict[str, Any] = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
-    takes_positions = accepts(model, "position_ids")
+    texts: Texts | StaticTexts
+    if begun is None:
+        texts = unread(model, ids, mask, [len(prompt) < width for prompt in distinct])
+    else:
+        texts = with_stems_read(model, begun, ids)
+    logits = texts.read()
+    if len(distinct) < len(queries):
+        # Prompts have been read: from here on there is a row for each query.
+        texts.select(copies)
+        logits = logits[to_device(torch.tensor(copies), device)]
+    if settings.cache == "static":
+        # Room for the longest response of any batch: each length of the cache is compiled anew.
+        texts = StaticTexts(texts, max(max_new_tokens, settings.max_new_tokens))
 
     responses: list[list[int]] = [[] for _ in queries]
     unfinished = set(range(len(queries)))
     rows = list(range(len(queries)))  # the queries that are in the batch
     while True:
-        if takes_positions:
-            options["position_ids"] = texts.position
-        is_padded = begun is not None or any(len(prompts[row]) < width for row in rows)
-        output = model(
-            texts.new,
-            attention_mask=whole_mask(model, texts.mask, texts.new.shape[1], is_padded),
-            past_key_values=texts.cache,
-            use_cache=True,
-            **options,
-        )
-        logits = output.logits[:, -1]
-        if len(logits) < len(rows):
-            # Prompts have been read: from here on there is a row for each query.
-            texts.select(copies)
-            logits = logits[copies]
         if seen:
             for row, row_logits in zip(rows, logits, strict=True):
                 if row in unfinished:
@@ -232,68 +231,8 @@ def sample(
         if len(unfinished) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
             kept = [index for index, row in enumerate(rows) if row in unfinished]
             rows = [rows[index] for index in kept]
-            texts.select(to_device(torch.tensor(kept), device))
-
-
-@dataclass
-class Texts:
-    """A batch of texts, one per row, of which a model reads the newest tokens and predicts the next.
-
-    Args:
-        ids: (rows, tokens) the prompts, padded on the left, and the responses so far.
-        mask: (rows, positions) 0 at padding, over what is in the cache and `new`. As wide as `ids`,
-            unless common beginnings were read first and padded for themselves.
-        new: (rows, tokens) what the next pass reads: at first the prompts, or what is left of them;
-            then the token that was drawn.
-        position: (rows, tokens) where `new` stands in the text.
-        cache: keys and values of what has been read.
-    """
-
-    ids: torch.Tensor
-    mask: torch.Tensor
-    new: torch.Tensor
-    position: torch.Tensor
-    cache: DynamicCache
-
-    def append(self, tokens: torch.Tensor) -> None:
-        """Adds the next token of each row, (rows, 1)."""
-        self.new = tokens
-        self.ids = torch.cat([self.ids, tokens], 1)
-        self.mask = torch.cat([self.mask, self.mask[:, -1:]], 1)
-        self.position = self.position[:, -1:] + 1
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Keeps the rows with these indices, of which one may occur several times."""
-        self.ids = self.ids[rows]
-        self.mask = self.mask[rows]
-        self.new = self.new[rows]
-        self.position = self.position[rows]
-        self.cache.batch_select_indices(rows)
-
-
-def _padded(
-    prompts: Sequence[tuple[int, ...]], pad_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts as (rows, width) ids and their mask, on `device`."""
-    ids, mask = pad([torch.tensor(prompt) for prompt in prompts], pad_id, "left")
-    # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
-    ids = torch.where(mask.bool(), ids, ids[:, -1:])
-    return to_device(ids, device), to_device(mask, device)
-
-
-def _unread(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> Texts:
-    """Prompts of which nothing has been read."""
-    position = (mask.cumsum(1) - 1).clamp(min=0)
-    return Texts(ids, mask, ids, position, DynamicCache(config=model.config))
-
-
-def _with_stems_read(begun: Stems, ids: torch.Tensor) -> Texts:
-    """Prompts whose common beginnings have been read."""
-    padded = pad([torch.tensor(rest) for rest in begun.rests], 0, "left")
-    new, new_mask = (to_device(tensor, ids.device) for tensor in padded)
-    mask = torch.cat([begun.mask, new_mask], 1)
-    position = (mask.cumsum(1) - 1)[:, -new.shape[1] :]
-    return Texts(ids, mask, new, position, begun.cache)
+            texts.select(kept)
+        logits = texts.read()
 
 
 class Stopping(StoppingCriteria):

@@ -19,6 +19,7 @@ EQUAL = (
     "held out",
     "resumed",
     "two devices",
+    "static cache",
     "reward model",
     "evaluation",
     "benchmark",
@@ -92,3 +93,10 @@ def test_the_program_waits_once_per_token_and_once_per_step(results):
     assert waits(counts, " _to_lists") == updates
     for function in ("forward", "_evaluate", "_backward", "_terms", "select", "pack", "respond"):
         assert waits(counts, f" {function}") == 0, function
+
+
+def test_a_static_cache_waits_no_more_often(results):
+    dynamic, static = (results[name]["sim:0"]["counts"] for name in ("ppo", "static cache"))
+    assert waits(static, " sample") == waits(dynamic, " sample")
+    for function in ("read", "select", "_write", "append"):
+        assert waits(static, f" {function}") == 0, function
