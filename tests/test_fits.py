@@ -123,7 +123,8 @@ def test_arrays_over_the_vocabulary_follow_the_rule_of_the_learner(device, model
     for longest in (first - 1, first):
         config.sampling.max_new_tokens = longest
         needed = fits.over_vocabulary(config, model, rows=1)
-        positions = head.positions_at_a_time(policy, torch.device(device), 1, longest)
+        place = torch.device(device)
+        positions = head.positions_at_a_time(policy, place, 1, longest, head.WHOLE)
         assert (positions is not None) == (needed == chunk) == (longest == first)
 
     config.lora.rank = 0  # then the output layer has a gradient
