@@ -65,17 +65,14 @@ def plot_curves(study: Study, path: Path) -> None:
     _save(figure, path)
 
 
-def plot_paths(study: Study, path: Path, groups: Sequence[str] = ()) -> None:
+def plot_paths(study: Study, path: Path) -> None:
     """KL over task reward on the way of the training: two groups on one line pay the same KL for a task reward.
 
     Means over seeds of the last 10 iterations, of the role that answers the query alone; a dot at the last iteration.
     Solid lines are of several agents, dashed ones of one.
-
-    Args:
-        groups: default: all.
     """
     means = running_means(study, study.first_role)
-    names = [name for name in groups or study.groups if name in set(means["group"])]
+    names = [name for name in study.groups if name in set(means["group"])]
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name, colour in zip(names, colours(len(names)), strict=True):
         of_group = means[means["group"] == name]

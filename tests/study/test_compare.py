@@ -147,6 +147,7 @@ def test_held_out_comes_first_under_the_same_names(tmp_path):
         and "| CORY | 2 |" in training
     )
     assert (tmp_path / "out/held_out.png").exists()
+    assert "## KL at equal task reward\n" in training and (tmp_path / "out/paths.png").exists()
     assert read_study(tmp_path / "out").held_out["seed"].isna().sum() == 2
 
 
