@@ -172,7 +172,9 @@ def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
     """
     rows = study.held_out[study.held_out["calls"] == calls]
     fixed = study.runs.loc[study.runs["fixed_roles"], "group"].unique()
-    swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training)
+    swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training).astype(
+        bool
+    )
     rows = rows[~swapped]
     rows = rows.assign(seed=rows["seed"].fillna(-1))  # of the base, which has none
     return rows.groupby(["seed", "group"])[metric].mean().unstack("group")

@@ -1,6 +1,7 @@
 """Runs compared on their way, not at their end: KL at equal task reward, and the time to collapse.
 
 A method that learns more slowly has a lower KL at the end whatever else it does. At equal task reward it does not.
+KLs differ between seeds by factors, so their means are geometric, and groups are compared by ratios, seed by seed.
 Definitions: docs/metrics.md, "Comparison".
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from study.frame import LAST, RUN, Study
-from study.intervals import difference, direction, over_seeds
+from study.intervals import difference, direction, geometric, over_seeds, ratio
 
 STEP = 0.25  # of the levels of task reward
 SHARE = 0.9  # of the runs of every group that must reach a level
@@ -34,25 +35,25 @@ def kl_at(means: pd.DataFrame, level: float) -> pd.Series:
     return reached.groupby(RUN, sort=False)["kl"].first()
 
 
-def common_levels(means: pd.DataFrame) -> list[float]:
-    """The multiples of 0.25 that 90 % of every group's runs reach, and none of the groups has from its start."""
+def common_levels(means: pd.DataFrame, step: float = STEP) -> list[float]:
+    """The multiples of a step that 90 % of every group's runs reach, and none of the groups has from its start."""
     if not len(means):  # all runs are shorter than the window
         return []
     runs = means.groupby(RUN, sort=False)["task_reward"].agg(["first", "max"])
     groups = runs.groupby("group")
     lowest = groups["first"].mean().max()
     levels = []
-    level = STEP * (lowest // STEP + 1)
-    while all((highest >= level).mean() >= SHARE for _, highest in groups["max"]):
-        levels.append(level)
-        level += STEP
+    number = math.floor(lowest / step) + 1
+    while all((highest >= number * step).mean() >= SHARE for _, highest in groups["max"]):
+        levels.append(number * step)
+        number += 1
     return levels
 
 
 def equal_reward(
     study: Study, role: str | None = None, levels: Sequence[float] = (), groups: Sequence[str] = ()
 ) -> Rows:
-    """By group: a role's KL at each level of task reward, with the difference to the baseline, seed by seed.
+    """By group: a role's KL at each level of task reward, and its ratio to the baseline's, seed by seed.
 
     Args:
         role: its name; None: the first, which answers the query alone as a single agent does.
@@ -69,12 +70,10 @@ def equal_reward(
         row = {"group": name, "n": str(n)}
         for level, values in by_level.items():
             ours = _of_group(values, name)
-            row[f"KL at {level:g}"] = (
-                f"{over_seeds(ours).plus_minus()} ({len(ours)})" if len(ours) else "(0)"
-            )
+            row[f"KL at {level:g}"] = f"{_mean_kl(ours)} ({len(ours)})" if len(ours) else "(0)"
             base = study.base_of(name)
             theirs = _of_group(values, base)
-            row[f"difference at {level:g}"] = _difference(ours, theirs) if name != base else ""
+            row[f"ratio at {level:g}"] = _ratio(ours, theirs) if name != base else ""
         rows.append(row)
     return rows
 
@@ -85,35 +84,43 @@ def pairs(
     role: str | None = None,
     level: float | None = None,
 ) -> Rows:
-    """By pair of groups: a role's KL at the end and at equal task reward, and what the first has more than the second.
+    """By pair of groups: a role's task reward and KL at the end, and its KL at equal task reward.
 
     Args:
-        compared: pairs of names of groups. role: its name; None: the first.
+        compared: pairs of names of groups, ours and the rival, of which the seeds that both have count.
+        role: its name; None: the first.
         level: of task reward; None: the highest of `common_levels` of the pair.
     """
     means = running_means(study, role or study.first_role)
-    ends = means.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
     rows = []
     for name, rival in compared:
         of_pair = means[means["group"].isin([name, rival])]
-        row = {"group": name, "against": rival, "n": str(len(_of_group(ends["kl"], name)))}
-        for metric, title in (("task_reward", "task reward at the end"), ("kl", "KL at the end")):
-            row |= _compared(title, _of_group(ends[metric], name), _of_group(ends[metric], rival))
+        groups_of_seed = of_pair.groupby("seed")["group"].nunique()
+        in_both = groups_of_seed[groups_of_seed == 2].index
+        if len(in_both):
+            of_pair = of_pair[of_pair["seed"].isin(in_both)]
+        ends = of_pair.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
+        reward, rivals_reward = (_of_group(ends["task_reward"], one) for one in (name, rival))
+        kl, rivals_kl = (_of_group(ends["kl"], one) for one in (name, rival))
         at = max(common_levels(of_pair), default=math.nan) if level is None else level
         at_level = kl_at(of_pair, at)
-        ours = _of_group(at_level, name)
-        row["at a task reward of"] = "" if math.isnan(at) else f"{at:g}"
-        row |= _compared("KL there", ours, _of_group(at_level, rival))
-        rows.append(row)
+        there, rivals_there = (_of_group(at_level, one) for one in (name, rival))
+        rows.append(
+            {
+                "group": name,
+                "against": rival,
+                "n": str(len(kl)),
+                "task reward": f"{reward.mean():.2f}, {rivals_reward.mean():.2f}",
+                "difference": _difference(reward, rivals_reward),
+                "KL": f"{_mean_kl(kl)}, {_mean_kl(rivals_kl)}",
+                "ratio": _ratio(kl, rivals_kl),
+                "at a task reward of": "" if math.isnan(at) else f"{at:g}",
+                "KL there": f"{_mean_kl(there)}, {_mean_kl(rivals_there)}",
+                "ratio there": _ratio(there, rivals_there),
+                "runs there": f"{len(there)}, {len(rivals_there)}",
+            }
+        )
     return rows
-
-
-def _compared(title: str, ours: "pd.Series[float]", theirs: "pd.Series[float]") -> dict[str, str]:
-    """Two cells: the values, ours and theirs, and their difference seed by seed."""
-    values = ", ".join(
-        over_seeds(one).plus_minus() if len(one) else "none" for one in (ours, theirs)
-    )
-    return {title: values, f"difference, {title}": _difference(ours, theirs)}
 
 
 def collapse_times(study: Study) -> pd.Series:
@@ -183,3 +190,15 @@ def _difference(ours: "pd.Series[float]", theirs: "pd.Series[float]", digits: in
         return ""
     interval = difference(ours, theirs)
     return f"{interval.text(f'+.{digits}f')} {direction(interval)}".rstrip()
+
+
+def _mean_kl(values: "pd.Series[float]") -> str:
+    return f"{geometric(values).value:.2f}" if len(values) else "none"
+
+
+def _ratio(ours: "pd.Series[float]", theirs: "pd.Series[float]") -> str:
+    """The ratio seed by seed, and what it says."""
+    if not len(ours) or not len(theirs):
+        return ""
+    interval = ratio(ours, theirs)
+    return f"{interval.text('.2f')} {direction(interval, equal=1.0)}".rstrip()

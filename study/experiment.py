@@ -347,8 +347,11 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"no run has ended; the output of the first one is in {planned[0].folder}.log"
             )
+        in_study = set(study.runs["run"])  # a run of a later seed may have ended earlier
         study.records = [
-            read(item.folder) for item in planned if (item.folder / "summary.json").exists()
+            read(item.folder)
+            for item in planned
+            if item.folder.name in in_study and (item.folder / "summary.json").exists()
         ]
         command = _repeated(args.file, args.scale, changes)
         written = write(study, out, experiment.title, experiment.question, command)

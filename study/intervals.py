@@ -77,27 +77,32 @@ def difference(ours: "pd.Series", theirs: "pd.Series") -> Interval:
     return Interval(value, float(low), float(high), n)
 
 
-def direction(interval: Interval) -> str:
-    """What a difference says: `lower`, `higher` or `undecided`; nothing with fewer than 5 seeds or no interval."""
+def direction(interval: Interval, equal: float = 0.0) -> str:
+    """What a difference says, or a ratio where `equal` is 1: `lower`, `higher` or `undecided`.
+
+    Nothing with fewer than 5 seeds or no interval.
+    """
     if interval.n < FEWEST or math.isnan(interval.low):
         return ""
-    if interval.high < 0:
+    if interval.high < equal:
         return "lower"
-    return "higher" if interval.low > 0 else "undecided"
+    return "higher" if interval.low > equal else "undecided"
+
+
+def geometric(values: "Sequence[float] | pd.Series") -> Interval:
+    """The geometric mean of one value per seed: Student's t on the logarithms. NaN where one is not above 0."""
+    values = [float(value) for value in values]
+    if not all(value > 0 for value in values):
+        return over_seeds([math.nan] * len(values))
+    logs = over_seeds([math.log(value) for value in values])
+    return Interval(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n)
 
 
 def ratio(ours: "pd.Series", theirs: "pd.Series") -> Interval:
-    """The geometric mean of the ratios seed by seed: Student's t on their logarithms. NaN where one is not above 0."""
-    import numpy as np
-
+    """The geometric mean of the ratios seed by seed, with its interval. NaN where a value is not above 0."""
     seeds = ours.index.intersection(theirs.index)
-    ratios = ours[seeds] / theirs[seeds]
-    if not ((ours[seeds] > 0) & (theirs[seeds] > 0)).all():
-        return over_seeds([math.nan] * len(ratios))
-    of_logs = over_seeds(np.log(ratios))
-    return Interval(
-        math.exp(of_logs.value), math.exp(of_logs.low), math.exp(of_logs.high), of_logs.n
-    )
+    both_positive = (ours[seeds] > 0) & (theirs[seeds] > 0)
+    return geometric((ours[seeds] / theirs[seeds]).where(both_positive))
 
 
 def over_queries(

@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from cory.report.plots import CURVE_TITLES, SMOOTHING, colours
 from cory.run.output import replacing
 from study.comparison import CALLS, held_out_by_seed, labels, points
-from study.equal_reward import running_means
+from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import BASE, Study
-from study.intervals import nondominated, over_seeds
+from study.intervals import geometric, nondominated, over_seeds
 from study.records import natural
 
 LINES = ("-", "--", ":", "-.")
@@ -68,21 +68,24 @@ def plot_curves(study: Study, path: Path) -> None:
 def plot_paths(study: Study, path: Path) -> None:
     """KL over task reward on the way of the training: two groups on one line pay the same KL for a task reward.
 
-    Means over seeds of the last 10 iterations, of the role that answers the query alone; a dot at the last iteration.
-    Solid lines are of several agents, dashed ones of one.
+    Of the role that answers the query alone: the geometric mean of its KL where its task reward first reaches a level,
+    up to the last level that nine in ten runs reach, and a dot at the end of training. Solid lines are of several
+    agents, dashed ones of one.
     """
     means = running_means(study, study.first_role)
     names = [name for name in study.groups if name in set(means["group"])]
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name, colour in zip(names, colours(len(names)), strict=True):
         of_group = means[means["group"] == name]
-        way = of_group.groupby(of_group.groupby("seed").cumcount())[["task_reward", "kl"]].mean()
+        levels = common_levels(of_group, step=0.05)
+        kls = [geometric(kl_at(of_group, level)).value for level in levels]
         agents = study.metrics.loc[study.metrics["group"] == name, "agent"].nunique()
         label = f"{name} (n = {of_group['seed'].nunique()})"
-        style = {"color": colour, "ls": "-" if agents > 1 else "--"}
-        axis.plot(way["task_reward"], way["kl"], lw=1.5, label=label, **style)
-        axis.plot(way["task_reward"].iloc[-1], way["kl"].iloc[-1], "o", ms=4, color=colour)
-    axis.set(xlabel="task reward", ylabel="KL to base (nats)")
+        axis.plot(levels, kls, "-" if agents > 1 else "--", lw=1.5, label=label, color=colour)
+        ends = of_group.groupby("seed")[["task_reward", "kl"]].last()
+        end = (ends["task_reward"].mean(), geometric(ends["kl"]).value)
+        axis.plot(*end, "o" if agents > 1 else "D", ms=5, color=colour, alpha=0.7)
+    axis.set(xlabel="task reward", ylabel="KL to base (nats)", yscale="log")
     _without_frame(axis)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     _save(figure, path)

@@ -89,24 +89,23 @@ def test_levels_are_those_that_nine_in_ten_runs_of_every_group_reach():
 
 
 def test_groups_are_compared_seed_by_seed_by_role():
-    """CORY's pioneer has 1 nat less than PPO in each seed; its observer earns the level at once."""
+    """PPO's KLs are 1 to 16, of geometric mean 4. CORY's writer has half of each; its critic has the level at once."""
 
     def ppo(seed, k, role):
-        return k / 20, seed + 2.0, 1.0
+        return k / 20, 2.0**seed, 1.0
 
     def cory(seed, k, role):
-        return (k / 20, seed + 1.0, 1.0) if role == "writer" else (k / 10, 9.0, 1.0)
+        return (k / 20, 2.0**seed / 2, 1.0) if role == "writer" else (k / 10, 9.0, 1.0)
 
     study = make_study({"PPO": ppo, "CORY": cory}, roles=("writer", "critic"))
     rows = equal_reward(study, levels=[1.0])
     assert rows == [
-        {"group": "PPO", "n": "5", "KL at 1": "4.00 ± 1.96 (5)", "difference at 1": ""},
-        {"group": "CORY", "n": "5", "KL at 1": "3.00 ± 1.96 (5)",
-         "difference at 1": "-1.00 (-1.00 to -1.00) lower"},
+        {"group": "PPO", "n": "5", "KL at 1": "4.00 (5)", "ratio at 1": ""},
+        {"group": "CORY", "n": "5", "KL at 1": "2.00 (5)", "ratio at 1": "0.50 (0.50 to 0.50) lower"},
     ]  # fmt: skip
     (observer,) = equal_reward(study, role="critic", levels=[1.0])
-    assert observer["group"] == "CORY" and observer["KL at 1"] == "9.00 ± 0.00 (5)"
-    assert observer["difference at 1"] == ""  # PPO has no such role
+    assert observer["group"] == "CORY" and observer["KL at 1"] == "9.00 (5)"
+    assert observer["ratio at 1"] == ""  # PPO has no such role
 
 
 def test_the_end_of_a_role_is_that_of_whichever_agent_has_it():
@@ -136,7 +135,7 @@ def test_a_pair_is_compared_at_the_end_and_at_equal_task_reward():
     """Means of ten iterations: CORY first has 1.5 in 26 to 35, PPO, whose reward ends at 1.6, in 27 to 36."""
 
     def ppo(seed, k, role):
-        return min(k / 20, 1.6), k / 5 + seed, 1.0
+        return min(k / 20, 1.6), k / 5, 1.0
 
     def cory(seed, k, role):
         return k / 20, k / 10, 1.0
@@ -144,16 +143,28 @@ def test_a_pair_is_compared_at_the_end_and_at_equal_task_reward():
     rows = pairs(make_study({"PPO": ppo, "CORY": cory}), [("CORY", "PPO")])
     assert rows == [
         {"group": "CORY", "against": "PPO", "n": "5",
-         "task reward at the end": "1.73 ± 0.00, 1.59 ± 0.00",
-         "difference, task reward at the end": "+0.14 (+0.14 to +0.14) higher",
-         "KL at the end": "3.45 ± 0.00, 8.90 ± 1.96",
-         "difference, KL at the end": "-5.45 (-7.41 to -3.49) lower",
+         "task reward": "1.73, 1.59", "difference": "+0.14 (+0.14 to +0.14) higher",
+         "KL": "3.45, 6.90", "ratio": "0.50 (0.50 to 0.50) lower",
          "at a task reward of": "1.5",
-         "KL there": "3.05 ± 0.00, 8.30 ± 1.96",
-         "difference, KL there": "-5.25 (-7.21 to -3.29) lower"},
+         "KL there": "3.05, 6.30", "ratio there": "0.48 (0.48 to 0.48) lower", "runs there": "5, 5"},
     ]  # fmt: skip
     (at_1,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("PPO", "CORY")], level=1.0)
-    assert at_1["KL there"] == "6.10 ± 1.96, 2.05 ± 0.00"
+    assert at_1["KL there"] == "4.10, 2.05"
+    (nowhere,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("PPO", "CORY")], level=9.0)
+    assert nowhere["KL there"] == "none, none" and nowhere["ratio there"] == ""
+
+
+def test_seeds_that_only_one_of_a_pair_has_do_not_count():
+    study = make_study(
+        {
+            "PPO": lambda seed, k, role: (k / 20, 4.0**seed, 1.0),
+            "CORY": lambda s, k, r: (k / 20, 1.0, 1.0),
+        }
+    )
+    last = (study.runs["group"] == "CORY") & (study.runs["seed"] == 4)
+    study.runs = study.runs[~last]
+    (row,) = pairs(study, [("CORY", "PPO")], level=1.0)
+    assert row["n"] == "4" and row["KL"] == "1.00, 8.00" and row["KL there"] == "1.00, 8.00"
 
 
 def test_no_verdict_with_fewer_than_five_seeds_and_none_where_the_interval_includes_0():
@@ -164,10 +175,10 @@ def test_no_verdict_with_fewer_than_five_seeds_and_none_where_the_interval_inclu
         return k / 20, 1.0 + 2 * (seed % 2), 1.0
 
     both = {"PPO": ppo, "CORY": cory}
-    assert equal_reward(make_study(both, seeds=6), levels=[1.0])[1]["difference at 1"].endswith(
+    assert equal_reward(make_study(both, seeds=6), levels=[1.0])[1]["ratio at 1"].endswith(
         " undecided"
     )
-    assert equal_reward(make_study(both, seeds=4), levels=[1.0])[1]["difference at 1"].endswith(")")
+    assert equal_reward(make_study(both, seeds=4), levels=[1.0])[1]["ratio at 1"].endswith(")")
 
 
 def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():

@@ -477,6 +477,14 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
     assert calls == [first, *(f"{first} {item.folder.name}" for item in by_seed[1:])]
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_report_leaves_out_runs_that_ended_but_are_of_later_seeds(tmp_path, judged):
+    trial(tmp_path, "--seeds", "1")
+    report = (tmp_path / "results/a/report.html").read_text()
+    in_report = [item.seed for item in judged if item.folder.name in report]
+    assert in_report == [0, 0]
+
+
 def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged, capsys):
     trial(tmp_path)
     capsys.readouterr()
