@@ -2,18 +2,19 @@
 
     python -m study.advantage results/when/settings.yaml --out results/when
 
-The file lists settings, each with a folder of results (those of `study.experiment`, whose held_out.csv it reads; where
-the evaluation had `--samples 2`, the better response of two is shown, too) and the probe of its untrained model
-(`observer.py --out`):
+The file lists settings, each with a folder of results (those of `study.experiment`, whose held_out.csv it reads) and
+the probe of its untrained model (`observer.py --out`):
 
     - label: GSM8K, toy
       results: results/gsm8k_credit
       observer: results/when/gsm8k/observer.json
-      chain: collective               # the name of a group
+      chain: collective                     # the name of a group
       single: PPO
-      order: agent_2 after agent_1    # of a pair with fixed roles; without it, the mean of both orders
+      both_roles: one LLM in both roles     # may be left out: one more rival
+      order: agent_2 after agent_1          # of a pair with fixed roles; without it, the mean of both orders
 
-Writes advantage.md, a table, and advantage.png.
+Writes advantage.md, a table, and advantage.png. The table also shows the better of two responses of `single` where the
+evaluation had `--samples 2` or more, and a vote of them where it had `--ks` and the task extracts answers.
 """
 
 import itertools
@@ -23,7 +24,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
@@ -33,10 +34,18 @@ from cory.errors import UserError, expect
 from cory.run.output import check_results_folder, staged
 from study.intervals import Interval, difference, over_seeds
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 KEYS = {"label", "results", "observer", "chain", "single"}
-ORDER = "order"  # the key that may be left out
-CALLS = {"alone": 1, "after itself": 2}  # of one agent
+# Keys that may be left out.
+BOTH_ROLES = "both_roles"
+ORDER = "order"
+CALLS = {"one agent, alone": 1, "one agent, after itself": 2}
+ONE_LLM = "one LLM in both roles"
+UNTRAINED = "untrained, after itself"
 MARKERS = "os^Dv"
+BySeed: TypeAlias = "pd.Series[float]"  # indexed by seed
 
 
 @dataclass(frozen=True)
@@ -46,38 +55,49 @@ class Setting:
     Args:
         dependence, slope: of the untrained observer's reward on what it reads (docs/metrics.md).
         scale: standard deviation of the untrained pioneer's task reward.
-        one: for each seed, the combined rewards of one agent by CALLS. untrained: that of the base after itself.
-        chain: those of the pair, mean of both orders, or in the order named.
-        best_of_2: task rewards of one agent's better response of two; empty if each query was answered once.
+        chain: combined rewards of the pair, mean of both orders, or in the order named.
+        trained: by name, the combined rewards of the trained models that the chain is compared with.
+        untrained: combined reward of the base after itself.
+        choices: by name, task rewards of one agent's responses that are chosen among several: by
+            the reward itself, or by a vote. Only those that the evaluation has.
     """
 
     label: str
     dependence: Interval
     slope: Interval
     scale: float
-    one: list[dict[str, float]]
+    chain: BySeed
+    trained: dict[str, BySeed]
     untrained: float
-    chain: list[float]
-    best_of_2: list[float]
+    choices: dict[str, BySeed]
 
-    def rivals(self) -> dict[str, list[float]]:
-        """The combined rewards of what the chain is compared with: CALLS, and the untrained model after itself."""
-        by_calls = {f"one agent, {calls}": [seed[calls] for seed in self.one] for calls in CALLS}
-        return by_calls | {"untrained, after itself": [self.untrained] * len(self.one)}
+    def rivals(self) -> dict[str, BySeed]:
+        """The combined rewards of what the chain is compared with, by name."""
+        return self.trained | {UNTRAINED: 0 * self.chain + self.untrained}
 
     def best_rival(self) -> str:
         """The rival with the highest mean."""
-        rivals = self.rivals()
-        return max(rivals, key=lambda name: statistics.fmean(rivals[name]))
+        return _best(self.rivals())
 
     def advantage(self) -> Interval:
         """Of the chain over the best rival, in units of `scale`, by Student's t over seeds."""
-        import pandas as pd  # here, as importing it takes a while
+        return self._over_best(self.rivals())
 
-        apart = difference(pd.Series(self.chain), pd.Series(self.rivals()[self.best_rival()]))
+    def advantage_over_one_role(self) -> Interval:
+        """The same without the rival that was trained in both roles: what two roles bring, also to one LLM."""
+        rivals = self.rivals()
+        rivals.pop(ONE_LLM, None)
+        return self._over_best(rivals)
+
+    def _over_best(self, rivals: dict[str, BySeed]) -> Interval:
+        apart = difference(self.chain, rivals[_best(rivals)])
         return Interval(
             apart.value / self.scale, apart.low / self.scale, apart.high / self.scale, apart.n
         )
+
+
+def _best(rivals: dict[str, BySeed]) -> str:
+    return max(rivals, key=lambda name: statistics.fmean(rivals[name]))
 
 
 def read_settings_file(path: Path, root: Path = Path()) -> list[Setting]:
@@ -88,7 +108,7 @@ def read_settings_file(path: Path, root: Path = Path()) -> list[Setting]:
         raise UserError(f"expected a list of settings, got {str(path)!r} ({error})") from None
     expect(isinstance(listed, list) and bool(listed), str(path), "a list of settings", listed)
     for number, entry in enumerate(listed):
-        ok = isinstance(entry, dict) and set(entry) - {ORDER} == KEYS
+        ok = isinstance(entry, dict) and set(entry) - {BOTH_ROLES, ORDER} == KEYS
         expect(ok, f"{path}, setting {number + 1}", f"the keys {', '.join(sorted(KEYS))}", entry)
     return [_setting(entry, root) for entry in listed]
 
@@ -110,36 +130,56 @@ def _setting(entry: dict[str, Any], root: Path) -> Setting:
             f"{label}: expected {expected}, got {entry['observer']!r} ({error})"
         ) from None
 
-    def by_seed(group: str, metric: str, **chosen: Any) -> list[float]:
-        """A metric of a group's rows with some values, by seed, mean over agents or orders."""
+    def by_seed(group: str, metric: str, **chosen: str | int) -> BySeed:
+        """A metric of a group's rows with some values, mean over agents or orders."""
         rows = held_out[held_out["group"] == group]
         for key, value in chosen.items():
             rows = rows[rows[key] == value]
-        return [float(value) for value in rows.groupby("seed")[metric].mean()]
+        return rows.groupby("seed")[metric].mean().dropna()
 
-    for key in ("single", "chain"):
-        if entry[key] not in set(held_out["group"]):
+    for key in ("single", "chain", BOTH_ROLES):
+        if key in entry and entry[key] not in set(held_out["group"]):
             groups = sorted(set(held_out["group"]) - {BASE})
             raise UserError(f"{label}, {key}: expected one of {groups}, got {entry[key]!r}")
+
     order = entry.get(ORDER)
     chosen = {"answers": order} if order else {"calls": 2}
     chain = by_seed(entry["chain"], "combined_reward", **chosen)
-    if not chain:
+    if not len(chain):
         raise UserError(
             f"{label}, {ORDER}: expected a chain of {entry['chain']!r}, such as agent_2 after agent_1, got {order!r}"
         )
-    alone, twice = (
-        by_seed(entry["single"], "combined_reward", calls=calls) for calls in CALLS.values()
-    )
+
+    trained = {
+        name: by_seed(entry["single"], "combined_reward", calls=calls)
+        for name, calls in CALLS.items()
+    }
     untrained = held_out[(held_out["group"] == BASE) & (held_out["calls"] == 2)]
-    if len(alone) != len(twice) or not len(untrained):
+    if not all(map(len, trained.values())) or not len(untrained):
         raise UserError(
             f"{label}: expected {entry['single']!r} and the base after themselves, got no such rows"
         )
-    one = [dict(zip(CALLS, values, strict=True)) for values in zip(alone, twice, strict=True)]
-    best = by_seed(entry["single"], "best_of_2", calls=1) if "best_of_2" in held_out else []
+    if BOTH_ROLES in entry:
+        # A pair also has rows of two calls, of one agent after the other.
+        trained[ONE_LLM] = by_seed(
+            entry[BOTH_ROLES], "combined_reward", answers="agent_1 after itself"
+        )
+        if not len(trained[ONE_LLM]):
+            raise UserError(
+                f"{label}, {BOTH_ROLES}: expected a group of one agent that answers after itself, "
+                f"got {entry[BOTH_ROLES]!r}"
+            )
+
+    choices = {}
+    if "best_of_2" in held_out:
+        choices["best of 2"] = by_seed(entry["single"], "best_of_2", calls=1)
+    votes = [int(key.removeprefix("maj@")) for key in held_out if key.startswith("maj@")]
+    if votes:
+        most = max(votes)
+        choices[f"vote of {most}"] = by_seed(entry["single"], f"maj@{most}", calls=1)
+
     base = float(untrained["combined_reward"].iloc[0])
-    return Setting(label, dependence, slope, scale, one, base, chain, best)
+    return Setting(label, dependence, slope, scale, chain, trained, base, choices)
 
 
 def _interval(numbers: Sequence[float | None]) -> Interval:
@@ -149,30 +189,29 @@ def _interval(numbers: Sequence[float | None]) -> Interval:
 
 
 def table(settings: Sequence[Setting]) -> str:
-    """The settings as a Markdown table."""
+    """The settings as a Markdown table.
+
+    A cell is empty where a setting lacks what another has.
+    """
     from study.markdown import markdown_table
 
+    trained = dict.fromkeys(name for s in settings for name in s.trained)
+    choices = dict.fromkeys(name for s in settings for name in s.choices)
     return markdown_table(
         [
-            {"setting": s.label, "n": str(len(s.chain))}
+            {"setting": s.label, "n": str(s.advantage().n)}
             | {"dependence": s.dependence.text(".2f"), "slope": s.slope.text(".2f")}
-            | {
-                name: _shown(values)
-                for name, values in s.rivals().items()
-                if not name.startswith("untrained")
-            }
-            | {"untrained, after itself": f"{s.untrained:.2f}", "chain": _shown(s.chain)}
-            | {
-                "advantage": s.advantage().text("+.2f"),
-                "best of 2, task reward": _shown(s.best_of_2),
-            }
+            | {name: _shown(s.trained.get(name)) for name in trained}
+            | {UNTRAINED: f"{s.untrained:.2f}", "chain": _shown(s.chain)}
+            | _advantages(s)
+            | {f"{name}, task reward": _shown(s.choices.get(name)) for name in choices}
             for s in settings
         ]
     )
 
 
-def _shown(values: Sequence[float]) -> str:
-    return over_seeds(values).plus_minus() if values else ""
+def _shown(values: "BySeed | None") -> str:
+    return "" if values is None else over_seeds(values).plus_minus()
 
 
 def short_rows(settings: Sequence[Setting]) -> list[dict[str, str]]:
@@ -180,19 +219,26 @@ def short_rows(settings: Sequence[Setting]) -> list[dict[str, str]]:
     return [
         {
             "setting": s.label,
-            "n": str(len(s.chain)),
+            "n": str(s.advantage().n),
             "dependence": f"{s.dependence.value:.2f}",
             "slope": f"{s.slope.value:.2f}",
             "best rival": f"{statistics.fmean(s.rivals()[s.best_rival()]):.2f} {s.best_rival()}",
             "chain": f"{statistics.fmean(s.chain):.2f}",
-            "advantage": s.advantage().text("+.2f"),
         }
+        | _advantages(s)
         for s in settings
     ]
 
 
+def _advantages(setting: Setting) -> dict[str, str]:
+    return {
+        "advantage": setting.advantage().text("+.2f"),
+        "over rivals of one role": setting.advantage_over_one_role().text("+.2f"),
+    }
+
+
 def plot(settings: Sequence[Setting], path: Path) -> None:
-    """Advantage over dependence, both with their 95 % intervals. Filled: the interval of the slope is above 0.
+    """Both advantages over dependence, with their 95 % intervals. Filled: the interval of the slope is above 0.
 
     What stands before the last comma of a label has a colour, what stands after it a marker.
     """
@@ -200,39 +246,43 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
 
     from cory.report.plots import colours
 
-    figure, axis = plt.subplots(figsize=(8.5, 4.6), layout="constrained")
-    axis.axhline(0, color="0.3", lw=0.8)
+    figure, axes = plt.subplots(1, 2, figsize=(11.5, 4.6), sharey=True, layout="constrained")
+    panels = {
+        "over rivals of one role": Setting.advantage_over_one_role,
+        "over all rivals, one LLM in both roles among them": Setting.advantage,
+    }
     parts = [setting.label.rpartition(", ") for setting in settings]
     tasks = list(dict.fromkeys(task or kind for task, _, kind in parts))
     kinds = list(dict.fromkeys(kind for task, _, kind in parts if task))
     colour = dict(zip(tasks, colours(len(tasks)), strict=True))
-    for setting, (task, _, kind) in zip(settings, parts, strict=True):
-        x, left, right, _ = setting.dependence
-        y, low, high, _ = setting.advantage()
-        marker = MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0]
-        style: dict[str, Any] = {
-            "marker": marker,
-            "ms": 6,
-            "lw": 1.2,
-            "capsize": 2,
-            "color": colour[task or kind],
-        }
-        style |= {} if setting.slope.low > 0 else {"mfc": "white"}
-        axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], **style)
+    for axis, (title, advantage) in zip(axes, panels.items(), strict=True):
+        axis.axhline(0, color="0.3", lw=0.8)
+        for setting, (task, _, kind) in zip(settings, parts, strict=True):
+            x, left, right, _ = setting.dependence
+            y, low, high, _ = advantage(setting)
+            marker = MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0]
+            style: dict[str, Any] = {
+                "marker": marker,
+                "ms": 6,
+                "lw": 1.2,
+                "capsize": 2,
+                "color": colour[task or kind],
+            }
+            style |= {} if setting.slope.low > 0 else {"mfc": "white"}
+            axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], **style)
+        axis.set_title(title, fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
     for task in tasks:
-        axis.plot([], [], color=colour[task], lw=4, label=task)
+        axes[1].plot([], [], color=colour[task], lw=4, label=task)
     for kind, marker in zip(kinds, itertools.cycle(MARKERS), strict=False):
-        axis.plot([], [], marker, color="0.3", label=kind)
-    axis.set(
-        xlabel="dependence of the observer's reward on what it reads, before training",
-        ylabel="advantage of the chain\n(standard deviations of the reward)",
-    )
-    axis.set_title(
-        "filled: slope above 0, better responses of the pioneer make better ones of the observer",
+        axes[1].plot([], [], marker, color="0.3", label=kind)
+    axes[0].set_ylabel("advantage of the chain\n(standard deviations of the reward)")
+    figure.supxlabel(
+        "dependence of the observer's reward on what it reads, before training\n"
+        "(filled: slope above 0, better responses of the pioneer make better ones of the observer)",
         fontsize=9,
     )
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes[1].legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
