@@ -293,7 +293,7 @@ def test_outside_a_checkout_an_experiment_says_what_it_needs(tmp_path):
             ["experiment", "trial.yaml"],
             "runs.PPO: config: expected a file 'configs/imdb/tiny.yaml' in '",
         ),
-        (["claims"], "experiment: expected a file 'configs/experiments/imdb_curves.yaml' in '"),
+        (["claims"], "experiment: expected a file 'configs/experiments/imdb_noise.yaml' in '"),
     ):
         argv = [sys.executable, "-m", f"study.{command[0]}", *command[1:]]
         done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
