@@ -502,7 +502,7 @@ def test_rows_of_other_settings_or_of_an_older_format_go(tmp_path, judged):
     out = tmp_path / "results/a"
     out.mkdir(parents=True)
     for name in ("runs.csv", "final.csv", "held_out.csv"):  # without a hash
-        shutil.copy(ROOT / "results/imdb_curves" / name, out / name)
+        shutil.copy(ROOT / "results/gsm8k_curves" / name, out / name)
     (out / "comparison.md").write_text("# Older\n")
     trial(tmp_path)
     rows = list(csv.DictReader(open(out / "runs.csv")))
