@@ -1,7 +1,7 @@
 """Repeats the beginning of the first run of each folder of results: does the current code still give these numbers?
 
     python -m study.check_results                             # every folder under results/ that keeps its first run
-    python -m study.check_results results/imdb_curves_real --set model.name=FOLDER     # where a run needs local folders
+    python -m study.check_results results/NAME --set model.name=FOLDER     # where a run needs local folders
 
 `study.experiment` keeps the first run that it makes for a folder: its settings, where it ran, and its first three
 records of metrics.jsonl. On the same kind of processor, with the same libraries and threads, they must come out

@@ -1,10 +1,10 @@
 """Judges the paper's claims by the results of the experiments: reproduced, not reproduced, or not tested.
 
-    python -m study.claims --scales tiny smollm2 --out results/claims.md
+    python -m study.claims --out results/claims.md
 
 Each claim is an estimate and the range in which its 95 % interval must lie (docs/experiments.md, "Claims"). Nothing is
-run: the files of `study.experiment` under `--results` suffice. A claim is not tested at a scale at which not all runs
-of its experiment are there.
+run: the files of `study.experiment` under `--results` suffice. A claim is judged by the seeds that every group of its
+experiment has ended, and not tested where they are fewer than five.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
-from cory.errors import UserError
+from cory.plural import counted
 from cory.run.output import check_result_file, replace_text
 from study.estimates import (
     CORY,
@@ -57,7 +57,7 @@ MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
 SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model
-IMDB, GSM8K = ("imdb_curves",), ("gsm8k_curves", SUMS)
+IMDB, GSM8K = ("imdb_noise",), ("gsm8k_curves", SUMS)
 ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
 RATES, FRONTIERS = (
     ("imdb_learning_rate", "gsm8k_learning_rate"),
@@ -137,13 +137,34 @@ CLAIMS = [
           COOPERATION, values_apart(0, -1, "kl", ratio)),
     Claim("E8", "PPO's texts repeat themselves", "distinct-2, end / start", (-math.inf, 0.5), IMDB,
           measured(PPO, distinct_share)),
-    Claim("E8", "CORY's texts do not", "distinct-2, end / start", (0.5, math.inf), IMDB,
+    Claim("E8", "CORY's texts do not repeat themselves", "distinct-2, end / start", (0.5, math.inf), IMDB,
           measured(CORY, distinct_share)),
     Claim("E8", "PPO's texts run on to the token limit", "pioneer's length / limit", (0.9, math.inf), GSM8K[:1],
           measured(PPO, share_of_limit)),
-    Claim("E8", "CORY's texts do not", "pioneer's length / limit", (-math.inf, 0.9), GSM8K[:1],
+    Claim("E8", "CORY's texts do not run on", "pioneer's length / limit", (-math.inf, 0.9), GSM8K[:1],
           measured(CORY, share_of_limit)),
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a claim at one scale of one of its experiments.
+
+    Args:
+        regime: the experiment and the scale.
+        estimate: with its interval and n; empty where the claim was not tested.
+        outcome: the verdict, or why there is none.
+    """
+
+    claim: Claim
+    regime: str
+    estimate: str
+    outcome: str
+
+    @property
+    def tested(self) -> bool:
+        """Whether there is a verdict."""
+        return self.estimate != ""
 
 
 @cache
@@ -154,80 +175,132 @@ def experiment_of(name: str) -> Experiment:
 
 
 def verdict(interval: Interval, holds: tuple[float, float]) -> str:
-    """Whether an interval lies where a claim needs it."""
+    """Whether an interval lies where a claim needs it. Raises Untested if it decides nothing."""
     if interval.n < FEWEST:
-        return f"not tested (fewer than {FEWEST} seeds)"
+        raise Untested(few(interval.n))
     if not all(map(math.isfinite, interval)):
-        return "not tested (no interval)"
+        raise Untested("no interval")
     if holds[0] < interval.low and interval.high < holds[1]:
         return "reproduced"
     if interval.high <= holds[0] or interval.low >= holds[1]:
-        return "not reproduced (contradicted)"
-    return "not reproduced (undecided)"
+        return "contradicted"
+    return "undecided"
 
 
-def gather(name: str, scale: str, results: Path) -> "Study":
-    """The study of an experiment, from the folder under `results` whose runs.csv is of it.
+def few(seeds: int) -> str:
+    """Why so many seeds decide nothing."""
+    return f"{counted(seeds, 'seed')} of at least {FEWEST}"
+
+
+def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
+    """The studies of the folders under `results`, by experiment and scale.
 
     Raises:
-        Untested: there is none, or some of the planned runs are not in it.
         UserError: a file cannot be read.
     """
-    experiment = experiment_of(name)
-    short = Path(name).parent.name or name
+    studies: dict[tuple[str, str], Study] = {}
     for file in sorted(results.glob("*/runs.csv")):
         from study.frame import read_study  # here, as importing pandas takes a while
 
         study = read_study(file.parent)
         first = study.runs.iloc[0]
-        if (first["experiment"], first["scale"]) != (short, scale):
-            continue
-        needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
-        planned = {(item.of.name, item.seed) for item in plan(experiment, scale, needs, results)}
-        ended = set(zip(study.whole["group"], study.whole["seed"], strict=True))
-        if planned <= ended:
-            return study
-        raise Untested(f"{len(planned & ended)} of {len(planned)} runs ended")
-    raise Untested("not run")
+        studies.setdefault((first["experiment"], first["scale"]), study)
+    return studies
 
 
-def judge(scales: Sequence[str], results: Path) -> list[dict[str, str]]:
-    """A row for each claim, task and scale: the estimate and the verdict."""
-    studies: dict[tuple[str, str], Study | Untested] = {}
-    rows = []
+def of_ended_seeds(study: "Study", experiment: Experiment, scale: str) -> "Study":
+    """The study of the planned seeds that every planned group has ended.
+
+    Raises:
+        Untested: they are fewer than `FEWEST`.
+    """
+    needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
+    groups = {item.of.name for item in plan(experiment, scale, needs, Path("runs"))}
+    ended = set(zip(study.whole["group"], study.whole["seed"], strict=True))
+    seeds = [
+        seed
+        for seed in experiment.scales[scale].seeds
+        if all((group, seed) in ended for group in groups)
+    ]
+    if len(seeds) < FEWEST:
+        raise Untested(few(len(seeds)))
+    return study.of_seeds(seeds)
+
+
+def judge(results: Path) -> list[Judgement]:
+    """Each claim at each scale of each of its experiments, where there are results of it."""
+    studies = read_studies(results)
+    judged_by: dict[tuple[str, str], Study | Untested] = {}
+    judgements = []
     for claim in CLAIMS:
         for name in claim.experiments:
-            for scale in scales:
-                if scale not in experiment_of(name).scales:
+            experiment = experiment_of(name)
+            short = Path(name).parent.name or name
+            for scale in experiment.scales:
+                if (short, scale) not in studies:
                     continue
-                if (name, scale) not in studies:
+                if (short, scale) not in judged_by:
                     try:
-                        studies[name, scale] = gather(name, scale, results)
+                        study = of_ended_seeds(studies[short, scale], experiment, scale)
+                        judged_by[short, scale] = study
                     except Untested as reason:
-                        studies[name, scale] = reason
-                task = Path(name).parent.name or name.split("_")[0]
-                value, outcome = _judged(claim, studies[name, scale])
-                rows.append(
-                    {
-                        "claim": claim.number,
-                        "the paper says": claim.says,
-                        "at": f"{task}, {scale}",
-                        "measured": f"{claim.measured}: {_range(claim.holds)}",
-                        "value": value,
-                        "verdict": outcome,
-                    }
-                )
-    return rows
+                        judged_by[short, scale] = reason
+                planned = len(experiment.scales[scale].seeds)
+                study_or_reason = judged_by[short, scale]
+                judgements.append(_judged(claim, f"{short} at {scale}", study_or_reason, planned))
+    return judgements
 
 
-def _judged(claim: Claim, study: "Study | Untested") -> tuple[str, str]:
+def _judged(claim: Claim, regime: str, study: "Study | Untested", planned: int) -> Judgement:
     try:
         if isinstance(study, Untested):
             raise study
         interval = claim.estimate(study)
+        outcome = verdict(interval, claim.holds)
     except Untested as reason:
-        return str(reason), "not tested"
-    return f"{interval}, n = {interval.n}", verdict(interval, claim.holds)
+        return Judgement(claim, regime, "", str(reason))
+    of_planned = f" of {planned} planned" if interval.n < planned else ""
+    return Judgement(claim, regime, f"{interval}, n = {interval.n}{of_planned}", outcome)
+
+
+def page(judgements: Sequence[Judgement]) -> str:
+    """The claims in Markdown: a row for each regime in which a claim was tested, then the others, once each."""
+    tested = [row for row in judgements if row.tested]
+    verdicts = Counter(row.outcome for row in tested)
+    tally = ", ".join(f"{number} {outcome}" for outcome, number in sorted(verdicts.items()))
+    rows = [
+        {
+            "the paper says": _statement(row.claim),
+            "regime": row.regime,
+            "measured": f"{row.claim.measured}: {_range(row.claim.holds)}",
+            "estimate": row.estimate,
+            "verdict": row.outcome,
+        }
+        for row in tested
+    ]
+    parts = [HEAD, f"## Tested\n\n{tally or 'None'}.\n"]
+    if rows:
+        parts.append(markdown_table(rows))
+    parts.append("## Not tested\n")
+    for reason, statements in _untested(judgements).items():
+        parts.append(f"{reason}:\n")
+        parts += [f"* {statement}" for statement in statements] + [""]
+    return "\n".join(parts)
+
+
+def _untested(judgements: Sequence[Judgement]) -> dict[str, list[str]]:
+    """The claims without a verdict in any regime, by the reasons."""
+    by_reason: dict[str, list[str]] = {}
+    for claim in CLAIMS:
+        of_claim = [row for row in judgements if row.claim is claim]
+        if not any(row.tested for row in of_claim):
+            reasons = "; ".join(f"{row.regime} ({row.outcome})" for row in of_claim)
+            by_reason.setdefault(reasons or "Not run", []).append(_statement(claim))
+    return by_reason
+
+
+def _statement(claim: Claim) -> str:
+    return f"{claim.number}: {claim.says}"
 
 
 def _range(holds: tuple[float, float]) -> str:
@@ -240,40 +313,31 @@ def _range(holds: tuple[float, float]) -> str:
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.claims`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument("--scales", nargs="+", default=["tiny"], help="tiny, real, smollm2, paper")
     parser.add_argument(
         "--results", type=str, default="results", help="Folder of the experiments' results"
     )
-    parser.add_argument("--out", type=str | None, help="File for the table. null: print it only")
+    parser.add_argument("--out", type=str | None, help="File for the page. null: print it only")
     args = parser.of(argv)
-    names = dict.fromkeys(name for claim in CLAIMS for name in claim.experiments)
-    existing = {scale for name in names for scale in experiment_of(name).scales}
-    for scale in args.scales:
-        if scale not in existing:
-            raise UserError(f"scales: expected some of {sorted(existing)}, got {scale!r}")
     if args.out:
         check_result_file(Path(args.out), HEAD.splitlines()[0])
-    rows = judge(args.scales, Path(args.results))
-    text = markdown_table(rows)
+    text = page(judge(Path(args.results)))
     print(text)
     if args.out:
-        counts = Counter(row["verdict"] for row in rows)
-        tally = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-        replace_text(Path(args.out), f"{HEAD}\nOf {len(rows)} judgements: {tally}.\n\n{text}")
+        replace_text(Path(args.out), text)
         print(f"Written to {args.out}")
 
 
 HEAD = f"""# The paper's claims
 
-The claims of the paper, judged by the runs of this repository. A claim is reproduced if the 95 % interval of the
-estimate lies wholly in the range named with it. It is contradicted if the interval lies wholly outside that range, and
-undecided otherwise. Intervals are Student's t over seeds, paired by seed; with fewer than {FEWEST} seeds there is no
-verdict. Verdicts apply to the scale in the table, not to the paper's models. Estimates are from training, over both
-agents and their roles as in the paper's curves, unless stated otherwise. Those of pass@k are of each agent solo.
-Definitions: docs/metrics.md, "Comparison", and docs/experiments.md, "Claims".
+The claims of the paper, judged by the runs of this repository. A claim is *reproduced* if the 95 %
+interval of the estimate lies wholly in the range named with it, *contradicted* if it lies wholly
+outside that range, and *undecided* otherwise. With fewer than {FEWEST} seeds there is no verdict. A
+regime is an experiment at a scale; verdicts apply to it, not to the paper's models.
 
-12.3 % better policy optimality, 67 % fewer collapses and 41 % lower training variance, which are quoted for CORY, are
-no claims of the paper: they stand, without definitions, in an automatic summary of it (docs/related_work.md).
+Estimates are from training, over both agents and their roles as in the paper's curves, unless stated
+otherwise; those of pass@k are of each agent solo. Intervals are Student's t over the n seeds that
+every group of the experiment has ended, paired by seed. Definitions, and what words such as *similar*
+stand for: docs/experiments.md, "Claims".
 """
 
 

@@ -2,7 +2,7 @@
 
     python -m study.compare runs/imdb_cory_tiny-seed* runs/imdb_ppo_tiny-seed*
     python -m study.compare 'runs/*' --baseline PPO --over ppo.init_kl_coef --out results/frontier
-    python -m study.compare results/imdb_curves                              # again from its files, without the runs
+    python -m study.compare results/imdb_cures                               # again from its files, without the runs
 
 Runs whose settings differ in their seed alone form a group. Definitions: docs/metrics.md, "Comparison".
 """

@@ -2,7 +2,7 @@
 
     python -m study.experiment configs/experiments/imdb_curves.yaml                             # the toy setting
     python -m study.experiment configs/experiments/imdb_curves.yaml --scale paper --dry-run     # one command line a run
-    python -m study.experiment FILE --jobs 2 --out results/imdb_curves
+    python -m study.experiment FILE --jobs 2 --out results/NAME
     python -m study.experiment FILE --engine ray --address auto --gpus 1                        # on a Ray cluster
 
 Runs are made seed by seed. When a run ends it is evaluated, its row is written into the CSV files of --out, and its

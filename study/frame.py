@@ -95,6 +95,16 @@ class Study:
         """The name of the role in which the baseline's runs answer the query alone."""
         return str(self.runs.loc[self.runs["baseline"], "first_role"].iloc[0])
 
+    def of_seeds(self, seeds: Sequence[int]) -> "Study":
+        """The runs of some seeds, and the held-out rows of the base, which have none."""
+        without_seed = self.held_out["seed"].isna()
+        return Study(
+            runs=self.runs[self.runs["seed"].isin(seeds)],
+            metrics=self.metrics[self.metrics["seed"].isin(seeds)],
+            final=self.final[self.final["seed"].isin(seeds)],
+            held_out=self.held_out[without_seed | self.held_out["seed"].isin(seeds)],
+        )
+
     def base_of(self, name: str) -> str | None:
         """The baseline of a group: of a family the group of the same value; None if no such run ended."""
         base = self.whole[self.whole["baseline"]]

@@ -5,7 +5,7 @@
 
 A table stands on a page between two comments, of which the first says how it is made:
 
-    <!-- table: held_out imdb_curves groups="PPO|CORY" -->
+    <!-- table: held_out imdb_credit groups="PPO|causal" -->
     <!-- end -->
 
 `advantage` takes a file of `study.advantage`, the others a folder under results/. `groups` names the groups, `metric`

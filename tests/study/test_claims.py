@@ -9,7 +9,6 @@ import pytest
 import yaml
 from handmade import make_run
 
-from cory.errors import UserError
 from study import claims, estimates
 from study.frame import held_out_rows
 from study.intervals import Interval
@@ -65,13 +64,10 @@ def fresh_experiments():
     claims.experiment_of.cache_clear()
 
 
-def judged(tmp_path, scale="tiny"):
-    """Value and verdict of each claim that was judged, by its words and its task."""
-    rows = claims.judge([scale], tmp_path / "results")
+def judged(tmp_path):
+    """Estimate and outcome of each claim by its words."""
     return {
-        (row["the paper says"], row["at"].split(",")[0]): (row["value"], row["verdict"])
-        for row in rows
-        if row["value"] != "not run"
+        row.claim.says: (row.estimate, row.outcome) for row in claims.judge(tmp_path / "results")
     }
 
 
@@ -81,13 +77,15 @@ def verdict(low, high, *holds, n=5):
 
 def test_a_verdict_is_where_the_interval_lies():
     assert verdict(2.1, 3, 2, math.inf) == "reproduced"
-    assert verdict(1.9, 3, 2, math.inf) == "not reproduced (undecided)"
-    assert verdict(1, 2, 2, math.inf) == "not reproduced (contradicted)"
+    assert verdict(1.9, 3, 2, math.inf) == "undecided"
+    assert verdict(1, 2, 2, math.inf) == "contradicted"
     assert verdict(-0.1, 0.1, -0.2, 0.2) == "reproduced"
-    assert verdict(-0.3, 0.1, -0.2, 0.2) == "not reproduced (undecided)"
-    assert verdict(0.3, 0.4, -0.2, 0.2) == "not reproduced (contradicted)"
-    assert verdict(math.nan, math.nan, 2, math.inf) == "not tested (no interval)"
-    assert verdict(2.1, 3, 2, math.inf, n=4) == "not tested (fewer than 5 seeds)"
+    assert verdict(-0.3, 0.1, -0.2, 0.2) == "undecided"
+    assert verdict(0.3, 0.4, -0.2, 0.2) == "contradicted"
+    with pytest.raises(estimates.Untested, match="no interval"):
+        verdict(math.nan, math.nan, 2, math.inf)
+    with pytest.raises(estimates.Untested, match="4 seeds of at least 5"):
+        verdict(2.1, 3, 2, math.inf, n=4)
 
 
 def test_claims_of_the_curves_are_judged_by_their_rows(tmp_path):
@@ -95,25 +93,29 @@ def test_claims_of_the_curves_are_judged_by_their_rows(tmp_path):
         return (6.0 if label == "PPO" else 1.0) + 0.01 * settings["seed"]
 
     make_results(
-        "imdb_curves", tmp_path, kl=kl, reward=lambda label, settings: 0.1 * settings["seed"]
+        "imdb_noise",
+        tmp_path,
+        "tiny_full_kl",
+        kl=kl,
+        reward=lambda label, settings: 0.1 * settings["seed"],
     )
     found = judged(tmp_path)
-    value, outcome = found["PPO's KL is more than twice CORY's", "imdb"]
+    value, outcome = found["PPO's KL is more than twice CORY's"]
     assert value.startswith("5.9") and value.endswith("n = 5") and outcome == "reproduced"
     # rewards rise by 0.1 an iteration: 9 from the first ten to the last ten of 100
-    assert found["PPO's combined reward falls", "imdb"] == (
+    assert found["PPO's combined reward falls"] == (
         "9.00 (9.00 to 9.00), n = 5",
-        "not reproduced (contradicted)",
+        "contradicted",
     )
     # agent_2 earns 1 more; the agents' rewards are 0.5 above PPO's, whose gain is 9.45
-    assert found["CORY's task reward is similar to PPO's", "imdb"] == (
+    assert found["CORY's task reward is similar to PPO's"] == (
         "0.05 (0.05 to 0.05), n = 5",
         "reproduced",
     )
-    assert found["agent_1 and agent_2 end close together", "imdb"][0].startswith("0.10 (")
-    assert found["PPO's texts repeat themselves", "imdb"] == (
+    assert found["agent_1 and agent_2 end close together"][0].startswith("0.10 (")
+    assert found["PPO's texts repeat themselves"] == (
         "1.00 (1.00 to 1.00), n = 5",
-        "not reproduced (contradicted)",
+        "contradicted",
     )
 
 
@@ -127,12 +129,12 @@ def test_pass_at_k_is_above_at_every_k_if_all_intervals_are(tmp_path):
         passes[f"gsm8k_ppo_tiny-seed{seed}/agent_1 after itself"] = 0.9
     make_results("gsm8k_curves", tmp_path, passes=passes)
     found = judged(tmp_path)
-    assert found["CORY is above the base at every k", "gsm8k"] == (
+    assert found["CORY is above the base at every k"] == (
         "0.15 (0.15 to 0.15), n = 5",
         "reproduced",
     )
-    assert found["CORY is above PPO at every k", "gsm8k"][0].startswith("-0.05 ")
-    assert found["PPO's texts run on to the token limit", "gsm8k"][0].startswith(f"{9 / 40:.2f}")
+    assert found["CORY is above PPO at every k"][0].startswith("-0.05 ")
+    assert found["PPO's texts run on to the token limit"][0].startswith(f"{9 / 40:.2f}")
 
 
 def test_what_is_over_all_values_is_the_mean_of_each_seed(tmp_path):
@@ -143,12 +145,11 @@ def test_what_is_over_all_values_is_the_mean_of_each_seed(tmp_path):
     found = judged(tmp_path)
     rate = "PPO collapses at learning rates at which CORY is stable"
     # At two of the four rates, every seed.
-    assert found[rate, "imdb"] == ("0.50 (0.50 to 0.50), n = 5", "reproduced")
+    assert found[rate] == ("0.50 (0.50 to 0.50), n = 5", "reproduced")
     # agent_2 earns 1 more than the pioneer of the first iteration, and rewards rise by 0.1 an iteration: the gain is
     # 0.5 + 0.1 * 14.5 by iterations 11 to 20, and 0.5 + 0.1 * 94.5 at the end
     assert (
-        found["CORY converges near iteration 10", "imdb"][0]
-        == f"{1.95 / 9.95:.2f} (0.20 to 0.20), n = 5"
+        found["CORY converges near iteration 10"][0] == f"{1.95 / 9.95:.2f} (0.20 to 0.20), n = 5"
     )
 
 
@@ -160,47 +161,61 @@ def test_frontiers_and_values_are_compared_seed_by_seed(tmp_path):
         return settings["cory"]["weight"] + 0.1 * settings["seed"]
 
     make_results("imdb_frontier", tmp_path, kl=kl)
-    assert judged(tmp_path)["CORY's frontier lies outside PPO's", "imdb"][1] == "reproduced"
+    assert judged(tmp_path)["CORY's frontier lies outside PPO's"][1] == "reproduced"
     make_results("imdb_cooperation", tmp_path / "other", reward=weighted, kl=lambda *_: 2.0)
     found = judged(tmp_path / "other")
-    reward = found["cooperation gives more reward than competition", "imdb"]
+    reward = found["cooperation gives more reward than competition"]
     assert reward == ("2.00 (2.00 to 2.00), n = 5", "reproduced")
-    assert (
-        found["cooperation gives a lower KL than competition", "imdb"][0]
-        == "1.00 (1.00 to 1.00), n = 5"
-    )
+    assert found["cooperation gives a lower KL than competition"][0] == "1.00 (1.00 to 1.00), n = 5"
 
 
-def test_what_has_not_ended_is_not_tested(tmp_path, capsys):
-    claims.command_line(["--results", str(tmp_path / "none"), "--scales", "tiny", "paper"])
-    lines = capsys.readouterr().out.splitlines()[2:]
-    assert len(lines) >= 2 * len(claims.CLAIMS) and all(
-        "| not run | not tested |" in line for line in lines if line
-    )
-    out = make_results("imdb_curves", tmp_path, kl=lambda label, settings: 0.0)
+def test_claims_are_judged_by_the_seeds_that_every_group_has_ended(tmp_path):
+    def kl(label, settings):
+        return 6.0 if label == "PPO" and settings["seed"] < 5 else 1.0
 
-    def first():
-        return judged(tmp_path)["PPO's KL is more than twice CORY's", "imdb"]
-
-    assert first() == ("nan, n = 5", "not tested (no interval)")  # a ratio of KLs that are 0
+    out = make_results("imdb_noise", tmp_path, "tiny_full_kl", seeds=6, kl=kl)
+    name = "PPO's KL is more than twice CORY's"
+    assert judged(tmp_path)[name][0].endswith(", n = 6")
     runs = pd.read_csv(out / "runs.csv", dtype=str, keep_default_na=False)
-    runs[:-1].to_csv(out / "runs.csv", index=False)
-    assert first() == ("9 of 10 runs ended", "not tested")
-    make_results("imdb_curves", tmp_path / "few", seeds=4)
-    assert (
-        judged(tmp_path / "few")["PPO's KL is more than twice CORY's", "imdb"][1]
-        == "not tested (fewer than 5 seeds)"
-    )
+    of_one_group = runs["group"] == "CORY, mean"  # no part of the claim, but of the experiment
+    runs[~(of_one_group & (runs["seed"] == "5"))].to_csv(out / "runs.csv", index=False)
+    # Without seed 5, whose KLs are equal.
+    assert judged(tmp_path)[name] == ("6.00 (6.00 to 6.00), n = 5 of 6 planned", "reproduced")
+    runs.loc[of_one_group & runs["seed"].isin(["4", "5"]), "problems"] = "diverged"
+    runs.to_csv(out / "runs.csv", index=False)
+    assert judged(tmp_path)[name] == ("", "4 seeds of at least 5")
 
 
-def test_the_table_is_written_and_an_unknown_scale_refused(tmp_path):
-    claims.command_line(["--results", str(tmp_path), "--out", str(tmp_path / "new/claims.md")])
-    text = (tmp_path / "new/claims.md").read_text()
-    assert text.startswith("# The paper's claims\n")
-    assert re.search(r"\nOf \d+ judgements: \d+ not tested\.\n", text)
-    scales = r"\['paper', 'real', 'real_full_kl', 'smollm2', 'tiny', 'tiny_full_kl'\]"
-    with pytest.raises(UserError, match=rf"scales: expected some of {scales}, got 'huge'"):
-        claims.command_line(["--results", str(tmp_path), "--scales", "tiny", "huge"])
+def test_a_claim_without_an_interval_is_not_tested(tmp_path):
+    make_results("imdb_noise", tmp_path, "tiny_full_kl", kl=lambda label, settings: 0.0)
+    assert judged(tmp_path)["PPO's KL is more than twice CORY's"] == ("", "no interval")
+
+
+def test_the_page_has_a_row_for_each_regime_and_other_claims_once(tmp_path, capsys):
+    def page():
+        claims.command_line(["--results", str(tmp_path / "results"), "--out", str(file)])
+        capsys.readouterr()
+        text = file.read_text()
+        assert text.startswith("# The paper's claims\n")
+        return text.split("\n## Not tested\n")
+
+    file = tmp_path / "new/claims.md"
+    tested, untested = page()
+    assert "| the paper says |" not in tested
+    assert untested.count("\n* ") == len(claims.CLAIMS)
+    assert re.findall(r"^(.+):$", untested, re.MULTILINE) == ["Not run"]
+
+    for scale in ("tiny_full_kl", "tiny_sampled_kl"):
+        make_results("imdb_noise", tmp_path, scale, kl=lambda *_: 2.0)
+    make_results("imdb_cooperation", tmp_path, seeds=3)
+    tested, untested = page()
+    of_imdb = [claim for claim in claims.CLAIMS if claim.experiments == claims.IMDB]
+    for claim in of_imdb:
+        rows = [line for line in tested.splitlines() if f"| {claim.number}: {claim.says} |" in line]
+        regimes = [row.split(" | ")[1] for row in rows]
+        assert regimes == ["imdb_noise at tiny_full_kl", "imdb_noise at tiny_sampled_kl"]
+    assert untested.count("\n* ") == len(claims.CLAIMS) - len(of_imdb)
+    assert "\nimdb_cooperation at tiny (3 seeds of at least 5):\n" in untested
 
 
 def test_two_agents_as_noisy_as_one_are_as_unsteady():
@@ -236,5 +251,5 @@ def test_a_share_of_a_gain_that_may_be_0_has_no_verdict(tmp_path):
         (metrics["seed"] == 0) & (metrics["iteration"] > 0), "task_reward"
     ] = -1.0  # it loses, and gains nothing
     metrics.to_csv(out / "metrics.csv", index=False)
-    found = judged(tmp_path)["CORY converges near iteration 10", "imdb"]
-    assert found[0].startswith("nan") and found[1] == "not tested (no interval)"
+    found = judged(tmp_path)["CORY converges near iteration 10"]
+    assert found == ("", "no interval")

@@ -293,7 +293,7 @@ def test_outside_a_checkout_an_experiment_says_what_it_needs(tmp_path):
             ["experiment", "trial.yaml"],
             "runs.PPO: config: expected a file 'configs/imdb/tiny.yaml' in '",
         ),
-        (["claims"], "experiment: expected a file 'configs/experiments/imdb_curves.yaml' in '"),
+        (["claims"], "experiment: expected a file 'configs/experiments/imdb_noise.yaml' in '"),
     ):
         argv = [sys.executable, "-m", f"study.{command[0]}", *command[1:]]
         done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
@@ -510,7 +510,7 @@ def test_rows_of_other_settings_or_of_an_older_format_go(tmp_path, judged):
     out = tmp_path / "results/a"
     out.mkdir(parents=True)
     for name in ("runs.csv", "final.csv", "held_out.csv"):  # without a hash
-        shutil.copy(ROOT / "results/imdb_curves" / name, out / name)
+        shutil.copy(ROOT / "results/gsm8k_curves" / name, out / name)
     (out / "comparison.md").write_text("# Older\n")
     trial(tmp_path)
     rows = list(csv.DictReader(open(out / "runs.csv")))

@@ -9,11 +9,11 @@ from study.frame import read_study
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A repository with one experiment's results, those of IMDB's curves, and a page."""
+    """A repository with one experiment's results, those of IMDB's modes of credit, and a page."""
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "pages", lambda: [tmp_path / "README.md"])
     (tmp_path / "results").mkdir()
-    (tmp_path / "results/curves").symlink_to(ROOT / "results/imdb_curves")
+    (tmp_path / "results/credit").symlink_to(ROOT / "results/imdb_credit")
     return tmp_path
 
 
@@ -27,24 +27,23 @@ def test_the_tables_of_the_repository_are_those_of_its_files():
 def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
     page = here / "README.md"
     page.write_text(
-        '# Page\n\n<!-- table: held_out curves groups="PPO" -->\nold\n<!-- end -->\n\nProse.\n'
+        '# Page\n\n<!-- table: held_out credit groups="PPO" -->\nold\n<!-- end -->\n\nProse.\n'
     )
     with pytest.raises(UserError, match=r"expected the tables that python -m study.tables writes"):
         tables.command_line(["--check"])
     assert "old" in page.read_text()
     tables.command_line([])
     text = page.read_text()
-    held_out = read_study(ROOT / "results/imdb_curves").held_out
-    ppo = held_out[(held_out["group"] == "PPO") & (held_out["calls"] == 1)][
-        "combined_reward"
-    ].mean()
+    held_out = read_study(ROOT / "results/imdb_credit").held_out
+    ppo = held_out[(held_out["group"] == "PPO") & (held_out["calls"] == 1)]["combined_reward"]
+    mean = f"{ppo.mean():.2f}"
     assert (
-        f"| PPO | 5 | {ppo:.2f} ± " in text
-        and "| CORY |" not in text
+        f"| PPO | {len(ppo)} | {mean} ± " in text
+        and "| causal |" not in text
         and text.endswith("\n\nProse.\n")
     )
     tables.command_line(["--check"])
-    page.write_text(text.replace(f"{ppo:.2f}", "9.99"))
+    page.write_text(text.replace(mean, "9.99"))
     with pytest.raises(UserError, match="got others in README"):
         tables.command_line(["--check"])
 
@@ -52,10 +51,10 @@ def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        ("held_aut curves", r"table: expected one of .*'held_out'.*, got 'held_aut curves'"),
+        ("held_aut credit", r"table: expected one of .*'held_out'.*, got 'held_aut credit'"),
         ("held_out nowhere", "expected a folder of results, with a runs.csv"),
-        ("held_out curves metrik=kl", "metrik"),
-        ("held_out curves metric=kll", "kll"),
+        ("held_out credit metrik=kl", "metrik"),
+        ("held_out credit metric=kll", "kll"),
     ],
 )
 def test_a_mistake_names_the_page(here, description, message):
