@@ -83,8 +83,8 @@ def equal_reward(source: str, role: str = "", levels: str = "", groups: str = ""
     return equal_reward.equal_reward(study, role or None, given, _listed(groups, "|"))
 
 
-def pairs(source: str, pairs: str, role: str = "", level: str = "") -> Rows:
-    """Pairs of groups, `OURS:RIVAL|OURS:RIVAL`, at the end and at equal task reward."""
+def pairs(source: str, pairs: str, role: str = "", level: str = "", columns: str = "") -> Rows:
+    """Pairs of groups, `OURS:RIVAL|OURS:RIVAL`, at the end and at equal task reward; `columns` chooses some."""
     from study import equal_reward
     from study.frame import read_study
 
@@ -93,7 +93,9 @@ def pairs(source: str, pairs: str, role: str = "", level: str = "") -> Rows:
         ours, _, rival = pair.partition(":")
         compared.append((ours.strip(), rival.strip()))
     study = read_study(ROOT / "results" / source)
-    return equal_reward.pairs(study, compared, role or None, float(level) if level else None)
+    rows = equal_reward.pairs(study, compared, role or None, float(level) if level else None)
+    shown = _listed(columns, "|") or list(rows[0])
+    return [{title: row[title] for title in shown} for row in rows]
 
 
 def collapses(source: str, groups: str = "") -> Rows:
