@@ -7,6 +7,7 @@
 Runs whose settings differ in their seed alone form a group. Definitions: docs/metrics.md, "Comparison".
 """
 
+import csv
 import html
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Of every comparison; the first marks its folder.
 FILES = ("comparison.md", "runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png", "paths.png",
          "held_out.png", "over.png", "frontier.png", "report.html")  # fmt: skip
+RUN_COLUMNS = {"experiment", "scale", "group", "seed", "key"}  # of every runs.csv
 EQUAL_REWARD_NOTE = (
     "Where the mean of ten iterations first reaches a task reward: the role that answers the query alone, with the "
     "number of runs that reach it in brackets. The figure has the whole way; a dot is the last iteration."
@@ -30,8 +32,21 @@ EQUAL_REWARD_NOTE = (
 
 
 def check_out(out: Path) -> None:
-    """Raises a UserError if a comparison cannot be written into `out`: a file, or a folder with other results."""
-    check_results_folder(out, FILES)
+    """Raises a UserError if a comparison cannot be written into `out`: a file, or a folder with other results.
+
+    A folder with runs.csv of an experiment may take more of them without comparison.md, as those of the repository.
+    """
+    if not _has_runs(out / "runs.csv"):
+        check_results_folder(out, FILES)
+
+
+def _has_runs(file: Path) -> bool:
+    """Whether a file is the runs.csv of a comparison."""
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            return set(next(csv.reader(lines), [])) >= RUN_COLUMNS
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def write(

@@ -506,6 +506,25 @@ def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged,
     assert "4 runs, 0 with a row" in capsys.readouterr().out
 
 
+def test_rows_without_a_comparison_are_gone_on_with_and_another_file_of_that_name_is_kept(
+    tmp_path, judged
+):
+    out = tmp_path / "results/a"
+    trial(tmp_path, "--seeds", "1")
+    (out / "comparison.md").unlink()  # as in the folders of the repository
+    trial(tmp_path)
+    assert len(list(csv.DictReader(open(out / "runs.csv")))) == 4
+
+    other = tmp_path / "results/b/runs.csv"
+    other.parent.mkdir()
+    other.write_text("date,kilometres\n")
+    with pytest.raises(
+        UserError, match=r"--out: expected a new folder.*runs.csv would be replaced"
+    ):
+        trial(tmp_path, out="b")
+    assert other.read_text() == "date,kilometres\n"
+
+
 def test_rows_of_other_settings_or_of_an_older_format_go(tmp_path, judged):
     out = tmp_path / "results/a"
     out.mkdir(parents=True)
