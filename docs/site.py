@@ -23,8 +23,8 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
-SOURCES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/site.css", "docs/figures/*.svg", "docs/figures/*.png",
-           "examples/*/README.md", "examples/*/*.png", "results/**/*.md", "results/**/*.png"]  # fmt: skip
+SOURCES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/site.css", "docs/figures/*.svg",
+           "docs/figures/*.png", "examples/*/README.md", "examples/*/*.png", "results/**/*.md", "results/**/*.png"]  # fmt: skip
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
