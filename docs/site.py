@@ -23,8 +23,9 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
-SOURCES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/figures/*.svg", "docs/figures/*.png",
-           "examples/*/README.md", "examples/*/*.png", "results/**/*.md", "results/**/*.png"]  # fmt: skip
+SOURCES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/site.css", "docs/figures/*.svg",
+           "docs/figures/*.png", "examples/*/README.md", "examples/*/*.png", "results/**/*.md",
+           "results/**/*.png"]  # fmt: skip
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -54,7 +55,8 @@ def copy_pages() -> None:
             parts[::2] = [
                 LINK.sub(lambda match, page=file: kept(page, match), part) for part in parts[::2]
             ]
-            (PAGES / file).write_text("".join(parts))
+            # In a narrow cell, a sign stays with its number.
+            (PAGES / file).write_text("".join(parts).replace(" ± ", " ±\N{NO-BREAK SPACE}"))
         else:
             shutil.copy(ROOT / file, PAGES / file)
 

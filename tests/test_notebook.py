@@ -56,7 +56,7 @@ def test_its_links_and_files_are_there():
             *(re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings),
         ]
         assert anchor in anchors, link
-    for file in re.findall(r'"((?:configs|imdb_train)/[\w/.]+)"', text):
+    for file in re.findall(r'"((?:configs|examples|imdb_train)/[\w/.]+)"', text):
         assert (ROOT / file).exists(), file
 
 
