@@ -72,6 +72,27 @@ def test_metrics_and_samples_have_the_names(three):
         assert {row["role"] for row in rows} == {"writer", "critic", "observer_2"}
 
 
+def test_samples_have_the_columns_that_prompts_name_and_no_solo_answers_of_later_fixed_roles(three):
+    trainer, _ = three
+    trainer.config = replace(trainer.config, cory=replace(THREE, exchange="none"))
+    folder = trainer.train().folder
+    before = json.loads((folder / "summary.json").read_text())["samples"]["before"]
+    labels = trainer.task.dataset["label"][:4]
+    assert set(before) == {"agent_1", "chain"}
+    assert [sample["columns"] for sample in before["chain"]] == 3 * [
+        {"label": label} for label in labels
+    ]
+    for agent in ("agent_1", "agent_3"):
+        card = (folder / agent / "README.md").read_text()
+        assert repr({"prompt": before["chain"][0]["query"], "label": labels[0]}) in card
+
+
+def test_every_agent_answers_solo_where_roles_are_exchanged(three):
+    trainer, _ = three
+    before = json.loads((trainer.train().folder / "summary.json").read_text())["samples"]["before"]
+    assert set(before) == {"agent_1", "agent_2", "agent_3", "chain"}
+
+
 def test_unread_roles_read_their_own_prompts(three):
     """With counterfactual credit, the observers also answer without the earlier responses."""
     trainer, seen = three

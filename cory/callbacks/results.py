@@ -126,9 +126,9 @@ def _write_card(
     folder: Path,
 ) -> None:
     if run.writes:
-        card = agent_card(
-            name, trainer.config, means, run.fingerprint, trainer.state.before.get(name, [])
-        )
+        before = trainer.state.before
+        samples = before.get("chain") or before[name]
+        card = agent_card(name, trainer.config, means, run.fingerprint, samples)
         (folder / name / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -45,6 +45,7 @@ class Samples(Callback):
             iteration.rollouts,
             iteration.task_rewards,
             rows,
+            trainer.task.prompts.columns(),
             iteration.team_rewards,
         )
         iteration.samples = [{"iteration": iteration.index, **sample} for sample in described]
@@ -59,14 +60,22 @@ class Samples(Callback):
 
 
 def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
-    """Responses to a few fixed queries: each agent's, solo, and as `chain` those of the run's first chain."""
+    """Responses to a few fixed queries: each agent's, solo, and as `chain` those of the run's first chain.
+
+    Solo an agent reads the first role's prompt. Where the roles are fixed and have prompts of their own, the agents of
+    later roles never learn to answer that, and have no solo responses.
+    """
     config = trainer.config
     rows = min(NUM_QUERIES, len(trainer.task.dataset))
     batch = Batch(trainer.task.dataset[:rows], config.sampling.max_new_tokens)
 
-    chains = {agent.name: [agent] for agent in trainer.agents}
+    first_chain = [trainer.agents[index] for index in trainer.schedule.order(0)]
+    fixed = config.cory.exchange == "none" or config.cory.exchange_period == 0
+    own_prompts = any(role.prompt is not None for role in config.roles)
+    solo = first_chain[:1] if fixed and own_prompts else trainer.agents
+    chains = {agent.name: [agent] for agent in solo}
     if config.cory.num_roles > 1:
-        chains["chain"] = [trainer.agents[index] for index in trainer.schedule.order(0)]
+        chains["chain"] = first_chain
 
     samples = {}
     for name, chain in chains.items():
@@ -76,7 +85,13 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
         task_rewards = [scores.total for scores in trainer.score_rollouts(batch, rollouts)]
         team_rewards = trainer.score_chains(batch, rollouts) if name == "chain" else None
         samples[name] = describe(
-            chain, batch.columns, rollouts, task_rewards, slice(None), team_rewards
+            chain,
+            batch.columns,
+            rollouts,
+            task_rewards,
+            slice(None),
+            trainer.task.prompts.columns(),
+            team_rewards,
         )
     return samples
 
@@ -87,10 +102,15 @@ def describe(
     rollouts: Sequence[Rollout],
     task_rewards: Sequence[torch.Tensor],
     rows: slice,
+    read: Sequence[str],
     team_rewards: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """By role, a record (docs/metrics.md, "Samples") of each response in `rows`; where chains branch, of the first."""
+    """By role, a record (docs/metrics.md, "Samples") of each response in `rows`; where chains branch, of the first.
+
+    `read`: the columns that the prompts name besides the query.
+    """
     queries = [text_of(prompt) for prompt in columns["prompt"][rows]]
+    further = {name: columns[name][rows] for name in read}
     of_team = {}
     if team_rewards is not None:
         of_team = {
@@ -107,6 +127,7 @@ def describe(
                 "agent": agent.name,
                 "role": rollout.role,
                 "query": query,
+                "columns": {name: values[row] for name, values in further.items()},
                 "prompt": shown.prompts[row],
                 "completion": shown.completions[row],
                 **{name: values[row] for name, values in shown_rewards.items()},

@@ -51,6 +51,7 @@ class Chain:
         task: prompts and reward.
         device: of the models.
         datasets: data of the run, whose queries bring their other columns along, such as a gold answer.
+        prompt_column: what the dataset calls the query.
 
     Attributes:
         order: the number of the agent, from 1, in each role.
@@ -69,11 +70,13 @@ class Chain:
         task: Task,
         device: torch.device,
         datasets: Sequence[Dataset] = (),
+        prompt_column: str = "prompt",
     ) -> None:
         self.task = task
         self.seed = settings.seed
         self.device = device
         self.knowledge_transfer = config.cory.knowledge_transfer
+        self.prompt_column = prompt_column
         self.sampling = config.sampling.after_training(settings.sampling)
         self.agents = list(agent_weights(agent_folders(folder), config, settings.model).values())
         self.num_roles = config.cory.num_roles
@@ -136,7 +139,8 @@ class Chain:
         """The responses to a query, in the order of `speakers`.
 
         Args:
-            query: text, or a JSON object with `prompt` and the other columns of the run's data.
+            query: text, or a JSON object with the columns of the run's data; the query is `prompt`, or as the run's
+                dataset calls it (`task.prompt_column`).
 
         Raises a UserError: the query is empty, too long for a model, or lacks a column that a role's prompt names.
         """
@@ -178,6 +182,8 @@ class Chain:
                 row = json.loads(query)
             except (ValueError, RecursionError):
                 row = None
+            if isinstance(row, dict) and self.prompt_column in row:
+                row.setdefault("prompt", row[self.prompt_column])
             if isinstance(row, dict) and "prompt" in row:
                 return self.columns | row
         place = self.rows.get(_on_one_line(query))
@@ -188,6 +194,11 @@ class Chain:
         if isinstance(first, list):
             return {**self.columns, "prompt": [*first[:-1], {**first[-1], "content": query}]}
         return {**self.columns, "prompt": query}
+
+    def read_besides(self, query: str) -> dict[str, Any]:
+        """The columns that the prompts name besides the query, as far as `query` has them."""
+        row = self.row(query)
+        return {name: row[name] for name in self.task.prompts.columns() if name in row}
 
     def set_column(self, name: str, text: str) -> None:
         """Sets a further column for queries that do not have it; an empty text removes it.

@@ -56,7 +56,8 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
         recorded_models = fingerprint.get("models") or {}
         check_models(recorded_models, policy_models(config), str(run))
         check_models(recorded_models, task.models(), str(run), chosen=True)
-        chain = Chain(folder, config, settings, task, device, datasets)
+        prompt_column = getattr(getattr(config, "task", None), "prompt_column", "prompt")
+        chain = Chain(folder, config, settings, task, device, datasets, prompt_column)
         note = note or reward_differs(run, fingerprint, task)
         if note:
             chain.note(note)

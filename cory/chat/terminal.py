@@ -9,7 +9,7 @@ from cory.chat.chain import Answer, Chain
 from cory.errors import UserError
 from cory.report.escape import printable
 
-HELP = """A line is a query, or a JSON object with `prompt` and the other columns of the run's data.
+HELP = """A line is a query, or a JSON object such as a line of the run's data, in which `prompt` is the query.
 /exchange exchanges the roles, /seed N sets the seed, /help shows this; end of input or Ctrl-C ends the chat."""
 SET = """/set COLUMN=VALUE sets what reward or prompts read besides a query of your own: {columns}. Queries of the
 run's data bring it along. An empty VALUE removes it."""
@@ -39,7 +39,10 @@ def talk(chain: Chain) -> None:
             if line.startswith("/"):
                 command(chain, line)
             else:
-                print(shown(chain.ask(line), shutil.get_terminal_size().columns), flush=True)
+                answers = chain.ask(line)
+                for name, value in chain.read_besides(line).items():
+                    print(f"{name}: {printable(str(value))}")
+                print(shown(answers, shutil.get_terminal_size().columns), flush=True)
         except UserError as error:
             print(f"error: {error}", flush=True)
         except KeyboardInterrupt:

@@ -75,18 +75,24 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
             chain.order = roles
             chain.seed = int(number or 0)
             shown = [gradio.update(label=who, value="") for who in chain.speakers]
+            besides: list[str] = []
             errors = []
             try:
                 for name, value in zip(chain.further_columns, columns, strict=True):
                     chain.set_column(name, value.strip())
                 if text.strip():
+                    responses = chain.ask(text)
                     shown = [
                         gradio.update(label=_label(response), value=printable(response.text))
-                        for response in chain.ask(text)
+                        for response in responses
+                    ]
+                    besides = [
+                        printable(f"{name}: {value}")
+                        for name, value in chain.read_besides(text).items()
                     ]
             except UserError as error:
                 errors.append(str(error))
-            lines = [*chain.notes, *errors]
+            lines = [*besides, *chain.notes, *errors]
             chain.notes.clear()
             return [*shown, gradio.update(value="\n".join(lines), visible=bool(lines))]
 

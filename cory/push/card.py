@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from cory.config import Config
 from cory.push.paths import without_paths
 from cory.push.use import Source, fenced, how_to_use, is_adapter
 from cory.report.tables import interval_cell, markdown_table, sample_table
+from cory.run.record import yaml_text
 
 HERE = Path(__file__).parent
 PAPER = "https://arxiv.org/abs/2410.06101"
@@ -40,7 +40,7 @@ def agent_card(
         config: the run's settings.
         means: by metric, `start` and `end` of training.
         fingerprint: of the run's config.yaml.
-        samples: of the agent, of which the first query is an example.
+        samples: of the run, of which the first query is an example.
     """
     index = int(agent.removeprefix("agent_")) - 1
     of_agent = config.of_agent(index)
@@ -60,7 +60,7 @@ def agent_card(
         use=how_to_use(config, {agent: Source(f'"path/to/{agent}"')}, fingerprint, samples),
         answers_itself=config.cory.num_roles > 1 and config.cory.num_agents > 1,
         means=markdown_table(["metric", "start", "end"], rows),
-        settings=fenced(yaml.safe_dump(asdict(of_agent), sort_keys=False), "yaml"),
+        settings=fenced(yaml_text(asdict(of_agent)), "yaml"),
         paper=PAPER,
         citation=fenced(CITATION, "bibtex"),
     )
@@ -112,7 +112,7 @@ def run_card(
     folders = [f"`{name}`" for name in local_bases]
     fingerprint = settings.get("fingerprint") or {}
     before = summary["samples"]["before"]
-    kept_settings = yaml.safe_dump(without_paths(settings), sort_keys=False, allow_unicode=True)
+    kept_settings = yaml_text(without_paths(settings))
     card = ModelCard.from_template(
         header,
         template_path=str(HERE / "run_card.md.jinja"),
@@ -121,7 +121,7 @@ def run_card(
         method=config.method(),
         iterations=summary["iterations"],
         agents=", ".join(agents),
-        use=how_to_use(config, sources, fingerprint, before.get(agents[0], [])),
+        use=how_to_use(config, sources, fingerprint, before.get("chain") or before[agents[0]]),
         rows=fingerprint.get("rows"),
         source=f" of [{dataset}](https://huggingface.co/datasets/{dataset})" if dataset else "",
         reward=" and, of each chain, ".join(

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cory.config import Config, SamplingConfig, role_name
 from cory.prompts import RolePrompts, placeholders
 from cory.provenance.models import is_local
+from cory.run.record import yaml_text
 
 HERE = Path(__file__).parent
 
@@ -99,7 +99,8 @@ def how_to_use(
         imports |= base.imports
 
     prompts = fingerprint.get("prompts") or {}
-    sample = samples[0] if samples else {"query": "...", "prompt": ""}
+    nothing = {"query": "...", "columns": {}, "prompt": ""}
+    sample: Mapping[str, Any] = samples[0] if samples else nothing
     earlier_turns = sample["prompt"][:-1] if isinstance(sample["prompt"], list) else []
     template = config.of_agent(_index(agents[0].name)).model.chat_template
     environment = Environment(
@@ -118,7 +119,7 @@ def how_to_use(
             for role in range(config.cory.num_roles)
         ]
         templates = {step.variable: step.template for step in steps}
-        query = {"prompt": sample["query"]} | dict.fromkeys(role_prompts.columns(), "...")
+        query = {"prompt": sample["query"], **sample["columns"]}
     code = environment.get_template("use.py.jinja").render(
         imports=sorted(imports),
         agents=agents,
@@ -136,9 +137,7 @@ def how_to_use(
         read = {
             variable.removesuffix("_prompt"): template for variable, template in templates.items()
         }
-        parts.append(
-            "What each role reads:\n\n" + fenced(yaml.safe_dump(read, sort_keys=False), "yaml")
-        )
+        parts.append("What each role reads:\n\n" + fenced(yaml_text(read), "yaml"))
     return "\n\n".join(parts)
 
 

@@ -41,6 +41,7 @@ def sample_table(
             answers = {"before": sample} | {agent: samples[row] for agent, samples in after.items()}
         width = max(len(label) for label in answers)
         lines.append(f"\n{one_line(sample['query'])}")
+        lines += [f"{name}: {one_line(str(value))}" for name, value in sample["columns"].items()]
         for label, answer in answers.items():
             lines.append(
                 f"  {label:{width}} {answer['task_reward']:+7.2f}  {one_line(answer['completion'])}"

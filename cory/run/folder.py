@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import yaml
 from tqdm import tqdm
 
 from cory.config import Config
@@ -17,6 +16,7 @@ from cory.parallel import distributed
 from cory.provenance.versions import versions
 from cory.run.jsonl import JsonlWriter, read_rows
 from cory.run.output import new_folder, remove, remove_partial, replace_text
+from cory.run.record import yaml_text
 
 FILES = ("metrics", "samples", "timings")
 
@@ -105,7 +105,7 @@ class Run:
         self.folder = folder
 
         if self.writes:
-            settings = yaml.safe_dump(dict(record), sort_keys=False)
+            settings = yaml_text(record)
             if self.resumed:
                 self._continue(settings, lengths or {}, outdated)
             else:

@@ -1,6 +1,7 @@
 """What a run's folder records: its settings, and how far it is. Importing this does not import torch."""
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,23 @@ def read_settings(run: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
     return settings
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines, such as prompts, as blocks."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    has_lines = "\n" in text.strip("\n")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if has_lines else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def yaml_text(settings: Mapping[str, Any]) -> str:
+    """Settings as YAML for people to read, in their order."""
+    return yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def recorded_iterations(run: Path) -> int:

@@ -1,6 +1,7 @@
 """Talking to a run's agents: what they answer, in the terminal and in a web page."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -61,13 +62,16 @@ def train(config, tmp_path):
         columns=None,
         observer_prompt=OBSERVER,
         team_reward=None,
+        prompt_column="prompt",
         **changes,
     ):
-        rows = [{"prompt": text, **(columns or {})} for text in prompts or sentences(8)]
+        rows = [{prompt_column: text, **(columns or {})} for text in prompts or sentences(8)]
         (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (tmp_path / "rewards.py").write_text(REWARD)
         task = OwnTaskConfig(
-            str(tmp_path / "prompts.jsonl"), reward=f"{tmp_path}/rewards.py:{reward}"
+            str(tmp_path / "prompts.jsonl"),
+            prompt_column=prompt_column,
+            reward=f"{tmp_path}/rewards.py:{reward}",
         )
         task.observer_prompt = observer_prompt
         if team_reward:
@@ -266,6 +270,24 @@ def test_columns_that_prompts_name_can_be_set_too(train):
             chain.set_column("year", "late")
         chain.set_column("year", "2001")
         assert chain.row(QUERY) == {"prompt": QUERY, "year": 2001} and len(chain.ask(QUERY)) == 3
+
+
+def test_a_line_of_the_data_is_a_query_and_what_the_prompts_read_of_it_is_shown(
+    train, capsys, monkeypatch
+):
+    run = train(
+        prompt_column="opening",
+        columns={"year": 1999},
+        observer_prompt="{response} {prompt} {year}",
+    )
+    line = json.dumps({"opening": QUERY, "year": 2001})
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert chain.row(line)["prompt"] == QUERY
+        capsys.readouterr()  # what training has printed
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{line}\n{sentences(8)[5]}\n"))
+        terminal.talk(chain)
+    shown = capsys.readouterr().out.splitlines()
+    assert [text for text in shown if text.startswith("year")] == ["year: 2001", "year: 1999"]
 
 
 def test_chat_prompts_keep_their_system_message(train, policy_folder, tmp_path, config):

@@ -108,9 +108,8 @@ def test_the_code_of_a_card_knows_the_roles(config):
     ]
     own = replace(config, cory=CoryConfig(num_agents=3), roles=roles)
     fingerprint = {"prompts": {"pioneer": "{prompt}", "observer": "{prompt}{response}"}}
-    card = agent_card(
-        "agent_1", own, {}, fingerprint, [{"query": "the film", "prompt": "the film"}]
-    )
+    samples = [{"query": "the film", "columns": {}, "prompt": "the film"}]
+    card = agent_card("agent_1", own, {}, fingerprint, samples)
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     asked = []
 
@@ -147,7 +146,7 @@ def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
     save_policy(policy, tmp_path, "agent_1", merge=False)
     tokenizer.save_pretrained(tmp_path)
     prompts = {"pioneer": "{prompt}", "observer": "{response} {prompt}"}
-    samples = [{"query": "The film", "prompt": "The film"}]
+    samples = [{"query": "The film", "columns": {}, "prompt": "The film"}]
     card = agent_card("agent_1", config, {}, {"prompts": prompts}, samples)
     names = executed(card, {"path/to/agent_1": tmp_path})
     loaded = names["agent_1"].get_input_embeddings().weight

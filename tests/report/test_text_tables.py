@@ -14,6 +14,7 @@ def sample(agent, role, text, task_reward, query="q"):
         "agent": agent,
         "role": role,
         "query": query,
+        "columns": {},
         "completion": text,
         "task_reward": task_reward,
     }
@@ -76,6 +77,11 @@ def test_samples_show_the_chain_first_and_mark_solo_answers():
         ["after:", "agent_2", "as", "observer", "+2.00", "four"],
         ["after:", "agent_2", "solo", "+0.00", "due"],
     ]
+
+
+def test_what_prompts_read_besides_the_query_stands_below_it():
+    samples = {"agent_1": [sample("agent_1", "pioneer", "text", 1.0) | {"columns": {"year": 1999}}]}
+    assert sample_table(samples, samples).splitlines()[1:3] == ["q", "year: 1999"]
 
 
 def test_samples_of_a_single_agent_need_no_marks():
