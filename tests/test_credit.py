@@ -175,3 +175,18 @@ def test_counterfactual_credit_of_one_agent_is_its_own_reward(config):
         make_trainer(replace(config, cory=CoryConfig(num_agents=1, credit="counterfactual"))), 0
     )
     assert [record["role"] for record in records] == ["pioneer"]
+
+
+@pytest.mark.parametrize(("credit", "flagged"), [("own", True), ("causal", False)])
+def test_equal_rewards_are_those_that_a_role_is_trained_on(config, credit, flagged):
+    def second_role_only(prompts, completions, role):
+        earned = count_good(prompts, completions)
+        return [
+            reward if who == "observer" else 0.0 for reward, who in zip(earned, role, strict=True)
+        ]
+
+    config = replace(config, cory=CoryConfig(credit=credit))
+    pioneer, observer = run_iteration(make_trainer(config, second_role_only), 0)
+    assert pioneer["role"] == "pioneer" and pioneer["task_reward"] == 0
+    assert ("equal_rewards" in pioneer["flags"]) == flagged
+    assert "equal_rewards" not in observer["flags"]

@@ -96,7 +96,8 @@ def measure(
         }
         record |= of_task(trainer, iteration, role)
         first_record = first_records.get(record["role"], record)
-        record["flags"] = flags(record, first_record, earned, completions, kl_bound)
+        trained_on = torch.tensor(distributed.gather_rows(iteration.rewards[role].tolist()))
+        record["flags"] = flags(record, first_record, trained_on, completions, kl_bound)
         if iteration.eval_task_rewards:
             record["eval_task_reward"] = iteration.eval_task_rewards[role]
         if iteration.eval_team_reward is not None:

@@ -34,7 +34,7 @@ def flags(
     """The signs of trouble in an agent's iteration, as keys of MEANING.
 
     `record`: its metrics; `start`: those of the same role in the first iteration; `rewards`:
-    (batch,) of the task, with the chain's team rewards.
+    (batch,) that the role is trained on (Eq. 4).
     """
     seen = {
         "kl": record["kl"] > kl_bound,
