@@ -30,6 +30,7 @@ ANSWERS = 4  # to a step, for the modes
 BATCH_ANSWERS = 3  # and for whole batches, which have more outcomes
 BATCHES = ((2, 1), (3, 1), (4, 1), (2, 2), (1, 4))  # pioneers, and observers after each
 WORLDS = 20
+DEPENDENCES = (0.0, 0.5, 1.0, 2.0)  # for the modes
 
 
 class World(NamedTuple):
@@ -183,14 +184,18 @@ def compared(
 
 def modes_table() -> None:
     """Prints the modes of credit over dependences, means over random worlds."""
-    print(
-        "| dependence | mode | largest difference to the gradient of E[r1 + r2] | variance |\n|---|---|---|---|"
-    )
-    for dependence, mode in itertools.product((0.0, 0.5, 1.0, 2.0), MODES):
-        difference, (variance,) = compared(
-            partial(of_mode, mode, dependence), partial(world, dependence)
-        )
-        print(f"| {dependence:g} | {mode} | {difference:.1e} | {variance:.3f} |")
+    columns = [f"{what}, {x:g}" for what in ("difference", "variance") for x in DEPENDENCES]
+    print("| mode | " + " | ".join(columns) + " |\n|" + "---|" * (1 + len(columns)))
+    for mode in MODES:
+        differences = []
+        variances = []
+        for dependence in DEPENDENCES:
+            difference, (variance,) = compared(
+                partial(of_mode, mode, dependence), partial(world, dependence)
+            )
+            differences.append(f"{difference:.1e}")
+            variances.append(f"{variance:.3f}")
+        print("| " + " | ".join([mode, *differences, *variances]) + " |")
 
 
 def branches_table() -> None:

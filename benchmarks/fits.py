@@ -1,4 +1,4 @@
-"""What fits where: the memory of a process by formula (docs/scaling.md), for Llama-2's sizes.
+"""What fits where: the memory of a process by formula (docs/scaling.md), for TinyLlama's and Llama-2's sizes.
 
     python benchmarks/fits.py                                    # two agents and one, on GPUs of 80 GiB
     python benchmarks/fits.py --gpu 24 --micro-batch 1
@@ -203,6 +203,7 @@ def start(config: Config, model: Model, processes: int) -> float:
 DEVICES = "2, `device`"
 # hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads
 LLAMAS = {
+    "1.1 B": (2048, 5632, 22, 32, 4),  # TinyLlama
     "7 B": (4096, 11008, 32, 32, 32),
     "13 B": (5120, 13824, 40, 40, 40),
     "70 B": (8192, 28672, 80, 64, 8),

@@ -226,7 +226,7 @@ class CoryConfig(Settings):
             of agents); `shuffle`: roles are assigned at random, each agent equally often; `none`: nothing.
         exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
         credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own` or `counterfactual`:
-            docs/credit.md.
+            docs/learners.md.
         weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
             independent, negative competitive. Ignored with `credit: own`.
         knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
@@ -577,7 +577,7 @@ class Config(Settings):
         group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO
             and RLOO, else 1.
         branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has
-            ppo.batch_size / branches responses: docs/credit.md.
+            ppo.batch_size / branches responses: docs/learners.md.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
             device: ..., trained: ...}, each key optional. Empty: all agents alike.
         roles: Settings of individual roles, in order: a list of {name: ..., prompt: ..., max_new_tokens: ..., stop:

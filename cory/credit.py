@@ -1,6 +1,6 @@
 """Credit: the training reward of each role, from the task rewards of the whole chain (Eq. 4 and alternatives to it).
 
-A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). docs/credit.md derives each mode.
+A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). docs/learners.md derives each mode.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@
     python docs/site.py --serve    # and serves it at http://localhost:8000
 
 README.md is the home page, every other page keeps its path, so links and pictures work on the site as they do in a
-checkout. Links to files that are not pages (code, configurations) become plain text. Exits with 1 if a page, anchor,
+checkout. Links to other files (code, configurations) become plain text. Exits with 1 if a page, anchor,
 picture or link does not exist, or the build warns.
 
 For language models the site also serves each page's Markdown at the page's path, and llms.txt, which lists the pages
@@ -23,9 +23,9 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
-SOURCES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/site.css", "docs/figures/*.svg",
-           "docs/figures/*.png", "examples/*/README.md", "examples/*/*.png", "results/**/*.md",
-           "results/**/*.png"]  # fmt: skip
+SOURCES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "docs/*.md", "docs/site.css",
+           "docs/figures/*.svg", "docs/figures/*.png", "examples/*/README.md", "examples/*/*.png",
+           "results/**/*.md", "results/**/*.png"]  # fmt: skip
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
