@@ -27,7 +27,8 @@ FILES = ("comparison.md", "runs.csv", "metrics.csv", "final.csv", "held_out.csv"
 RUN_COLUMNS = {"experiment", "scale", "group", "seed", "key"}  # of every runs.csv
 EQUAL_REWARD_NOTE = (
     "Where the mean of ten iterations first reaches a task reward: the role that answers the query alone, with the "
-    "number of runs that reach it in brackets. The figure has the whole way; a dot is the last iteration."
+    "number of runs that reach it in brackets. The figure has the whole way; a marker is the mean of the last ten "
+    "iterations."
 )
 
 
