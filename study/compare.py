@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from study.frame import Study
 
 # Of every comparison; the first marks its folder.
-FILES = ("comparison.md", "runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png", "paths.png",
+FILES = ("comparison.md", "runs.csv", "metrics.csv.gz", "final.csv", "held_out.csv", "curves.png", "paths.png",
          "held_out.png", "over.png", "frontier.png", "report.html")  # fmt: skip
 RUN_COLUMNS = {"experiment", "scale", "group", "seed", "key"}  # of every runs.csv
 EQUAL_REWARD_NOTE = (
