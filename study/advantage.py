@@ -1,4 +1,4 @@
-"""Where does cooperation pay? The advantage of a chain over two calls of one model, against its observer's dependence.
+"""Where does cooperation pay? The advantage of a chain over its rivals, against the slope of its observer.
 
     python -m study.advantage results/when/settings.yaml --out results/when
 
@@ -118,40 +118,15 @@ def _setting(entry: dict[str, Any], root: Path) -> Setting:
 
     label = entry["label"]
     held_out = read_study(root / entry["results"]).held_out
-    try:
-        probe = json.loads((root / entry["observer"]).read_text(encoding="utf-8"))
-        reading = probe["readings"][0]
-        dependence = _interval(reading["dependence"])
-        slope = _interval(reading["slope"])
-        scale = float(probe["spread"])
-    except (OSError, LookupError, TypeError, ValueError) as error:
-        expected = "what observer.py --out has written"
-        raise UserError(
-            f"{label}: expected {expected}, got {entry['observer']!r} ({error})"
-        ) from None
-
-    def by_seed(group: str, metric: str, **chosen: str | int) -> BySeed:
-        """A metric of a group's rows with some values, mean over agents or orders."""
-        rows = held_out[held_out["group"] == group]
-        for key, value in chosen.items():
-            rows = rows[rows[key] == value]
-        return rows.groupby("seed")[metric].mean().dropna()
-
     for key in ("single", "chain", BOTH_ROLES):
         if key in entry and entry[key] not in set(held_out["group"]):
             groups = sorted(set(held_out["group"]) - {BASE})
             raise UserError(f"{label}, {key}: expected one of {groups}, got {entry[key]!r}")
 
-    order = entry.get(ORDER)
-    chosen = {"answers": order} if order else {"calls": 2}
-    chain = by_seed(entry["chain"], "combined_reward", **chosen)
-    if not len(chain):
-        raise UserError(
-            f"{label}, {ORDER}: expected a chain of {entry['chain']!r}, such as agent_2 after agent_1, got {order!r}"
-        )
-
+    dependence, slope, scale = _probe(label, root, entry["observer"])
+    single = held_out[held_out["group"] == entry["single"]]
     trained = {
-        name: by_seed(entry["single"], "combined_reward", calls=calls)
+        name: _by_seed(single[single["calls"] == calls], "combined_reward")
         for name, calls in CALLS.items()
     }
     untrained = held_out[(held_out["group"] == BASE) & (held_out["calls"] == 2)]
@@ -160,26 +135,68 @@ def _setting(entry: dict[str, Any], root: Path) -> Setting:
             f"{label}: expected {entry['single']!r} and the base after themselves, got no such rows"
         )
     if BOTH_ROLES in entry:
-        # A pair also has rows of two calls, of one agent after the other.
-        trained[ONE_LLM] = by_seed(
-            entry[BOTH_ROLES], "combined_reward", answers="agent_1 after itself"
+        trained[ONE_LLM] = _one_llm(label, held_out, entry[BOTH_ROLES])
+    return Setting(
+        label=label,
+        dependence=dependence,
+        slope=slope,
+        scale=scale,
+        chain=_chain(label, held_out, entry["chain"], entry.get(ORDER)),
+        trained=trained,
+        untrained=float(untrained["combined_reward"].iloc[0]),
+        choices=_choices(single[single["calls"] == 1]),
+    )
+
+
+def _probe(label: str, root: Path, file: str) -> tuple[Interval, Interval, float]:
+    """The dependence and the slope of the untrained observer, and the standard deviation of the pioneer's reward."""
+    try:
+        probe = json.loads((root / file).read_text(encoding="utf-8"))
+        reading = probe["readings"][0]
+        return _interval(reading["dependence"]), _interval(reading["slope"]), float(probe["spread"])
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        expected = "what observer.py --out has written"
+        raise UserError(f"{label}: expected {expected}, got {file!r} ({error})") from None
+
+
+def _by_seed(rows: "pd.DataFrame", metric: str) -> BySeed:
+    """A metric by seed, mean over agents or orders."""
+    return rows.groupby("seed")[metric].mean().dropna()
+
+
+def _chain(label: str, held_out: "pd.DataFrame", group: str, order: str | None) -> BySeed:
+    """The combined rewards of a pair in two calls: mean of both orders, or of the order named."""
+    of_pair = held_out[held_out["group"] == group]
+    in_order = of_pair["answers"] == order if order else of_pair["calls"] == 2
+    chain = _by_seed(of_pair[in_order], "combined_reward")
+    if not len(chain):
+        raise UserError(
+            f"{label}, {ORDER}: expected a chain of {group!r}, such as agent_2 after agent_1, got {order!r}"
         )
-        if not len(trained[ONE_LLM]):
-            raise UserError(
-                f"{label}, {BOTH_ROLES}: expected a group of one agent that answers after itself, "
-                f"got {entry[BOTH_ROLES]!r}"
-            )
+    return chain
 
+
+def _one_llm(label: str, held_out: "pd.DataFrame", group: str) -> BySeed:
+    """The combined rewards of one LLM that was trained in both roles, after itself."""
+    # A pair also has rows of two calls, of one agent after the other.
+    after_itself = held_out["answers"] == "agent_1 after itself"
+    one_llm = _by_seed(held_out[(held_out["group"] == group) & after_itself], "combined_reward")
+    if not len(one_llm):
+        raise UserError(
+            f"{label}, {BOTH_ROLES}: expected a group of one agent that answers after itself, got {group!r}"
+        )
+    return one_llm
+
+
+def _choices(solo: "pd.DataFrame") -> dict[str, BySeed]:
+    """The better of two responses of one agent, and its largest vote, as far as the evaluation has them."""
     choices = {}
-    if "best_of_2" in held_out:
-        choices["best of 2"] = by_seed(entry["single"], "best_of_2", calls=1)
-    votes = [int(key.removeprefix("maj@")) for key in held_out if key.startswith("maj@")]
+    if "best_of_2" in solo:
+        choices["best of 2"] = _by_seed(solo, "best_of_2")
+    votes = [int(key.removeprefix("maj@")) for key in solo if key.startswith("maj@")]
     if votes:
-        most = max(votes)
-        choices[f"vote of {most}"] = by_seed(entry["single"], f"maj@{most}", calls=1)
-
-    base = float(untrained["combined_reward"].iloc[0])
-    return Setting(label, dependence, slope, scale, chain, trained, base, choices)
+        choices[f"vote of {max(votes)}"] = _by_seed(solo, f"maj@{max(votes)}")
+    return choices
 
 
 def _interval(numbers: Sequence[float | None]) -> Interval:
@@ -238,18 +255,19 @@ def _advantages(setting: Setting) -> dict[str, str]:
 
 
 def plot(settings: Sequence[Setting], path: Path) -> None:
-    """Both advantages over dependence, with their 95 % intervals. Filled: the interval of the slope is above 0.
+    """Both advantages over the slope, with their 95 % intervals.
 
     What stands before the last comma of a label has a colour, what stands after it a marker.
     """
     import matplotlib.pyplot as plt
 
     from cory.report.plots import colours
+    from study.plots import save
 
-    figure, axes = plt.subplots(1, 2, figsize=(11.5, 4.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.8), sharey=True, layout="constrained")
     panels = {
         "over rivals of one role": Setting.advantage_over_one_role,
-        "over all rivals, one LLM in both roles among them": Setting.advantage,
+        "over all rivals, with one LLM in both roles where it was trained": Setting.advantage,
     }
     parts = [setting.label.rpartition(", ") for setting in settings]
     tasks = list(dict.fromkeys(task or kind for task, _, kind in parts))
@@ -257,19 +275,15 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
     colour = dict(zip(tasks, colours(len(tasks)), strict=True))
     for axis, (title, advantage) in zip(axes, panels.items(), strict=True):
         axis.axhline(0, color="0.3", lw=0.8)
+        axis.axvline(0, color="0.8", lw=0.8, zorder=0)
         for setting, (task, _, kind) in zip(settings, parts, strict=True):
-            x, left, right, _ = setting.dependence
+            x, left, right, _ = setting.slope
             y, low, high, _ = advantage(setting)
-            marker = MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0]
-            style: dict[str, Any] = {
-                "marker": marker,
-                "ms": 6,
-                "lw": 1.2,
-                "capsize": 2,
-                "color": colour[task or kind],
-            }
-            style |= {} if setting.slope.low > 0 else {"mfc": "white"}
-            axis.errorbar([x], [y], [[y - low], [high - y]], [[x - left], [right - x]], **style)
+            axis.errorbar(
+                [x], [y], [[y - low], [high - y]], [[x - left], [right - x]],
+                marker=MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0],
+                ms=6, lw=1.2, capsize=2, color=colour[task or kind],
+            )  # fmt: skip
         axis.set_title(title, fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     for task in tasks:
@@ -278,13 +292,11 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
         axes[1].plot([], [], marker, color="0.3", label=kind)
     axes[0].set_ylabel("advantage of the chain\n(standard deviations of the reward)")
     figure.supxlabel(
-        "dependence of the observer's reward on what it reads, before training\n"
-        "(filled: slope above 0, better responses of the pioneer make better ones of the observer)",
+        "slope before training: what the observer earns more after a response that has earned 1 more",
         fontsize=9,
     )
     axes[1].legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

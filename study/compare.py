@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from study.frame import Study
 
 # Of every comparison; the first marks its folder.
-FILES = ("comparison.md", "runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png", "paths.png",
+FILES = ("comparison.md", "runs.csv", "metrics.csv.gz", "final.csv", "held_out.csv", "curves.png", "paths.png",
          "held_out.png", "over.png", "frontier.png", "report.html")  # fmt: skip
 RUN_COLUMNS = {"experiment", "scale", "group", "seed", "key"}  # of every runs.csv
 EQUAL_REWARD_NOTE = (
     "Where the mean of ten iterations first reaches a task reward: the role that answers the query alone, with the "
-    "number of runs that reach it in brackets. The figure has the whole way; a dot is the last iteration."
+    "number of runs that reach it in brackets. The figure has the whole way; a marker is the mean of the last ten "
+    "iterations."
 )
 
 

@@ -152,7 +152,7 @@ def collapse_times(study: Study) -> pd.Series:
 
 def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
     """By group: how many runs collapsed on their way, and the mean time to it, with the difference to the baseline."""
-    if not len(study.metrics):  # of a folder without metrics.csv
+    if not len(study.metrics):  # of a folder without metrics.csv.gz
         return []
     times = collapse_times(study)
     longest = int(study.metrics["iteration"].max()) + 1

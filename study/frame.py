@@ -3,13 +3,15 @@
 | frame | a row for each | file |
 |---|---|---|
 | `runs` | run: group, seed, settings in which runs differ, code version, seconds | runs.csv |
-| `metrics` | run, iteration and role: the metrics | metrics.csv |
+| `metrics` | run, iteration and role: the metrics | metrics.csv.gz |
 | `final` | run and agent: means over the last iterations | final.csv |
 | `held_out` | run and way of answering: the metrics on held-out queries | held_out.csv |
 
 A run is identified by its `group` and `seed`. The files hold six significant digits, and suffice without the runs.
 """
 
+import gzip
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ import pandas as pd
 
 from cory.config import role_name
 from cory.errors import UserError
-from cory.run.output import replace_text
+from cory.run.output import replacing
 from study.groups import DATA, Group, folders, group, method, single, typical, varying
 from study.records import Record, flat, shown
 
@@ -44,7 +46,7 @@ NUMBERS = {
     **dict.fromkeys(["eta", "kl_bound", "seconds", "megabytes"], float),
 }
 HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are no metrics
-FILES = ("runs.csv", "metrics.csv", "final.csv", "held_out.csv")
+METRICS_FILE = "metrics.csv.gz"
 
 
 @dataclass
@@ -286,13 +288,17 @@ def write_study(study: Study, folder: Path) -> None:
     """Writes the frames into a folder; those without a row are left out."""
     stored = {
         "runs.csv": study.runs,
-        "metrics.csv": study.metrics.drop(columns="combined_reward"),
+        METRICS_FILE: study.metrics.drop(columns="combined_reward"),
         "final.csv": study.final.drop(columns="combined_reward"),
         "held_out.csv": study.held_out,
     }
     for name, frame in stored.items():
         if len(frame):
-            replace_text(folder / name, frame.to_csv(index=False, float_format="%.6g"))
+            content = frame.to_csv(index=False, float_format="%.6g").encode()
+            if name == METRICS_FILE:
+                content = gzip.compress(content, mtime=0)  # the same rows give the same bytes
+            with replacing(folder / name) as partial:
+                partial.write_bytes(content)
 
 
 def read_study(folder: Path) -> Study:
@@ -311,13 +317,13 @@ def read_study(folder: Path) -> Study:
         runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
         frames = [
             pd.read_csv(folder / name) if (folder / name).exists() else None
-            for name in ("metrics.csv", "final.csv", "held_out.csv")
+            for name in (METRICS_FILE, "final.csv", "held_out.csv")
         ]
         metrics, final, held_out = frames
         if metrics is None:
             metrics = pd.DataFrame(columns=[*RUN, *PER_ROLE])
         return assemble(runs, metrics, final, held_out)
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError) as error:
         raise UserError(
             f"expected a folder of results, with a runs.csv, got {str(folder)!r} ({error})"
         ) from None

@@ -15,6 +15,7 @@ from cory.report.plots import colours
 from study.equal_reward import running_means
 from study.frame import RUN, read_study
 from study.intervals import Interval, geometric, over_seeds
+from study.plots import save
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
@@ -51,8 +52,7 @@ def token_reward(path: Path) -> None:
     axes[1].yaxis.set_major_formatter("{x:g}")
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=4,
                   frameon=False, fontsize=8)  # fmt: skip
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _band(axis: Axes, means: pd.DataFrame, metric: str, colour: str, line: str, label: str) -> None:
@@ -94,8 +94,7 @@ def settings(path: Path) -> None:
     figure.legend(
         *axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
     )
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
-from cory.report.plots import CURVE_TITLES, SMOOTHING, colours
+from cory.report.plots import COLOURS, CURVE_TITLES, SMOOTHING, colours
 from cory.run.output import replacing
 from study.comparison import CALLS, held_out_by_seed, labels, points
 from study.equal_reward import common_levels, kl_at, running_means
@@ -19,6 +23,11 @@ from study.records import natural
 
 LINES = ("-", "--", ":", "-.")
 PANELS = 4  # in a row of a figure
+MOST_CURVES = 8  # in one panel
+# Of groups of one agent and of several in small multiples, and of what a panel is compared with.
+SINGLE = {"color": COLOURS[0], "ls": "--", "marker": "D"}
+SEVERAL = {"color": COLOURS[1], "ls": "-", "marker": "o"}
+GREY = {"color": "0.7", "zorder": 1}
 HELD_OUT = {"task_reward": "task reward", "team_reward": "team reward", "chain_kl": "KL to base (nats)",
             "combined_reward": "combined reward", "distinct_2": "distinct-2"}  # fmt: skip
 
@@ -26,33 +35,25 @@ HELD_OUT = {"task_reward": "task reward", "team_reward": "team reward", "chain_k
 def plot_curves(study: Study, path: Path) -> None:
     """Task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs.
 
-    Where runs have different lengths, each iteration counts those that reached it.
+    Where runs have different lengths, each iteration counts those that reached it. More curves than can be told apart
+    become small multiples (`panels`).
     """
+    of_agent = labels(study)
+    if len(of_agent) > MOST_CURVES:
+        _plot_curves_in_rows(study, path)
+        return
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.8), layout="constrained")
-    named = sorted(labels(study).items(), key=lambda item: study.groups.index(item[0][0]))
-    for (name, agent), label in named:
-        rows = study.metrics[(study.metrics["group"] == name) & (study.metrics["agent"] == agent)]
-        agents = natural(study.metrics.loc[study.metrics["group"] == name, "agent"].unique())
+    for name, agent in sorted(of_agent, key=lambda key: study.groups.index(key[0])):
+        agents = _agents(study, name)
         position = agents.index(agent)
         # Methods have a colour each and their agents a line style; the agents of a single method have colours.
         number = study.groups.index(name) if len(study.groups) > 1 else position
+        style = {"color": colours(number + 1)[-1], "ls": LINES[position % len(LINES)]}
         for axis, metric in zip(axes, CURVE_TITLES, strict=True):
-            # Over its roles.
-            runs = rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")
-            smooth = runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
-            bands = pd.DataFrame(
-                [over_seeds(row.dropna()) for _, row in smooth.iterrows()], index=smooth.index
-            )
-            style = {"color": colours(number + 1)[-1], "ls": LINES[position % len(LINES)]}
-            axis.plot(bands["value"], lw=1.6, label=f"{label} (n = {runs.shape[1]})", **style)
-            axis.fill_between(
-                bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0
-            )
+            _curve(axis, _by_iteration(study, name, agent, metric), of_agent[name, agent], style)
     for axis, title in zip(axes, CURVE_TITLES.values(), strict=True):
         axis.set(title=title, xlabel="iteration")
-        axis.margins(x=0.01)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _without_frame(axis)
+        _over_iterations(axis)
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(
         handles,
@@ -62,33 +63,149 @@ def plot_curves(study: Study, path: Path) -> None:
         frameon=False,
         fontsize=8,
     )
-    _save(figure, path)
+    save(figure, path)
+
+
+def _plot_curves_in_rows(study: Study, path: Path) -> None:
+    """The same with a row for each of `panels`; what they are compared with is grey, the mean over its agents."""
+    of_agent = labels(study)
+    first, *others = panels(study, study.groups)
+    figure, axes = plt.subplots(
+        1 + len(others), len(CURVE_TITLES), figsize=(11, 0.7 + 1.7 * (1 + len(others))),
+        layout="constrained", sharex=True, sharey="col", squeeze=False,
+    )  # fmt: skip
+    for row, names in zip(axes, [first, *others], strict=True):
+        for axis, metric in zip(row, CURVE_TITLES, strict=True):
+            for name in first if names is not first else []:
+                means = _smooth(_by_iteration(study, name, None, metric)).mean(axis=1)
+                line = "-" if _style(study, name) is SINGLE else ":"
+                axis.plot(means, lw=1.6, label=f"{name}, as above", **{**GREY, "ls": line})
+            for name in names:
+                for position, agent in enumerate(_agents(study, name)):
+                    style = {
+                        "color": _style(study, name)["color"],
+                        "ls": LINES[position % len(LINES)],
+                    }
+                    _curve(
+                        axis,
+                        _by_iteration(study, name, agent, metric),
+                        of_agent[name, agent],
+                        style,
+                    )
+            _over_iterations(axis)
+        row[0].legend(frameon=False, fontsize=8, loc="lower right", borderaxespad=0)
+    for axis, title in zip(axes[0], CURVE_TITLES.values(), strict=True):
+        axis.set_title(title, fontsize=10)
+    figure.supxlabel("iteration", fontsize=9)
+    save(figure, path)
+
+
+def _agents(study: Study, name: str) -> list[str]:
+    """The agents of a group, in order."""
+    return natural(study.metrics.loc[study.metrics["group"] == name, "agent"].unique())
+
+
+def _by_iteration(study: Study, name: str, agent: str | None, metric: str) -> pd.DataFrame:
+    """A metric of an agent of a group, or of all, mean over roles: a row per iteration, a column per seed."""
+    rows = study.metrics[study.metrics["group"] == name]
+    if agent is not None:
+        rows = rows[rows["agent"] == agent]
+    return rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")
+
+
+def _smooth(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
+
+
+def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
+    """The mean over runs by iteration, with its interval."""
+    smooth = _smooth(runs)
+    bands = pd.DataFrame(
+        [over_seeds(row.dropna()) for _, row in smooth.iterrows()], index=smooth.index
+    )
+    axis.plot(bands["value"], lw=1.6, label=f"{label} (n = {runs.shape[1]})", **style)
+    axis.fill_between(
+        bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0
+    )
+
+
+def _over_iterations(axis: Axes) -> None:
+    axis.margins(x=0.01)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _without_frame(axis)
 
 
 def plot_paths(study: Study, path: Path) -> None:
     """KL over task reward on the way of the training: two groups on one line pay the same KL for a task reward.
 
     Of the role that answers the query alone: the geometric mean of its KL where its task reward first reaches a level,
-    up to the last level that nine in ten runs reach, and a dot at the end of training. Solid lines are of several
-    agents, dashed ones of one.
+    up to the last level that nine in ten runs reach, and a marker at the end of training. The groups of the first panel
+    are grey in the others (`panels`).
     """
     means = running_means(study, study.first_role)
-    names = [name for name in study.groups if name in set(means["group"])]
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for name, colour in zip(names, colours(len(names)), strict=True):
-        of_group = means[means["group"] == name]
-        levels = common_levels(of_group, step=0.05)
-        kls = [geometric(kl_at(of_group, level)).value for level in levels]
-        agents = study.metrics.loc[study.metrics["group"] == name, "agent"].nunique()
-        label = f"{name} (n = {of_group['seed'].nunique()})"
-        axis.plot(levels, kls, "-" if agents > 1 else "--", lw=1.5, label=label, color=colour)
-        ends = of_group.groupby("seed")[["task_reward", "kl"]].last()
-        end = (ends["task_reward"].mean(), geometric(ends["kl"]).value)
-        axis.plot(*end, "o" if agents > 1 else "D", ms=5, color=colour, alpha=0.7)
-    axis.set(xlabel="task reward", ylabel="KL to base (nats)", yscale="log")
-    _without_frame(axis)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    _save(figure, path)
+    first, *others = panels(study, [name for name in study.groups if name in set(means["group"])])
+    down = math.ceil((1 + len(others)) / PANELS)
+    across = math.ceil((1 + len(others)) / down)
+    figure, axes = plt.subplots(
+        down, across, figsize=(0.6 + 3.2 * across, 0.6 + 2.7 * down), layout="constrained",
+        sharex=True, sharey=True, squeeze=False,
+    )  # fmt: skip
+    for axis in axes.flat[1 + len(others) :]:
+        axis.remove()
+    for axis, names in zip(axes.flat, [first, *others], strict=False):
+        for name in first if names is not first else []:
+            _path(axis, means[means["group"] == name], "", _style(study, name) | GREY)
+        for name in names:
+            of_group = means[means["group"] == name]
+            label = f"{name} (n = {of_group['seed'].nunique()})"
+            _path(axis, of_group, label, _style(study, name))
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8,
+                    handlelength=1.7, borderaxespad=0)  # fmt: skip
+        _without_frame(axis)
+    # The lowest panel of each column, which may stand above an empty place.
+    for axis in figure.axes[-across:]:
+        axis.tick_params(labelbottom=True)
+    grey = f"; grey: {' and '.join(first)} of the first panel" if others else ""
+    figure.supxlabel(f"task reward (marker: end of training{grey})", fontsize=9)
+    figure.supylabel("KL to base (nats)", fontsize=9)
+    save(figure, path)
+
+
+def panels(study: Study, names: Sequence[str]) -> list[list[str]]:
+    """Groups in small multiples: in the first panel what the others are to be compared with.
+
+    That is the first group of one agent and the first of several, the baseline before others. Each further panel has
+    a setting, of one agent, of several or of both: `PPO, restart` and `CORY, restart`.
+    """
+    baselines = set(study.runs.loc[study.runs["baseline"], "group"])
+    references: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: name not in baselines):
+        references.setdefault(_style(study, name)["ls"], name)
+    families = study.runs.drop_duplicates("group").set_index("group")["family"]
+    methods = {families[name] for name in references.values()}
+    by_setting: dict[str, list[str]] = {}
+    for name in names:
+        method, _, setting = name.partition(", ")
+        if name not in references.values():
+            by_setting.setdefault(setting if method in methods else name, []).append(name)
+    return [[name for name in names if name in references.values()], *by_setting.values()]
+
+
+def _path(axis: Axes, means: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
+    """A group's line of `plot_paths`, and a marker at its end."""
+    levels = common_levels(means, step=0.05)
+    kls = [geometric(kl_at(means, level)).value for level in levels]
+    axis.plot(levels, kls, lw=1.6, label=label, **{**style, "marker": ""})
+    ends = means.groupby("seed")[["task_reward", "kl"]].last()
+    axis.plot(ends["task_reward"].mean(), geometric(ends["kl"]).value, ms=6, **style)
+
+
+def _style(study: Study, name: str) -> dict[str, Any]:
+    """How a group is drawn where panels are small multiples: by whether it has one agent or several."""
+    of_group = study.metrics[study.metrics["group"] == name]
+    return SINGLE if of_group["agent"].nunique() == 1 else SEVERAL
 
 
 def plot_held_out(study: Study, path: Path) -> None:
@@ -133,7 +250,7 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
             names,
             values,
             xerr=errors,
-            color=colours(len(rows)),
+            color=COLOURS[1],
             height=0.6,
             error_kw={"lw": 1, "capsize": 3},
         )
@@ -143,7 +260,7 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
         axis.tick_params(labelsize=8)
         _without_frame(axis)
     axes[0, 0].invert_yaxis()
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: Path) -> None:
@@ -178,7 +295,7 @@ def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: P
     _without_frame(axis)
     beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
     axis.legend(frameon=False, fontsize=8, **beside)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_over(study: Study, path: Path) -> None:
@@ -216,7 +333,7 @@ def plot_over(study: Study, path: Path) -> None:
         axis.set(title=title, xlabel=study.over)
         _without_frame(axis)
     axes[0].legend(frameon=False, fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_frontier(study: Study, path: Path) -> None:
@@ -244,14 +361,17 @@ def plot_frontier(study: Study, path: Path) -> None:
     axis.set(xlabel="task reward", ylabel="-KL (nats)", title=f"frontier over {study.over}")
     _without_frame(axis)
     axis.legend(frameon=False, fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _without_frame(axis: Any) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Any, path: Path) -> None:
-    with replacing(path) as partial:
-        figure.savefig(partial, dpi=130)
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as a PNG of 256 colours, which has a third of the bytes of one of all colours."""
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=130)
     plt.close(figure)
+    with replacing(path) as partial:
+        Image.open(drawn).convert("RGB").quantize(256).save(partial, "PNG", optimize=True)

@@ -246,10 +246,10 @@ def test_a_share_of_a_gain_that_may_be_0_has_no_verdict(tmp_path):
         return 0.0 if settings["seed"] else 1.0
 
     out = make_results("imdb_learning_rate", tmp_path, reward=drop)
-    metrics = pd.read_csv(out / "metrics.csv")
+    metrics = pd.read_csv(out / "metrics.csv.gz")
     metrics.loc[
         (metrics["seed"] == 0) & (metrics["iteration"] > 0), "task_reward"
     ] = -1.0  # it loses, and gains nothing
-    metrics.to_csv(out / "metrics.csv", index=False)
+    metrics.to_csv(out / "metrics.csv.gz", index=False)
     found = judged(tmp_path)["CORY converges near iteration 10"]
     assert found == ("", "no interval")

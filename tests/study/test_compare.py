@@ -26,7 +26,7 @@ from study.comparison import (
     labels,
     settings,
 )
-from study.frame import held_out_rows, read_study, write_study
+from study.frame import held_out_rows, of_records, read_study, write_study
 from study.groups import find, names
 from study.page import comparison_tables
 from study.plots import plot_bars
@@ -112,7 +112,7 @@ def test_files_of_240_runs_stay_small(tmp_path):
     )
     write_study(compared(tmp_path / "r"), tmp_path)
     # 12 arms of 20 seeds, most of them with a row for each of two roles
-    assert (tmp_path / "metrics.csv").stat().st_size * 2 * 240 < 4e6
+    assert (tmp_path / "metrics.csv.gz").stat().st_size * 2 * 240 < 2e6
 
 
 def test_held_out_comes_first_under_the_same_names(tmp_path):
@@ -307,9 +307,43 @@ def test_methods_have_the_palette_in_order_and_agents_of_a_single_one_too(
     for number in range(methods):
         make_run(tmp_path / f"r{number}", 0, agents=agents, ppo__learning_rate=0.1 + number)
     drawn = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.extend(figure.axes[0].lines))
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.extend(figure.axes[0].lines))
     plots.plot_curves(compared(tmp_path, over="ppo.learning_rate"), tmp_path / "curves.png")
     assert [line.get_color() for line in drawn] == list(COLOURS[: methods * agents])
+
+
+def test_small_multiples_have_the_baseline_first_and_a_panel_for_each_setting(
+    tmp_path, monkeypatch
+):
+    changes = {"": {}, "restart": {"cory__reset_every": 5}, "eta": {"ppo__init_kl_coef": 0.4}}
+    for agents in (1, 2):
+        for number, keys in enumerate(changes.values()):
+            make_run(tmp_path / f"r{agents}{number}", 0, agents=agents, iterations=20, **keys)
+    make_run(tmp_path / "r23", 0, agents=2, iterations=20, ppo__learning_rate=0.5)
+    names = {"r10": "PPO", "r20": "CORY", "r23": "CORY, fast"}
+    names |= {"r11": "PPO, restart", "r21": "CORY, restart", "r12": "PPO, eta", "r22": "CORY, eta"}
+    records = [read(tmp_path / folder) for folder in names]
+    study = of_records(records, families=list(names.values()), baseline="PPO")
+    of_panel = [
+        ["PPO", "CORY"],
+        ["CORY, fast"],
+        ["PPO, restart", "CORY, restart"],
+        ["PPO, eta", "CORY, eta"],
+    ]
+    assert plots.panels(study, study.groups) == of_panel
+
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    plots.plot_paths(study, tmp_path / "paths.png")
+    plots.plot_curves(study, tmp_path / "curves.png")  # of eleven agents
+    paths, curves = drawn
+    shown = [axis.get_legend_handles_labels()[1] for axis in paths.axes]
+    assert shown == [[f"{name} (n = 1)" for name in panel] for panel in of_panel]
+    first_panel, second_panel = (
+        axis.get_legend_handles_labels()[1] for axis in curves.axes[::3][:2]
+    )
+    assert first_panel[0] == "PPO (n = 1)" and len(first_panel) == 3
+    assert second_panel[:2] == ["PPO, as above", "CORY, as above"]
 
 
 def test_a_figure_of_many_metrics_has_several_rows_of_panels(tmp_path):
@@ -327,7 +361,7 @@ def test_ticks_of_iterations_are_whole_numbers(tmp_path, monkeypatch):
     make_run(tmp_path / "a", iterations=6)
     ticks = []
     monkeypatch.setattr(
-        plots, "_save", lambda figure, path: ticks.extend(figure.axes[0].get_xticks())
+        plots, "save", lambda figure, path: ticks.extend(figure.axes[0].get_xticks())
     )
     plots.plot_curves(compared(tmp_path), tmp_path / "curves.png")
     assert ticks and all(tick == int(tick) for tick in ticks)

@@ -1,6 +1,7 @@
 """Planning and running experiments."""
 
 import csv
+import gzip
 import json
 import math
 import os
@@ -464,7 +465,7 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
         "base (untrained)",
         *(item.of.name for item in judged),
     ]
-    assert len(list(csv.DictReader(open(out / "metrics.csv")))) == 4 * 3
+    assert len(list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))) == 4 * 3
     assert "Held out" in (out / "comparison.md").read_text() and (out / "held_out.png").exists()
     assert (
         not list((tmp_path / "runs").rglob("checkpoints"))
@@ -493,7 +494,7 @@ def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged,
         printed = capsys.readouterr().out
         assert "4 runs, 4 with a row, 0 finished, 0 to resume. To do: nothing." in printed
         assert "4 rows of version abc, not of this one" in printed
-    for name in ("runs.csv", "metrics.csv", "final.csv", "held_out.csv", "curves.png"):
+    for name in ("runs.csv", "metrics.csv.gz", "final.csv", "held_out.csv", "curves.png"):
         assert (tmp_path / "results/b" / name).read_bytes() == (
             tmp_path / "results/a" / name
         ).read_bytes()

@@ -67,7 +67,7 @@ def test_a_comparison_is_written_at_once_and_again(tmp_path, monkeypatch):
         "comparison.md",
         "curves.png",
         "runs.csv",
-        "metrics.csv",
+        "metrics.csv.gz",
         "final.csv",
         "report.html",
     } <= before.keys()
