@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from cory.cli.arguments import Verbatim
 from cory.cli.load import load
 from cory.cli.messages import YAML, explained, nearest, similar_file
 from cory.config import Config
@@ -45,8 +46,8 @@ class Runs:
     """
 
     script: str
-    flags: dict[str, Any] = field(default_factory=dict)
-    at: dict[str, dict[str, Any]] = field(default_factory=dict)
+    flags: dict[str, Verbatim] = field(default_factory=dict)
+    at: dict[str, dict[str, Verbatim]] = field(default_factory=dict)
 
 
 @dataclass
@@ -68,9 +69,9 @@ class Scale:
     seeds: list[int]
     minutes: dict[str, float] = field(default_factory=dict)
     hardware: str = ""
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Verbatim] = field(default_factory=dict)
     needs: list[str] = field(default_factory=list)
-    values: list[Any] | None = None
+    values: list[Verbatim] | None = None
     evaluate: str | None = None
 
 

@@ -1,5 +1,6 @@
 """Configuration files and flags."""
 
+import json
 import math
 import re
 import subprocess
@@ -14,6 +15,7 @@ from conftest import ROOT
 from cory.cli.load import as_config, load
 from cory.config import AgentConfig, Config, HubConfig, LoraConfig, ModelConfig, PPOConfig, keys
 from cory.errors import UserError
+from cory.tasks.config import OwnConfig
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 
@@ -313,6 +315,18 @@ def test_entries_of_agents_and_roles_are_printed_as_they_are_written():
     )
     assert settings["agents"] == [{}, {"trained": False, "model": {"name": "partner"}}]
     assert settings["roles"] == [{"name": "writer"}, {"stop": ["end"]}]
+
+
+def test_texts_of_roles_that_look_like_yaml_stay_texts(tmp_path):
+    prompts = ["Question: {prompt}\nAnswer:", "12", "[{prompt}]"]
+    path = tmp_path / "roles.yaml"
+    settings = {"cory": {"num_agents": 3}, "roles": [{"prompt": text} for text in prompts]}
+    path.write_text(yaml.safe_dump(settings))
+    config, _ = load(OwnConfig, path, [])
+    assert [role.prompt for role in config.roles] == prompts
+    entries = f"--roles={json.dumps(settings['roles'])}"
+    config, _ = load(OwnConfig, path, ["--cory.num_agents=3", entries])
+    assert [role.prompt for role in config.roles] == prompts
 
 
 def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():

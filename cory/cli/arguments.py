@@ -2,12 +2,25 @@
 
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
+from jsonargparse.typing import register_type
 
 from cory.cli.messages import explained
 from cory.errors import UserError
+
+if TYPE_CHECKING:
+    Verbatim: TypeAlias = Any
+else:
+
+    class Verbatim:
+        """The type of a value that stays as the file has it.
+
+        With `Any`, a text is read as YAML once more, and the prompt `Question: {prompt}` becomes a mapping.
+        """
+
+    register_type(Verbatim, serializer=lambda value: value, deserializer=lambda value: value)
 
 
 class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):

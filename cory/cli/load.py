@@ -207,13 +207,13 @@ def _check_single_agent(chosen: argparse.Namespace) -> None:
 def _parser(kind: type[Config]) -> "ArgumentParser":
     from jsonargparse import ArgumentParser
 
-    from cory.cli.arguments import allow_bare_flags
+    from cory.cli.arguments import Verbatim, allow_bare_flags
 
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(kind, skip={"agents", "roles"})
     for key in ("agents", "roles"):  # the class checks the entries, and names them by their index
-        parser.add_argument(f"--{key}", type=list[dict[str, Any]], default=[])
+        parser.add_argument(f"--{key}", type=list[dict[str, Verbatim]], default=[])
     allow_bare_flags(parser)
     for key in BESIDE_SETTINGS:  # as the file of a run has them
         parser.add_argument(f"--{key}", type=Any, default=argparse.SUPPRESS)

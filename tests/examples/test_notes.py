@@ -13,6 +13,7 @@ from cory.cli.load import load
 from cory.tasks.config import OwnConfig
 from cory.tasks.own import make_task
 from cory.trainer import CoryTrainer
+from study.plan import plan, read_experiment
 
 EXAMPLE = ROOT / "examples/notes"
 SETTINGS = ["notes.yaml", "toy.yaml"]
@@ -110,3 +111,26 @@ def test_a_run(world, tmp_path, monkeypatch, name):
     roles = {(row["agent"], row["role"]) for row in run.history}
     assert roles == {("agent_1", "note_taker"), ("agent_2", "answerer")}
     assert all(row["task_reward"] == 0 for row in run.history if row["role"] == "note_taker")
+
+
+@pytest.mark.parametrize("name", ["experiment", "pilot"])
+def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(ROOT)
+    changes = {"model.name": str(world / "model"), "task.dataset": str(world)}
+    spec = read_experiment(EXAMPLE / f"{name}.yaml")
+    for scale in spec.scales:
+        runs = plan(spec, scale, changes, tmp_path)
+        assert len(runs) == len({run.folder for run in runs}) >= len(spec.runs) - 2
+
+
+def test_a_lead_is_the_beginning_of_its_listing_and_the_rival_reads_nothing_else_of_it(
+    world, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    row = read(world, "test")[0]
+    assert len(row["lead"].split()) == 8 and row["listing"].startswith(row["lead"] + " ")
+    config = settings(world, "lead.yaml")
+    task = make_task(config).with_roles(config.roles)
+    columns = {"listing": ["LISTING"], "prompt": ["LISTING"], "lead": ["LEAD"], "question": ["Q"]}
+    (prompt,) = task.render(0, columns, [])
+    assert "Note: LEAD" in prompt and "Q" in prompt and "LISTING" not in prompt

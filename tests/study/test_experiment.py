@@ -143,6 +143,20 @@ def test_runs_are_made_seed_by_seed_or_of_the_first_seeds_alone(tmp_path, capsys
         seeds("--seeds", "0")
 
 
+def test_flags_that_look_like_yaml_stay_texts(tmp_path):
+    prompts = ["Query: {prompt}\nAnswer:", "{prompt}"]
+    content = yaml.safe_load(SMALL)
+    content["over"] = "task.pioneer_prompt"
+    content["scales"]["tiny"]["values"] = prompts
+    content["scales"]["tiny"]["flags"] = {"task.observer_prompt": "Old: {response}, new: {prompt}"}
+    (tmp_path / "trial.yaml").write_text(yaml.safe_dump(content))
+    spec = experiment.read_experiment(tmp_path / "trial.yaml")
+    planned = experiment.plan(spec, "tiny", {}, tmp_path / "runs")
+    tasks = [item.settings["task"] for item in planned]
+    assert {task["pioneer_prompt"] for task in tasks} == set(prompts)
+    assert {task["observer_prompt"] for task in tasks} == {"Old: {response}, new: {prompt}"}
+
+
 def test_a_run_of_more_iterations_is_another_run(tmp_path):
     (tmp_path / "trial.yaml").write_text(SMALL)
     item = experiment.plan(
