@@ -5,7 +5,7 @@
 * with `partners`, `B after A` also where B and A are of different runs.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
   observer, so that a chain of two agents is compared with two calls of one; in longer chains as often as they have
-  roles.
+  roles. The agent of a run whose only role is none of the first run's chain answers once.
 
 KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
 is loaded with its run's settings (chat template, quantization, remote code) and reads its run's prompts.
@@ -174,7 +174,7 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
     names = list(agents)
     for pioneer, observer in itertools.permutations(names, 2):
         lineup.chains[f"{observer} after {_short(pioneer)}"] = Link(pioneer, observer, 1)
-    if len(names) == 1:
+    if len(names) == 1 and _begins_as(task.prompts, run_task.prompts):
         _add_after_itself(lineup, names[0])
     if 2 < config.cory.num_roles <= len(names):
         _add_long_chains(lineup, names, config.cory.num_roles)
@@ -229,7 +229,8 @@ def _short(agent: str) -> str:
 def with_prompts_of(run: Path, task: Task) -> Task:
     """The task with the prompts and roles that a run has recorded.
 
-    Roles beyond those of the run stay the task's: what a single agent reads that answers after itself.
+    Roles beyond those of the run stay the task's: what a single agent reads that answers after itself. A run whose role
+    is another than the task's first has no part in the task's chain.
     """
     settings = read_settings(run)
     prompts = prompts_of_run(settings)
@@ -237,7 +238,7 @@ def with_prompts_of(run: Path, task: Task) -> Task:
         return task
     count = run_config(run).cory.num_roles
     further = task.prompts.roles[count:]
-    if further:
+    if further and _begins_as(task.prompts, prompts):
         # Called as the task's roles are, as the further templates may name them.
         first = [
             replace(
@@ -247,6 +248,11 @@ def with_prompts_of(run: Path, task: Task) -> Task:
         ]
         prompts = replace(prompts, roles=(*first, *further))
     return replace(task, prompts=prompts)
+
+
+def _begins_as(chain: RolePrompts, prompts: RolePrompts) -> bool:
+    """Whether the first role of `prompts` is that of the chain: it has its name, or none of its own."""
+    return prompts.settings(0).name in (None, chain.name(0))
 
 
 def prompts_of_run(settings: Mapping[str, Any]) -> RolePrompts | None:

@@ -175,6 +175,37 @@ ROLES = [
 ]
 
 
+def test_an_agent_whose_role_is_none_of_the_chain_answers_once_with_its_own_prompt(
+    config, tmp_path
+):
+    """Such as one that reads at once what the chain's roles read in parts."""
+    rows = datasets.Dataset.from_dict(
+        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
+    )
+    task = Task(rows, count_good, PROMPTS)
+    config = replace(config, iterations=1)
+    pair = replace(config, roles=ROLES[:2], output=str(tmp_path / "pair"))
+    reader_role = RoleConfig(name="reader", prompt="all of it: {prompt}")
+    reader = replace(
+        config,
+        cory=CoryConfig(num_agents=1),
+        roles=[reader_role],
+        output=str(tmp_path / "reader"),
+    )
+    runs = [CoryTrainer(each, make_agents(each), task).train().folder for each in (pair, reader)]
+    held_out = task.with_roles(ROLES[:2])
+    done = evaluate(runs, held_out, settings(tmp_path, queries=4))
+    names = {row["name"] for row in done.rows}
+    assert {"base after itself", "pair/agent_2 after agent_1", "reader/agent_1"} <= names
+    assert not any(name.startswith("reader/agent_1 after") for name in names)
+    records = [json.loads(line) for line in (done.folder / "responses.jsonl").open()]
+    read = [line for line in records if line["model"] == "reader/agent_1"]
+    assert [line["prompt"] for line in read] == [
+        f"all of it: {text}" for text in rows["prompt"][:4]
+    ]
+    assert {line["role"] for line in read} == {"reader"}
+
+
 def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     config, policy_folder, tmp_path, capsys
 ):
