@@ -247,8 +247,7 @@ class CoryConfig(Settings):
     reset_every: NonNegativeInt = 0
 
     def check(self) -> None:
-        exchanges = self.exchange != "none" and self.exchange_period > 0
-        if self.num_roles < self.num_agents and not exchanges:
+        if self.num_roles < self.num_agents and not self.exchanges_roles:
             raise UserError(
                 f"cory.exchange: expected rotate or shuffle, and an exchange_period above 0, to train "
                 f"{self.num_agents} agents in a chain of {self.num_roles}, "
@@ -264,6 +263,11 @@ class CoryConfig(Settings):
     def num_roles(self) -> int:
         """How many roles the chain has."""
         return self.num_agents if self.chain_length is None else self.chain_length
+
+    @property
+    def exchanges_roles(self) -> bool:
+        """Whether agents change roles at all during training."""
+        return self.exchange != "none" and self.exchange_period > 0
 
 
 @dataclass

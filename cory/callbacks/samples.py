@@ -70,9 +70,10 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
     batch = Batch(trainer.task.dataset[:rows], config.sampling.max_new_tokens)
 
     first_chain = [trainer.agents[index] for index in trainer.schedule.order(0)]
-    fixed = config.cory.exchange == "none" or config.cory.exchange_period == 0
     own_prompts = any(role.prompt is not None for role in config.roles)
-    solo = first_chain[:1] if fixed and own_prompts else trainer.agents
+    solo = trainer.agents
+    if own_prompts and not config.cory.exchanges_roles:
+        solo = first_chain[:1]
     chains = {agent.name: [agent] for agent in solo}
     if config.cory.num_roles > 1:
         chains["chain"] = first_chain
