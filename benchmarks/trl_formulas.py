@@ -181,7 +181,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from cory.agent import make_learner
     from cory.config import Config, PPOConfig, SamplingConfig
     from cory.learners.group import WindowPolicy
-    from cory.learners.learner import Update
+    from cory.learners.update import Update
     from cory.models import window
     from cory.models.rollout import Rollout
     from cory.models.sampling import pad_token

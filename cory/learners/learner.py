@@ -15,8 +15,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,13 +27,13 @@ from torch.nn.utils import get_total_norm
 from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config, SamplingConfig
-from cory.errors import NotFinite
-from cory.learners import head, losses
+from cory.learners import head, losses, not_finite
 from cory.learners.head import ChunkedHead
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import KLController, RunningMoments
+from cory.learners.update import ForwardPass, OldPolicy, StepGradients, Targets, Update
 from cory.models import window
 from cory.models.engine import difference
 from cory.models.families import check_model
@@ -48,91 +47,6 @@ from cory.parallel import distributed, sharding
 from cory.parallel.devices import to_device
 
 T = TypeVar("T")
-
-
-class ForwardPass(NamedTuple):
-    """What a forward pass gives for its rows, at their response positions.
-
-    logprobs: (rows, R), of the response tokens. values: (rows, R), PPO only. all_logprobs: (rows, R,
-    vocabulary), or in its place, where the output layer is run in chunks, `head` and `entropies`
-    (rows, R).
-    """
-
-    logprobs: Tensor
-    values: Tensor | None
-    all_logprobs: Tensor | None = None
-    head: ChunkedHead | None = None
-    entropies: Tensor | None = None
-
-
-@dataclass
-class OldPolicy:
-    """The batch under the policy that sampled it, all tensors (batch, R).
-
-    `kl` is that of each response token to the reference.
-    """
-
-    logprobs: Tensor
-    ref_logprobs: Tensor
-    values: Tensor
-    kl: Tensor
-
-    @classmethod
-    def zeros(cls, batch: Window) -> "OldPolicy":
-        """Zeros, to be filled in."""
-        logprobs, ref_logprobs, values, kl = torch.zeros(
-            4, *batch.response_mask.shape, device=batch.input_ids.device
-        )
-        return cls(logprobs, ref_logprobs, values, kl)
-
-    def select(self, indices: Sequence[int], width: int) -> "OldPolicy":
-        """The rows of these indices, in that order, cut to `width` tokens."""
-        rows = to_device(torch.tensor(indices), self.kl.device)
-        return OldPolicy(
-            self.logprobs[rows, :width],
-            self.ref_logprobs[rows, :width],
-            self.values[rows, :width],
-            self.kl[rows, :width],
-        )
-
-
-@dataclass
-class Targets:
-    """What the loss makes of the rewards: (batch, R) advantages, and for PPO the returns that values are fitted to."""
-
-    advantages: Tensor
-    returns: Tensor | None = None
-
-    def select(self, indices: Sequence[int], width: int) -> "Targets":
-        """The rows of these indices, in that order, cut to `width` tokens."""
-        rows = to_device(torch.tensor(indices), self.advantages.device)
-        returns = None if self.returns is None else self.returns[rows, :width]
-        return Targets(self.advantages[rows, :width], returns)
-
-
-@dataclass
-class Update:
-    """One update under way: its data, and what its optimizer steps have given so far."""
-
-    rollouts: Sequence[Rollout]
-    batch: Window  # the rows of all rollouts, one rollout after the other
-    old: OldPolicy
-    targets: Targets
-    reward_moments: RunningMoments  # with this batch's rewards
-    engine_difference: float | None = None  # where an engine has sampled
-    terms: list[LossTerms] = field(default_factory=list)  # of each mini-batch
-    gradient_norms: list[float] = field(default_factory=list)  # of each optimizer step
-    skipped_steps: int = 0
-    dropped_steps: int = 0
-
-
-class StepGradients(NamedTuple):
-    """What the backward passes of one optimizer step have given, over all processes."""
-
-    terms: list[LossTerms]  # of each mini-batch
-    norm: float  # of the gradient
-    sum_of_terms: float  # finite if all terms are
-    largest_ratio: float  # mean probability ratio, of the mini-batch in which it is largest
 
 
 class Learner(ABC):
@@ -425,7 +339,7 @@ class Learner(ABC):
             for kl, length in zip(kls, lengths, strict=True)
         ]
 
-    def _forward(self, batch: Window) -> ForwardPass:
+    def forward(self, batch: Window) -> ForwardPass:
         """A forward pass of the policy."""
         return self._pass(self.model, batch)
 
@@ -504,7 +418,7 @@ class Learner(ABC):
         for indices in batch.by_length(len(batch.input_ids) if keep else rows_at_a_time):
             policy_batch = batch.select(indices)
             with torch.set_grad_enabled(keep):
-                policy = self._forward(policy_batch)
+                policy = self.forward(policy_batch)
             if keep:
                 kept.append(policy)
             # The reference needs no graph, and is read in batches of its own, whatever the policy's
@@ -545,9 +459,9 @@ class Learner(ABC):
         if not math.isfinite(step.norm + step.sum_of_terms):
             self.optimizer.zero_grad()
             if self.config.guards.on_nonfinite == "stop":
-                self._raise_not_finite(
-                    update, mini_batches, of_loss=not math.isfinite(step.sum_of_terms)
-                )
+                if math.isfinite(step.sum_of_terms):
+                    raise not_finite.of_gradient(self, update, mini_batches)
+                raise not_finite.of_loss(self, update, mini_batches)
             update.skipped_steps += 1
             return
 
@@ -610,15 +524,15 @@ class Learner(ABC):
             exchange = last and number + 1 == len(micro_batches)
             with nullcontext() if exchange else self.accelerator.no_sync(self.model):
                 # The weights have not changed since that pass, and it has the rows in the same order.
-                new = first_passes.pop() if first_passes else self._forward(micro_batch)
-                terms = self._terms(update, new, micro_indices, micro_batch, tokens / len(indices))
+                new = first_passes.pop() if first_passes else self.forward(micro_batch)
+                terms = self.terms(update, new, micro_indices, micro_batch, tokens / len(indices))
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward(terms.loss / tokens)
             del new  # before the next micro-batch needs its memory
             sums = sums + terms.vector()
         return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size() / tokens))
 
-    def _terms(
+    def terms(
         self,
         update: Update,
         new: ForwardPass,
@@ -635,62 +549,6 @@ class Learner(ABC):
         old = update.old.select(indices, width)
         targets = update.targets.select(indices, width)
         return self.loss_terms(new, entropies, old, targets, micro_batch.response_mask, mean_length)
-
-    def _raise_not_finite(
-        self, update: Update, mini_batches: list[list[int]], of_loss: bool
-    ) -> NoReturn:
-        """Raises NotFinite with the rows that cause it: of the loss, or else of the gradient."""
-        bad_rows = self._rows_not_finite(update, [i for indices in mini_batches for i in indices])
-        if of_loss:
-            raise _not_finite("the loss", update.rollouts, bad_rows)
-        for indices in mini_batches:
-            bad_rows |= self._rows_of_gradient(update, indices)
-        raise _not_finite("the gradient", update.rollouts, bad_rows)
-
-    @torch.no_grad()
-    def _rows_not_finite(self, update: Update, indices: list[int]) -> set[int]:
-        """The rows with a number that is not finite: of the batch under the policy that sampled,
-        and of those of these indices under the policy being trained.
-        """
-        old = update.old
-        finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(-1)
-        bad_rows = set((~finite).nonzero().flatten().tolist())
-        for chunk in update.batch.by_length(self.micro_batch, indices):
-            new = self._forward(update.batch.select(chunk))
-            numbers = new.logprobs if new.values is None else new.logprobs + new.values
-            finite = numbers.isfinite().all(-1)
-            bad_rows |= {chunk[i] for i in (~finite).nonzero().flatten().tolist()}
-        return bad_rows
-
-    def _rows_of_gradient(self, update: Update, indices: list[int]) -> set[int]:
-        """The rows of a mini-batch whose gradient is not finite.
-
-        The gradients of weights are sums over rows. That of the embedded tokens, which the backward
-        pass reaches last, has each row by itself, and a number that is not finite comes through to
-        it. No gradient of a weight is made, so nothing is exchanged between processes that hold
-        whole agents.
-        """
-        bad_rows: set[int] = set()
-        embedded: list[Tensor] = []
-
-        def keep(module: torch.nn.Module, inputs: Any, output: Tensor) -> None:
-            embedded.append(output.requires_grad_())  # below adapters nothing is trained
-
-        tokens = sum(update.batch.response_lengths[i] for i in indices)
-        hook = self.policy.get_input_embeddings().register_forward_hook(keep)
-        try:
-            for chunk in update.batch.by_length(self.micro_batch, indices):
-                micro_batch = update.batch.select(chunk)
-                with self.accelerator.no_sync(self.model):
-                    new = self._forward(micro_batch)
-                    mean_length = torch.tensor(tokens / len(indices), device=self.device)
-                    terms = self._terms(update, new, chunk, micro_batch, mean_length)
-                    (gradient,) = torch.autograd.grad(terms.loss / tokens, embedded.pop())
-                finite = gradient.isfinite().flatten(1).all(1)
-                bad_rows |= {chunk[i] for i in (~finite).nonzero().flatten().tolist()}
-        finally:
-            hook.remove()
-        return bad_rows
 
     def _retrying(self, compute: Callable[[], T]) -> T:
         """Runs `compute()`; makes passes smaller and repeats if memory runs out."""
@@ -797,19 +655,3 @@ def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
     sizes = torch.tensor([len(rollout.completions) for rollout in rollouts])
     weights = sizes.sum() / (len(sizes) * sizes)
     return weights.repeat_interleave(sizes)
-
-
-def _not_finite(what: str, rollouts: Sequence[Rollout], rows: set[int]) -> NotFinite:
-    """The error that names agent, role, rows and text. `rows`: of the batch, one rollout after the other."""
-    agent = rollouts[0].agent
-    if not rows:
-        return NotFinite(what, f"{agent} as {' and '.join(rollout.role for rollout in rollouts)}")
-    first = 0  # row of the batch with which a rollout begins
-    for rollout in rollouts:
-        size = len(rollout.prompts)
-        rollout_rows = sorted(row - first for row in rows if first <= row < first + size)
-        if rollout_rows:
-            break
-        first += size
-    text = f"{rollout.prompts[rollout_rows[0]]!r} -> {rollout.completions[rollout_rows[0]]!r}"
-    return NotFinite(what, f"{agent} as {rollout.role}", rollout_rows, text)

@@ -22,10 +22,11 @@ from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.learners import losses
-from cory.learners.learner import ForwardPass, Learner, OldPolicy, Targets
+from cory.learners.learner import Learner
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
+from cory.learners.update import ForwardPass, OldPolicy, Targets
 from cory.models.rollout import Rollout
 from cory.parallel import sharding
 

@@ -194,8 +194,8 @@ def updated(learner, branches):
     """The statistics of one update on `batch_size / branches` rows, and how many rows each forward pass had."""
     queries, responses, scores = ragged(rows=8 // branches)
     passes = []
-    forward = learner._forward
-    learner._forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
+    forward = learner.forward
+    learner.forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
     learner.config.branches = branches
     (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.RandomState(0))
     return stats, passes
@@ -259,7 +259,7 @@ def test_a_batch_of_several_mini_batches_reuses_no_pass(tokenizer):
 def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, fits):
     whole, _ = make_learner(tokenizer, **split)
     small, _ = make_learner(tokenizer, **split)
-    forward = small._forward
+    forward = small.forward
 
     def limited(rows):
         result = forward(rows)
@@ -267,7 +267,7 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, 
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         return result
 
-    small._forward = limited
+    small.forward = limited
     with pytest.warns(UserWarning, match="ppo.micro_batch"):
         assert_same_update(whole, small, tokenizer)
     assert small.micro_batch in (fits, fits - 1)
@@ -280,7 +280,7 @@ def test_memory_that_runs_out_for_good_is_an_error(tokenizer):
         def full(rows):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
 
-        trainer._forward = full
+        trainer.forward = full
         with warnings.catch_warnings(), pytest.raises(torch.OutOfMemoryError):
             warnings.simplefilter("ignore")
             steps(trainer, 1)
@@ -292,7 +292,7 @@ def test_other_errors_are_not_taken_for_missing_memory(tokenizer):
     def broken(rows):
         raise RuntimeError("shapes do not fit")
 
-    trainer._forward = broken
+    trainer.forward = broken
     with pytest.raises(RuntimeError, match="shapes"):
         steps(trainer, 1)
     assert trainer.micro_batch == 8

@@ -483,7 +483,7 @@ def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
 def spoil(agent, iteration: int, what: str = "loss"):
     """In this iteration, the agent's update has a logit, or a gradient, that is not a number in row 3."""
     learner = agent.learner
-    forward, update, seen, bad = learner._forward, learner.update, [0], []
+    forward, update, seen, bad = learner.forward, learner.update, [0], []
 
     def counted(rollouts, *args):
         seen[0] += 1
@@ -509,7 +509,7 @@ def spoil(agent, iteration: int, what: str = "loss"):
             )
         return result
 
-    learner.update, learner._forward = counted, spoiled
+    learner.update, learner.forward = counted, spoiled
 
 
 @pytest.mark.parametrize("agent", AGENTS)

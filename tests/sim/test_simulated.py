@@ -68,7 +68,7 @@ def test_bfloat16_trains(results):
         ("advantages on the CPU", "losses.py ppo_losses", "aten.mul.Tensor got ['cpu', 'sim:0']"),
         (
             "advantages on the other device",
-            "learner.py select",
+            "update.py select",
             "aten.index.Tensor got ['sim:0', 'sim:1']",
         ),
     ],
@@ -91,7 +91,7 @@ def test_the_program_waits_once_per_token_and_once_per_step(results):
     assert waits(counts, " sample") <= 6 * (updates + 2 * batches_of_samples)
     assert waits(counts, " _gradients") == 4 * updates
     assert waits(counts, " _to_lists") == updates
-    for function in ("forward", "_evaluate", "_backward", "_terms", "select", "pack", "respond"):
+    for function in ("forward", "_evaluate", "_backward", "terms", "select", "pack", "respond"):
         assert waits(counts, f" {function}") == 0, function
 
 

@@ -1,0 +1,100 @@
+"""The data of one update: the batch, its forward passes, targets, and what the optimizer steps have given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cory.learners.head import ChunkedHead
+from cory.learners.losses import LossTerms
+from cory.learners.trl_parts import RunningMoments
+from cory.models.rollout import Rollout
+from cory.models.window import Window
+from cory.parallel.devices import to_device
+
+
+class ForwardPass(NamedTuple):
+    """What a forward pass gives for its rows, at their response positions.
+
+    logprobs: (rows, R), of the response tokens. values: (rows, R), PPO only. all_logprobs: (rows, R,
+    vocabulary), or in its place, where the output layer is run in chunks, `head` and `entropies`
+    (rows, R).
+    """
+
+    logprobs: Tensor
+    values: Tensor | None
+    all_logprobs: Tensor | None = None
+    head: ChunkedHead | None = None
+    entropies: Tensor | None = None
+
+
+@dataclass
+class OldPolicy:
+    """The batch under the policy that sampled it, all tensors (batch, R).
+
+    `kl` is that of each response token to the reference.
+    """
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    values: Tensor
+    kl: Tensor
+
+    @classmethod
+    def zeros(cls, batch: Window) -> "OldPolicy":
+        """Zeros, to be filled in."""
+        logprobs, ref_logprobs, values, kl = torch.zeros(
+            4, *batch.response_mask.shape, device=batch.input_ids.device
+        )
+        return cls(logprobs, ref_logprobs, values, kl)
+
+    def select(self, indices: Sequence[int], width: int) -> "OldPolicy":
+        """The rows of these indices, in that order, cut to `width` tokens."""
+        rows = to_device(torch.tensor(indices), self.kl.device)
+        return OldPolicy(
+            self.logprobs[rows, :width],
+            self.ref_logprobs[rows, :width],
+            self.values[rows, :width],
+            self.kl[rows, :width],
+        )
+
+
+@dataclass
+class Targets:
+    """What the loss makes of the rewards: (batch, R) advantages, and for PPO the returns that values are fitted to."""
+
+    advantages: Tensor
+    returns: Tensor | None = None
+
+    def select(self, indices: Sequence[int], width: int) -> "Targets":
+        """The rows of these indices, in that order, cut to `width` tokens."""
+        rows = to_device(torch.tensor(indices), self.advantages.device)
+        returns = None if self.returns is None else self.returns[rows, :width]
+        return Targets(self.advantages[rows, :width], returns)
+
+
+@dataclass
+class Update:
+    """One update under way: its data, and what its optimizer steps have given so far."""
+
+    rollouts: Sequence[Rollout]
+    batch: Window  # the rows of all rollouts, one rollout after the other
+    old: OldPolicy
+    targets: Targets
+    reward_moments: RunningMoments  # with this batch's rewards
+    engine_difference: float | None = None  # where an engine has sampled
+    terms: list[LossTerms] = field(default_factory=list)  # of each mini-batch
+    gradient_norms: list[float] = field(default_factory=list)  # of each optimizer step
+    skipped_steps: int = 0
+    dropped_steps: int = 0
+
+
+class StepGradients(NamedTuple):
+    """What the backward passes of one optimizer step have given, over all processes."""
+
+    terms: list[LossTerms]  # of each mini-batch
+    norm: float  # of the gradient
+    sum_of_terms: float  # finite if all terms are
+    largest_ratio: float  # mean probability ratio, of the mini-batch in which it is largest
