@@ -96,6 +96,12 @@ class Stream:
         return int(np.random.SeedSequence(astuple(self)).generate_state(1, np.uint64)[0])
 
 
+def response_limit(seed: int, k: int, smallest: int, largest: int) -> int:
+    """The limit of the responses of iteration `k` in tokens, drawn from [smallest, largest]."""
+    # Of no process, so the same in all of them.
+    return int(Stream(seed, Purpose.LENGTH, k).numpy().integers(smallest, largest + 1))
+
+
 def derangement(n: int, random: np.random.Generator) -> list[int]:
     """A permutation of 0 to n - 1 that leaves nothing in its place, drawn uniformly among them; n is
     at least 2.

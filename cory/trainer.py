@@ -38,7 +38,7 @@ from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
-from cory.streams import Purpose, Stream, derangement
+from cory.streams import Purpose, Stream, derangement, response_limit
 from cory.task import Task
 
 
@@ -348,15 +348,13 @@ class CoryTrainer:
             for name, values in queries.items()
         }
 
-        # Of no process, so the same in all of them.
-        lengths = Stream(config.seed, Purpose.LENGTH, k).numpy()
-        length = lengths.integers(
-            config.sampling.min_new_tokens, config.sampling.max_new_tokens + 1
+        max_new_tokens = response_limit(
+            config.seed, k, config.sampling.min_new_tokens, config.sampling.max_new_tokens
         )
         read_from = None
         if config.shuffles_transfer:
             read_from = self._other_chains(k, len(columns["prompt"]))
-        return Batch(columns, int(length), config.branches, read_from)
+        return Batch(columns, max_new_tokens, config.branches, read_from)
 
     def _other_chains(self, k: int, rows: int) -> list[int]:
         """For each row of this process, one of another query: the same for all chains of a query, in their order."""

@@ -3,6 +3,7 @@
 Values are of the role that answers the query alone, KLs are geometric means, bands and bars 95 % intervals over seeds.
 """
 
+from bisect import bisect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
+from cory.config import SamplingConfig
 from cory.report.plots import colours
+from cory.streams import response_limit
 from study.equal_reward import running_means
-from study.frame import RUN, read_study
+from study.frame import RUN, Study, read_study
 from study.intervals import Interval, geometric, over_seeds
 from study.plots import save
 
@@ -31,6 +34,18 @@ SETTINGS = {
     "all three": ", all three",
     "all three and a\nrepetition penalty": ", all three and repetition penalty",
 }
+
+
+# Groups of the figure of lengths, and its bins of limits in tokens, first and last.
+LENGTHS = (
+    "PPO",
+    "CORY",
+    "CORY, all three",
+    "PPO, half the learning rate",
+    "PPO, sampled KL",
+)
+LIMITS = ((4, 6), (7, 9), (10, 12), (13, 16))
+LAST_ITERATIONS = 30  # so that each run has iterations in each bin
 
 
 def token_reward(path: Path) -> None:
@@ -97,6 +112,47 @@ def settings(path: Path) -> None:
     save(figure, path)
 
 
+def lengths(path: Path) -> None:
+    """Task reward and length at the end of training, over the limit of tokens that is drawn for each iteration."""
+    study = read_study(ROOT / "results" / "imdb_cures")
+    by_limit = rewards_by_limit(study)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    titles = {"task_reward": "task reward", "response_tokens": "tokens of a response"}
+    for name, colour in zip(LENGTHS, colours(len(LENGTHS)), strict=True):
+        rows = by_limit.loc[name]
+        label = f"{name} (n = {rows.index.get_level_values('seed').nunique()})"
+        for axis, metric in zip(axes, titles, strict=True):
+            means = [over_seeds(rows.loc[limit, metric]) for limit in range(len(LIMITS))]
+            bars = [mean.high - mean.value for mean in means]
+            axis.errorbar(range(len(LIMITS)), [mean.value for mean in means], bars, color=colour,
+                          marker="o", ms=4, lw=1.6, capsize=2, label=label)  # fmt: skip
+    for axis, title in zip(axes, titles.values(), strict=True):
+        axis.set(title=title, xlabel="limit of the iteration (tokens)")
+        axis.set_xticks(range(len(LIMITS)), [f"{first} to {last}" for first, last in LIMITS])
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+                  frameon=False, fontsize=8)  # fmt: skip
+    save(figure, path)
+
+
+def rewards_by_limit(study: Study) -> pd.DataFrame:
+    """Task reward and response tokens by group, bin of `LIMITS` and seed: means over a run's last iterations."""
+    metrics = study.metrics
+    rows = metrics[
+        (metrics["role"] == study.first_role)
+        & (metrics["iteration"] >= metrics["iteration"].max() + 1 - LAST_ITERATIONS)
+    ]
+    sampling = SamplingConfig()  # the toy setting has the limits of the defaults
+    limits = [
+        response_limit(int(seed), int(k), sampling.min_new_tokens, sampling.max_new_tokens)
+        for seed, k in zip(rows["seed"], rows["iteration"], strict=True)
+    ]
+    firsts = [first for first, _ in LIMITS]
+    rows = rows.assign(limit=[bisect(firsts, limit) - 1 for limit in limits])
+    return rows.groupby(["group", "limit", "seed"])[["task_reward", "response_tokens"]].mean()
+
+
 if __name__ == "__main__":
     token_reward(FIGURES / "paper_figure_token_reward.png")
     settings(FIGURES / "paper_figure_settings.png")
+    lengths(FIGURES / "paper_figure_lengths.png")
