@@ -131,7 +131,7 @@ def collapse_times(study: Study) -> pd.Series:
     from cory.metrics import collapsed  # here, as it imports torch
 
     runs = study.whole[[*RUN, "kl_bound"]].drop_duplicates(RUN)
-    metrics = runs.merge(study.metrics, on=RUN).sort_values("iteration")
+    metrics = runs.merge(study.metrics, on=RUN)
     first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first()
     metrics = metrics.join(first.rename("first"), on=[*RUN, "role"])
     metrics["share"] = metrics["distinct_2"] / metrics["first"].clip(lower=1e-9)
@@ -140,11 +140,12 @@ def collapse_times(study: Study) -> pd.Series:
     for run, of_run in metrics.groupby(RUN, sort=False):
         ends = []
         for _, rows in of_run.groupby("agent"):
-            means = rows[["iteration", "share", "kl", "kl_bound"]].rolling(LAST).mean()
-            means["iteration"] = rows["iteration"]
-            for row in means.dropna().itertuples():
-                if collapsed(row.share, row.kl, row.kl_bound):
-                    ends.append(int(row.iteration) + 1)
+            # An agent in several roles has a row for each.
+            by_iteration = rows.groupby("iteration")[["share", "kl", "kl_bound"]].mean()
+            means = by_iteration.rolling(LAST).mean().dropna()
+            for iteration, share, kl, kl_bound in means.itertuples():
+                if collapsed(share, kl, kl_bound):
+                    ends.append(int(iteration) + 1)
                     break
         times[run] = min(ends, default=math.nan)
     return pd.Series(times, dtype=float).rename_axis(RUN)

@@ -199,3 +199,11 @@ def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
     assert [row["collapsed"] for row in rows] == ["3 of 5", "5 of 5"]
     assert rows[0]["mean of min(T, 40)"].startswith("29.8 ± ")
     assert rows[1]["difference"].startswith("+6.2 (")
+
+
+def test_an_agent_in_both_roles_has_collapsed_by_its_last_ten_iterations():
+    """Not by its last ten rows, which are five iterations: the mean of ten is 0.44 with 7 at 0.2, in iteration 22."""
+    study = make_study({"PPO": lambda seed, k, role: (1.0, 1.0, 0.2 if k > 15 else 1.0)}, seeds=2)
+    as_observer = study.metrics.assign(role="observer")
+    study.metrics = pd.concat([study.metrics, as_observer], ignore_index=True)
+    assert collapse_times(study).tolist() == [23, 23]
