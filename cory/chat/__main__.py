@@ -10,8 +10,9 @@ need. The same query with the same seed gets the same responses. See docs/share.
 """
 
 from cory.chat.config import ChatConfig
-from cory.cli.arguments import Arguments
+from cory.cli.arguments import Arguments, typed
 from cory.cli.main import main
+from cory.config import ModelConfig, SamplingConfig
 
 
 def run() -> None:
@@ -22,6 +23,8 @@ def run() -> None:
     arguments = vars(parser.of())
     web = arguments.pop("web")
     settings = ChatConfig(**arguments)
+    settings.model = typed(ModelConfig, settings.model)
+    settings.sampling = typed(SamplingConfig, settings.sampling)
     if web:
         from cory.chat.web import check_gradio, serve
 

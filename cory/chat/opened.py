@@ -15,9 +15,10 @@ from datasets import Dataset
 from cory.agent import make_agents
 from cory.chat.chain import Chain
 from cory.chat.config import ChatConfig
+from cory.cli.arguments import typed
 from cory.config import Config, ParallelConfig, changed
 from cory.errors import UserError
-from cory.evaluation.lineup import prompts_of_run, reward_differs
+from cory.evaluation.lineup import changed_prompts, prompts_of_run, reward_differs
 from cory.parallel.devices import choose_device
 from cory.plural import counted
 from cory.prompts import RolePrompts
@@ -48,11 +49,12 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
             raise UserError(
                 f"task: expected none, as the run has no task block, got {settings.task}"
             )
-        config.task = changed(config.task, settings.task)  # type: ignore[attr-defined]
+        block = config.task  # type: ignore[attr-defined]
+        config.task = changed(block, typed(type(block), settings.task))  # type: ignore[attr-defined]
 
     device = choose_device(settings.device)
     with _saved_agents(path, run, config) as (folder, iterations):
-        task, datasets, note = _task(kind, config, prompts_of_run(recorded))
+        task, datasets, note = _task(kind, config, prompts_of_run(recorded), settings.task)
         recorded_models = fingerprint.get("models") or {}
         check_models(recorded_models, policy_models(config), str(run))
         check_models(recorded_models, task.models(), str(run), chosen=True)
@@ -65,9 +67,15 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
 
 
 def _task(
-    kind: TaskKind[Any] | None, config: Config, prompts: RolePrompts | None
+    kind: TaskKind[Any] | None,
+    config: Config,
+    prompts: RolePrompts | None,
+    changes: Mapping[str, Any],
 ) -> tuple[Task, list[Dataset], str]:
-    """The run's task, with the prompts that it has recorded; its data; and what the user should know, if anything."""
+    """The run's task, its data, and what the user should know, if anything.
+
+    Its prompts are those that it has recorded, but for `changes` to its `task` block.
+    """
     columns = ["prompt", *(prompts or RolePrompts()).columns()]
     without_reward = Task(_stand_in(columns), [], prompts or RolePrompts())
     if kind is None:
@@ -96,7 +104,9 @@ def _task(
             no_data = no_data if needs_data else ""
     except UserError as error:
         return without_reward, [], f"No rewards: {error}"
-    return replace(task, prompts=prompts or task.prompts), datasets, no_data
+    if prompts is not None:
+        task = replace(task, prompts=changed_prompts(prompts, task.prompts, changes))
+    return task, datasets, no_data
 
 
 def _without_data(kind: TaskKind[Any], config: Config, columns: Sequence[str]) -> tuple[Task, bool]:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cory.cli.arguments import Arguments
+from cory.cli.arguments import Arguments, typed
 from cory.cli.load import as_config
-from cory.config import Config, changed
+from cory.config import Config, ModelConfig, SamplingConfig, blocks, changed
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
@@ -34,6 +34,7 @@ def evaluate_command(
     run = first_run(settings.models)
     if kind is None:
         kind = _kind_of(run, settings.models)
+    settings.task = typed(blocks(kind.config)["task"], settings.task)
     config = task_config(kind, run, settings)
     task = kind.make_task(config, kind.held_out_rows(config, settings.split))
 
@@ -44,13 +45,15 @@ def evaluate_command(
 
 
 def parse_settings(settings_class: type[E], description: str | None) -> E:
-    """The settings on the command line of an evaluation."""
+    """The settings on the command line of an evaluation; those of `task` as texts, as the run's task is not known."""
     parser = Arguments(description)
     parser.add_argument(
         "models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)"
     )
     parser.add_class_arguments(settings_class, skip={"models"})
     settings = settings_class(**vars(parser.of()))
+    settings.model = typed(ModelConfig, settings.model)
+    settings.sampling = typed(SamplingConfig, settings.sampling)
     settings.check()
     return settings
 

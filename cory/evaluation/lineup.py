@@ -101,7 +101,7 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
         first_run, config = next(iter(runs.items()))
         model = config.of_agent(0).model
         kl_coef = config.ppo.init_kl_coef
-        base_task = with_prompts_of(first_run, task)
+        base_task = with_prompts_of(first_run, task, settings.task)
     else:
         config = find_kind(task.kind).config() if task.kind else Config()
         model = ModelConfig(settings.models[0])
@@ -151,7 +151,7 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
     if warning:
         print(warning, file=sys.stderr)
 
-    run_task = with_prompts_of(run, task)
+    run_task = with_prompts_of(run, task, settings.task)
     for agent, weights in agents.items():
         # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
         kl_base = weights.base if config.agents and not settings.base else base
@@ -226,8 +226,8 @@ def _short(agent: str) -> str:
     return agent.split("/")[-1]
 
 
-def with_prompts_of(run: Path, task: Task) -> Task:
-    """The task with the prompts and roles that a run has recorded.
+def with_prompts_of(run: Path, task: Task, changes: Mapping[str, Any]) -> Task:
+    """The task with the prompts and roles that a run has recorded, but for `changes` to its `task` block.
 
     Roles beyond those of the run stay the task's: what a single agent reads that answers after itself. A run whose role
     is another than the task's first has no part in the task's chain.
@@ -236,6 +236,7 @@ def with_prompts_of(run: Path, task: Task) -> Task:
     prompts = prompts_of_run(settings)
     if prompts is None:
         return task
+    prompts = changed_prompts(prompts, task.prompts, changes)
     count = run_config(run).cory.num_roles
     further = task.prompts.roles[count:]
     if further and _begins_as(task.prompts, prompts):
@@ -248,6 +249,18 @@ def with_prompts_of(run: Path, task: Task) -> Task:
         ]
         prompts = replace(prompts, roles=(*first, *further))
     return replace(task, prompts=prompts)
+
+
+def changed_prompts(
+    recorded: RolePrompts, current: RolePrompts, changes: Mapping[str, Any]
+) -> RolePrompts:
+    """The prompts that a run has recorded; the current ones where `changes` to its `task` block state them."""
+    stated = {
+        role: getattr(current, role)
+        for role in ("pioneer", "observer")
+        if f"{role}_prompt" in changes
+    }
+    return replace(recorded, **stated)
 
 
 def _begins_as(chain: RolePrompts, prompts: RolePrompts) -> bool:

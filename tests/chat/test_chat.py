@@ -272,6 +272,15 @@ def test_columns_that_prompts_name_can_be_set_too(train):
         assert chain.row(QUERY) == {"prompt": QUERY, "year": 2001} and len(chain.ask(QUERY)) == 3
 
 
+def test_other_prompts_than_those_of_the_run_can_be_tried(train):
+    run = train()
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert chain.task.prompts == RolePrompts(observer=OBSERVER)
+    changes = {"observer_prompt": "Better: {prompt} {response}"}
+    with opened(ChatConfig(str(run), device="cpu", task=changes)) as (_, chain):
+        assert chain.task.prompts == RolePrompts(observer=changes["observer_prompt"])
+
+
 def test_a_line_of_the_data_is_a_query_and_what_the_prompts_read_of_it_is_shown(
     train, capsys, monkeypatch
 ):
