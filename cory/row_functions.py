@@ -3,7 +3,7 @@
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from cory.errors import RewardError, UserError, described
 # function gets those that it names (all, if it takes **kwargs). For chat prompts all are messages, as in TRL.
 Function = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]
+LARGEST = torch.finfo(torch.float32).max  # a larger number is infinite as float32
 
 
 class RowFunction:
@@ -120,6 +121,9 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
     if isinstance(values, Exception):
         raise _blamed(function, values, rows) from values
     try:
+        # Of a mapping, `list` takes the keys; a set has an order of its own.
+        if isinstance(values, Mapping | Set):
+            raise TypeError
         values = list(values)
     except TypeError:
         raise UserError(
@@ -137,6 +141,11 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
         if value is None and function.unit == "completion":
             numbers.append(math.nan)
         elif isinstance(value, Real) and math.isfinite(value):
+            if abs(value) > LARGEST:
+                raise UserError(
+                    f"{function}: expected a number of at most {LARGEST:.2g}, got {value!r} "
+                    f"{_where(function, row, rows)}"
+                )
             numbers.append(float(value))
         else:
             raise UserError(

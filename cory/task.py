@@ -74,6 +74,8 @@ def load_dataset(
     try:
         with quiet(datasets.utils.logging):
             loaded = datasets.load_dataset(**arguments)
+    except StopIteration:  # an empty file of JSON lines
+        raise UserError(f"dataset: expected rows, got none in {name!r}") from None
     except Exception as error:  # every reader raises its own kind
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UserError(

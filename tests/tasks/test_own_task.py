@@ -19,6 +19,7 @@ from cory.agent import make_agents
 from cory.cli.load import as_config, load
 from cory.config import keys
 from cory.errors import UserError
+from cory.evaluation.folder import read_responses
 from cory.models.sampling import encode
 from cory.prompts import RolePrompts
 from cory.rewards import Reward, score
@@ -64,6 +65,18 @@ def nan(completions):
 
 def few(completions):
     return [0.0]
+
+
+def mapping(completions):
+    return {row: 1.0 for row in range(len(completions))}
+
+
+def a_set(completions):
+    return {1.0, 2.0, 3.0, 4.0}
+
+
+def large(completions):
+    return [1e300] * len(completions)
 """
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 
@@ -131,7 +144,8 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
         ({"reward": "none.py:good"}, r"task.reward: expected an existing file, got 'none.py'"),
         (
             {"reward": "rewards.py:god"},
-            r"task.reward: expected a function of rewards.py, which has fails, few, good, nan, needs, short, text, got",
+            r"task.reward: expected a function of rewards.py, which has a_set, fails, few, good, large, mapping, nan, "
+            r"needs, short, text, got",
         ),
         (
             {"reward": "rewards.py:WORD"},
@@ -247,6 +261,9 @@ def test_a_column_that_a_reward_would_get_twice(here, column):
         ),
         ("nan", r"expected a finite number, got nan in row 1, prompt 'first', completion 'first'"),
         ("few", r"expected 4 rewards, one per completion, got 1"),
+        ("mapping", r"expected a list of numbers, got dict"),
+        ("a_set", r"expected a list of numbers, got set"),
+        ("large", r"expected a number of at most 3.4e\+38, got 1e\+300 in row 1, prompt 'first'"),
         (
             "fails",
             r"ZeroDivisionError: division by zero, raised at rewards.py, line 19, in row 4, "
@@ -518,6 +535,19 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     names = ["base", "my/agent_1", "my/agent_2", "one/agent_1", "base after itself", "my/agent_2 after agent_1",
              "my/agent_1 after agent_2", "one/agent_1 after itself"]  # fmt: skip
     assert [row["name"] for row in evaluation["rows"]] == names and len(evaluation["queries"]) == 6
+
+    prompts = (
+        "--task.pioneer_prompt",
+        "Ask: {prompt}",
+        "--task.observer_prompt={response}: {prompt}",
+    )
+    other = ("--queries", "2", "--output", "runs/other", *prompts)
+    assert command("cory.evaluation", "runs/my", *other)[0] == 0
+    records = read_responses(here / "runs/other")
+    for (name, number), record in records.items():
+        query = re.escape(evaluation["queries"][number])
+        expected = f"Ask: {query}" if record["role"] == "pioneer" else f".*: {query}"
+        assert re.fullmatch(expected, record["prompt"], re.DOTALL), name
     assert {"task_reward", "task_reward_ci", "kl", "combined_reward"} < set(evaluation["rows"][0])
     # The fixture's held-out rows are its first ones.
     assert evaluation["in_training"] == {"my": 1.0, "one": 1.0}
@@ -530,6 +560,12 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     (here / "rewards.py").write_text(REWARDS + "\n")
     status, _, error = command("cory.train", "--resume", "runs/my", "--iterations", "4")
     assert status == 2 and "the source of the reward, rewards.py, or" in error
+
+
+def test_an_empty_file_has_no_rows(here):
+    (here / "empty.jsonl").touch()
+    with pytest.raises(UserError, match=r"task.dataset: expected rows, got none in 'empty.jsonl'$"):
+        make_task(settings(dataset="empty.jsonl"))
 
 
 def test_a_single_file_has_no_held_out_prompts(here):
