@@ -10,8 +10,9 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from cory.config import Config
+from cory.prompts import RolePrompts
 from cory.push.paths import without_paths
-from cory.push.use import Source, fenced, how_to_use, is_adapter
+from cory.push.use import Source, fenced, fixed_roles, how_to_use, is_adapter
 from cory.report.tables import interval_cell, markdown_table, sample_table
 from cory.run.record import yaml_text
 
@@ -44,6 +45,7 @@ def agent_card(
     """
     index = int(agent.removeprefix("agent_")) - 1
     of_agent = config.of_agent(index)
+    roles = fixed_roles(config, index)
     header = ModelCardData(base_model=of_agent.model.name, **_header(config, of_agent))
     rows = [
         [metric, f"{values['start']:.3f}", f"{values['end']:.3f}"]
@@ -57,14 +59,37 @@ def agent_card(
         trained=config.is_trained(index),
         method=config.method(),
         iterations=config.iterations,
-        use=how_to_use(config, {agent: Source(f'"path/to/{agent}"')}, fingerprint, samples),
-        answers_itself=config.cory.num_roles > 1 and config.cory.num_agents > 1,
+        use=how_to_use(
+            config, {agent: Source(f'"path/to/{agent}"')}, fingerprint, samples, roles or None
+        ),
+        note=_note_on_roles(config, roles),
         means=markdown_table(["metric", "start", "end"], rows),
         settings=fenced(yaml_text(asdict(of_agent)), "yaml"),
         paper=PAPER,
         citation=fenced(CITATION, "bibtex"),
     )
     return str(card)
+
+
+def _note_on_roles(config: Config, roles: Sequence[int]) -> str:
+    """What the code of an agent's card does not show of the run's chain.
+
+    Args:
+        config: the run's settings.
+        roles: those of the agent, if they are fixed.
+    """
+    is_chain = config.cory.num_roles > 1 and config.cory.num_agents > 1
+    reads_others = is_chain and config.cory.knowledge_transfer
+    if roles:
+        prompts = RolePrompts(roles=tuple(config.roles))
+        names = ", ".join(prompts.name(role) for role in roles)
+        note = f"In the run the agent had {'this role' if len(roles) == 1 else 'these roles'} alone: {names}."
+        if reads_others and roles[-1] > 0:
+            note += " The code quotes what other agents answered before it."
+        return note
+    if reads_others:
+        return "Here the agent answers after itself; in the run an observer reads another agent's response."
+    return ""
 
 
 def run_card(
@@ -132,6 +157,7 @@ def run_card(
         kl_coef=f"{config.ppo.init_kl_coef:g}",
         evaluation=_held_out(evaluation) if evaluation else "",
         several_roles="chain" in before,
+        reads_earlier="chain" in before and config.cory.knowledge_transfer,
         samples=fenced(sample_table(before, summary["samples"]["after"])),
         settings=fenced(kept_settings, "yaml"),
         versions=", ".join(

@@ -59,7 +59,8 @@ class Step:
     """What one role does in the code.
 
     Args:
-        agent: who answers.
+        agent: who answers. None: an agent that is not at hand, whose response is quoted.
+        quoted: that response.
         variable: name of the template.
         template: what is read.
         name: of the role, by which later ones read its response.
@@ -67,7 +68,8 @@ class Step:
         sampling: how the response is sampled.
     """
 
-    agent: LoadedAgent
+    agent: LoadedAgent | None
+    quoted: str
     variable: str
     template: str
     name: str
@@ -80,6 +82,7 @@ def how_to_use(
     sources: Mapping[str, Source],
     fingerprint: Mapping[str, Any],
     samples: Sequence[Mapping[str, Any]],
+    roles: Sequence[int] | None = None,
 ) -> str:
     """Markdown: code that loads the agents and asks them one after the other, and what each role
     reads.
@@ -89,6 +92,8 @@ def how_to_use(
         sources: of the agents, by name.
         fingerprint: of the run's config.yaml.
         samples: of the run; the first query is the example.
+        roles: that these agents hold, in order. What other roles before the last of them answer is
+            quoted from the samples. None: all roles.
     """
     agents = [_loaded_agent(config, name, source, fingerprint) for name, source in sources.items()]
     bases = [agent.base for agent in agents if agent.base is not None]
@@ -114,11 +119,18 @@ def how_to_use(
     templates = {}
     if prompts:
         role_prompts = RolePrompts(**prompts, roles=tuple(config.roles))
-        steps = [
-            _step(config, role_prompts, role, agents[role % len(agents)])
-            for role in range(config.cory.num_roles)
-        ]
-        templates = {step.variable: step.template for step in steps}
+        held = range(config.cory.num_roles) if roles is None else roles
+        # The samples of a role are in the order of their queries.
+        completions = {
+            sample["role"]: sample["completion"] for sample in reversed(samples) if "role" in sample
+        }
+        for role in range(held[-1] + 1):
+            agent = agents[role % len(agents)] if role in held else None
+            if agent is None and not config.cory.knowledge_transfer:
+                continue
+            quoted = completions.get(role_prompts.name(role), "...")
+            steps.append(_step(config, role_prompts, role, agent, quoted))
+        templates = {step.variable: step.template for step in steps if step.agent is not None}
         query = {"prompt": sample["query"], **sample["columns"]}
     code = environment.get_template("use.py.jinja").render(
         imports=sorted(imports),
@@ -139,6 +151,14 @@ def how_to_use(
         }
         parts.append("What each role reads:\n\n" + fenced(yaml_text(read), "yaml"))
     return "\n\n".join(parts)
+
+
+def fixed_roles(config: Config, index: int) -> list[int]:
+    """The roles of an agent in a chain that it shares with others and that stays as it is; else none."""
+    agents = config.cory.num_agents
+    if agents == 1 or config.cory.exchanges_roles:
+        return []
+    return list(range(index, config.cory.num_roles, agents))
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -231,7 +251,9 @@ def _base(config: Config, of_agent: Config, known_as: str | None, identity: str)
     return Base(code, frozenset(imports), note)
 
 
-def _step(config: Config, prompts: RolePrompts, role: int, agent: LoadedAgent) -> Step:
+def _step(
+    config: Config, prompts: RolePrompts, role: int, agent: LoadedAgent | None, quoted: str
+) -> Step:
     reads = role > 0 and config.cory.knowledge_transfer
     asked = role if reads else 0  # whose template is filled in
     template = prompts.template(asked)
@@ -245,4 +267,5 @@ def _step(config: Config, prompts: RolePrompts, role: int, agent: LoadedAgent) -
         *(f"{name}={earlier[name]}" for name in named if reads and name in earlier),
     ]
     sampling = prompts.settings(role).sampling(config.sampling)
-    return Step(agent, variable, template, prompts.name(role), ", ".join(arguments), sampling)
+    name = prompts.name(role)
+    return Step(agent, quoted, variable, template, name, ", ".join(arguments), sampling)

@@ -126,6 +126,48 @@ def test_the_code_of_a_card_knows_the_roles(config):
     ]
 
 
+@pytest.mark.parametrize(
+    ("agent", "reads", "asked"),
+    [
+        ("agent_1", True, ("the film", 4)),
+        ("agent_2", True, ("good is it good? the film", 6)),
+        ("agent_3", True, ("good\n\nyes|yes|the film", 6)),
+        ("agent_2", False, ("the film", 6)),
+    ],
+)
+def test_the_card_of_an_agent_of_one_role_asks_it_in_that_role(config, agent, reads, asked):
+    chain = CoryConfig(num_agents=3, exchange="none", knowledge_transfer=reads)
+    critic = "{writer} is it good? {prompt}" if reads else None
+    last = "{responses}|{response}|{prompt}" if reads else None
+    roles = [
+        RoleConfig(name="writer", max_new_tokens=4),
+        RoleConfig(name="critic", prompt=critic),
+        RoleConfig(prompt=last),
+    ]
+    own = replace(config, cory=chain, roles=roles)
+    fingerprint = {"prompts": {"pioneer": "{prompt}", "observer": "{prompt}{response}"}}
+    samples = [
+        {"role": role, "query": query, "columns": {}, "prompt": query, "completion": completion}
+        for role, of_role in (("writer", ("good", "bad")), ("critic", ("yes", "no")))
+        for query, completion in zip(("the film", "a plot"), of_role, strict=True)
+    ]
+    card = agent_card(agent, own, {}, fingerprint, samples)
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    said = []
+
+    def respond(model, tokenizer, prompt, max_new_tokens=6):
+        said.append((prompt, max_new_tokens))
+        return "an answer"
+
+    number = agent.removeprefix("agent_")
+    names = {"respond": respond, agent: None, f"tokenizer_{number}": None}
+    exec(code[code.rindex("\n\n\n") :], names)
+    assert said == [asked] and names["responses"][-1] == "an answer"
+    name = ("writer", "critic", "observer_2")[int(number) - 1]
+    assert f"In the run the agent had this role alone: {name}." in card
+    assert ("The code quotes what other agents" in card) == (reads and agent != "agent_1")
+
+
 def test_a_base_of_the_hub_is_named_with_its_commit(config):
     own = replace(config, model=ModelConfig("org/model", revision="main"), lora=LoraConfig(rank=2))
     made_of = {"models": {"model.name": {"name": "org/model", "identity": "commit:abc"}}}
