@@ -141,12 +141,13 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
         if value is None and function.unit == "completion":
             numbers.append(math.nan)
         elif isinstance(value, Real) and math.isfinite(value):
-            if abs(value) > LARGEST:
+            number = float(value)
+            if abs(number) > LARGEST:
                 raise UserError(
                     f"{function}: expected a number of at most {LARGEST:.2g}, got {value!r} "
                     f"{_where(function, row, rows)}"
                 )
-            numbers.append(float(value))
+            numbers.append(number)
         else:
             raise UserError(
                 f"{function}: expected a finite number, got {value!r} {_where(function, row, rows)}"
