@@ -9,11 +9,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
+import runpy
 import signal
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
@@ -32,6 +37,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+SAVEFIG = Figure.savefig
 WORDS = "the film was a good bad story with some very fine or awful acting and music in every single scene".split()
 
 
@@ -42,6 +48,55 @@ def sentences(n: int) -> list[str]:
         " ".join(WORDS[i] for i in torch.randint(len(WORDS), (m,), generator=generator).tolist())
         for m in lengths
     ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def blank_figures():
+    """Figures are made, and saved as a single pixel: to draw those of a run takes half a second."""
+
+    def save(figure, target, **_):
+        Image.new("RGB", (1, 1)).save(target, "PNG")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        yield
+
+
+@pytest.fixture
+def drawn_figures(monkeypatch):
+    """Figures are drawn, for tests that look at them."""
+    monkeypatch.setattr(Figure, "savefig", SAVEFIG)
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    error: str
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs a module or a script in this process, as a start of Python takes seconds."""
+
+    def run(program, *argv) -> Ended:
+        monkeypatch.setattr(sys, "argv", [str(program), *map(str, argv)])
+        monkeypatch.setattr("cory.cli.invocation.from_command_line", False)
+        capsys.readouterr()
+        status = 0
+        try:
+            if str(program).endswith(".py"):
+                monkeypatch.setattr(sys, "path", [str(Path(program).parent), *sys.path])
+                runpy.run_path(str(program), run_name="__main__")
+            else:
+                # As `__main__`, whose name the messages state.
+                runpy.run_module(program, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code
+        return Ended(status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

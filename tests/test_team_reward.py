@@ -186,6 +186,7 @@ def test_a_column_that_it_would_get_twice_is_refused():
         Task(rows, count_good, PROMPTS, team_reward=lambda chains: [0.0])
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_curves_have_a_panel_for_it(tmp_path):
     rows = [
         {"agent": agent, "role": role, "iteration": k, "task_reward": 0, "kl": 0}

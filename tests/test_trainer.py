@@ -248,6 +248,7 @@ def test_same_seed_same_metrics_to_the_bit(config, tmp_path):
     assert texts[0] != texts[2]
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_run_folder(config):
     run = make_trainer(config).train()
     metrics = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]

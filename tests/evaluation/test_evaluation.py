@@ -52,6 +52,7 @@ def settings(tmp_path, **changes) -> EvaluationConfig:
     return EvaluationConfig(device="cpu", output=str(tmp_path / "evaluation"), **changes)
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_a_task_of_ones_own(config, held_out, tmp_path):
     cory, ppo = make_run(config), make_run(config, 1, output=str(tmp_path / "ppo"))
     done = evaluate([cory, ppo], held_out, settings(tmp_path, samples=2))

@@ -1,15 +1,12 @@
 """What may change when a run continues, and how that is recorded."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import yaml
-from conftest import ROOT, sentences
+from conftest import sentences
 from test_resume import count_good, make_trainer, one  # noqa: F401
 
 from cory.config import CheckpointConfig
@@ -34,7 +31,7 @@ def good(prompts, completions):
 
 
 @pytest.fixture
-def failed(policy_folder, tmp_path):
+def failed(policy_folder, tmp_path, monkeypatch, command):
     """A run of `cory.train` whose reward raised in the third iteration; how to run it; and its folder."""
     (tmp_path / "rewards.py").write_text(BROKEN)
     (tmp_path / "prompts.jsonl").write_text(
@@ -51,16 +48,14 @@ def failed(policy_folder, tmp_path):
     }
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(settings))
 
+    monkeypatch.chdir(tmp_path)
+
     def run(*flags):
-        command = [sys.executable, "-m", "cory.train", *flags]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        return command("cory.train", *flags)
 
     first = run("--config", "my.yaml")
-    assert first.returncode == 2 and "iteration 3: reward function rewards.py:good" in first.stderr
-    run.said = first.stderr
+    assert first.status == 2 and "iteration 3: reward function rewards.py:good" in first.error
+    run.said = first.error
     return run, tmp_path / "runs/a"
 
 
@@ -83,15 +78,15 @@ def test_a_reward_that_fails_before_the_first_checkpoint_is_mended_and_continued
     rewards = folder.parent.parent / "rewards.py"
     rewards.write_text(BROKEN.replace("3 + 3:", f"{calls}:"))
     broken = run("--config", "my.yaml", "--output", "runs/b")
-    assert broken.returncode == 2
+    assert broken.status == 2
     assert (
         "No state is saved."
         if calls == 1
         else "The last good state is runs/b/checkpoints/iter-000000."
-    ) in broken.stderr
+    ) in broken.error
     rewards.write_text(MENDED)
-    done = run(*pasted(broken.stderr))
-    assert done.returncode == 0, done.stderr
+    done = run(*pasted(broken.error))
+    assert done.status == 0, done.error
     assert len((folder.with_name("b") / "metrics.jsonl").read_text().splitlines()) == 2 * 4
 
 
@@ -100,17 +95,17 @@ def test_a_mended_reward_continues_if_that_is_said(failed):
     (folder.parent.parent / "rewards.py").write_text(MENDED)
     before = (folder / "metrics.jsonl").read_bytes()
     refused = run("--resume", "runs/a")
-    assert refused.returncode == 2
+    assert refused.status == 2
     assert (
         "got others: the source of the reward, rewards.py, or a file beside it that it imports, has changed. "
         "If the reward was changed on purpose: "
         "python -m cory.train --resume runs/a --accept_changes reward\n"
-    ) in refused.stderr
+    ) in refused.error
     assert (folder / "metrics.jsonl").read_bytes() == before
 
     done = run(*pasted(run.said))
-    assert done.returncode == 0, done.stderr
-    assert "The reward changes before iteration 3" in done.stdout
+    assert done.status == 0, done.error
+    assert "The reward changes before iteration 3" in done.out
     assert (folder / "metrics.jsonl").read_bytes().startswith(before)
     record = yaml.safe_load((folder / "config.yaml").read_text())
     (change,) = record["changes"]
@@ -123,7 +118,7 @@ def test_a_mended_reward_continues_if_that_is_said(failed):
     )
 
     longer = run("--resume", "runs/a", "--iterations", "5")  # from now on it is the run's reward
-    assert longer.returncode == 0, longer.stderr
+    assert longer.status == 0, longer.error
     assert yaml.safe_load((folder / "config.yaml").read_text())["changes"] == record["changes"]
 
 
@@ -131,9 +126,9 @@ def test_a_reward_with_which_no_iteration_was_trained_is_not_recorded(failed):
     run, folder = failed
     first = yaml.safe_load((folder / "config.yaml").read_text())["fingerprint"]["reward_sha256"]
     (folder.parent.parent / "rewards.py").write_text(BROKEN.replace("3 + 3", "1"))  # fails at once
-    assert run("--resume", "runs/a", "--accept_changes", "reward").returncode == 2
+    assert run("--resume", "runs/a", "--accept_changes", "reward").status == 2
     (folder.parent.parent / "rewards.py").write_text(MENDED)
-    assert run("--resume", "runs/a", "--accept_changes", "reward").returncode == 0
+    assert run("--resume", "runs/a", "--accept_changes", "reward").status == 0
     (change,) = yaml.safe_load((folder / "config.yaml").read_text())["changes"]
     assert change["iteration"] == 2 and change["from"]["reward_sha256"] == first
 
@@ -163,7 +158,7 @@ def test_changed_prompts_are_named_with_the_command_of_a_new_run(failed):
     prompts = folder.parent.parent / "prompts.jsonl"
     prompts.write_text(prompts.read_text().replace("film", "plot"))
     refused = run("--resume", "runs/a")
-    assert refused.stderr.endswith(
+    assert refused.error.endswith(
         "got others: the training data prompts.jsonl has changed. "
         "A new run with its settings: python -m cory.train --config runs/a/config.yaml\n"
     )

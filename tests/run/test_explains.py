@@ -68,15 +68,17 @@ def iterations(folder: Path) -> int:
     return len((folder / "metrics.jsonl").read_text().splitlines()) // 2
 
 
-def test_the_command_that_an_interrupted_run_prints_continues_it(world, tmp_path):
-    command = [
+def test_the_command_that_an_interrupted_run_prints_continues_it(
+    world, tmp_path, monkeypatch, command
+):
+    start = [
         sys.executable,
         str(ROOT / "imdb_train/cory.py"),
         *flags(*world, iterations=100_000),
         "--output=runs/mine",
     ]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        start, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     folder = tmp_path / "runs/mine"
     while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
@@ -88,28 +90,26 @@ def test_the_command_that_an_interrupted_run_prints_continues_it(world, tmp_path
     printed = re.search(r"Continue with: (.+)", said).group(1)
     assert printed.startswith("python ") and "--resume runs/mine" in printed
     done = iterations(folder)
-    program, *argv = shlex.split(printed)
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    again = subprocess.run(
-        [program, *argv, "--iterations", str(done + 2)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=env,
+    _, *argv = shlex.split(printed)
+    monkeypatch.chdir(tmp_path)
+    again = command(*argv, "--iterations", done + 2)
+    assert again.status == 0, again.error
+    assert iterations(folder) == done + 2 and f"next is iteration {done + 1}" in again.out
+    other = command(
+        ROOT / "imdb_train/cory.py", "--resume", "runs/mine", "--ppo.learning_rate", "0.5"
     )
-    assert again.returncode == 0, again.stderr
-    assert iterations(folder) == done + 2 and f"next is iteration {done + 1}" in again.stdout
-    other = run(tmp_path, "--resume", "runs/mine", "--ppo.learning_rate", "0.5")
-    assert other.returncode == 2 and "ppo.learning_rate: 0.001 -> 0.5" in other.stderr
+    assert other.status == 2 and "ppo.learning_rate: 0.001 -> 0.5" in other.error
 
 
-def test_a_runs_file_is_a_configuration(world, tmp_path):
-    first = run(tmp_path, *flags(*world, iterations=1), "--output=runs/mine")
-    assert first.returncode == 0, first.stderr
+def test_a_runs_file_is_a_configuration(world, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    script = ROOT / "imdb_train/cory.py"
+    first = command(script, *flags(*world, iterations=1), "--output=runs/mine")
+    assert first.status == 0, first.error
     file = "runs/mine/config.yaml"
     for argv in (["--config", file], [f"--config=./{file}"]):
-        again = run(tmp_path, *argv, "--seed", "1")
-        assert again.returncode == 0, again.stderr
+        again = command(script, *argv, "--seed", "1")
+        assert again.status == 0, again.error
     saved = [
         yaml.safe_load((tmp_path / f"runs/mine{n}/config.yaml").read_text())
         for n in ("", "-seed1", "-seed1-2")

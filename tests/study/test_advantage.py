@@ -63,6 +63,7 @@ def compared_run(folder):
     return compared(folder / "runs")
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
     (setting,) = advantage.read_settings_file(here / "settings.yaml")
     assert list(setting.chain) == pytest.approx([1.2, 1.6]) and setting.untrained == 0.1
@@ -102,6 +103,7 @@ def test_one_llm_in_both_roles_is_one_more_rival(here):
     assert setting.advantage() == setting.advantage_over_one_role()
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_figure_shows_the_advantage_without_and_with_one_llm_in_both_roles(here, monkeypatch):
     name_one_llm_in_both_roles(here)
     (setting,) = advantage.read_settings_file(here / "settings.yaml")

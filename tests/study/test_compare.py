@@ -70,6 +70,7 @@ def test_groups_final_values_and_differences(tmp_path):
     assert ("CORY agent_1", "observer") in roles and ("CORY agent_2", "pioneer") in roles
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_everything_is_written_and_read_again(tmp_path):
     for seed in range(2):
         make_run(tmp_path / "r" / f"ppo{seed}", seed, model__name="some/gpt")
@@ -115,6 +116,7 @@ def test_files_of_240_runs_stay_small(tmp_path):
     assert (tmp_path / "metrics.csv.gz").stat().st_size * 2 * 240 < 2e6
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_held_out_comes_first_under_the_same_names(tmp_path):
     for seed in range(2):
         make_run(tmp_path / "r" / f"ppo{seed}", seed)
@@ -210,6 +212,7 @@ def test_collapse_is_seen(tmp_path):
     assert collapsed.sort_index().tolist() == [False, True, True]
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_values_of_a_key_make_a_family_and_a_frontier(tmp_path):
     for seed in range(2):
         for eta, reward, kl in ((0.1, 3.0, 5.0), (0.3, 2.0, 2.0), (1.0, 1.0, 3.0)):
@@ -300,6 +303,7 @@ def test_populations_are_compared_though_their_seeds_drew_others(tmp_path):
     write(study, tmp_path / "out")
 
 
+@pytest.mark.usefixtures("drawn_figures")
 @pytest.mark.parametrize(("methods", "agents"), [(5, 1), (1, 2)])
 def test_methods_have_the_palette_in_order_and_agents_of_a_single_one_too(
     tmp_path, monkeypatch, methods, agents
@@ -312,6 +316,7 @@ def test_methods_have_the_palette_in_order_and_agents_of_a_single_one_too(
     assert [line.get_color() for line in drawn] == list(COLOURS[: methods * agents])
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_small_multiples_have_the_baseline_first_and_a_panel_for_each_setting(
     tmp_path, monkeypatch
 ):
@@ -346,6 +351,7 @@ def test_small_multiples_have_the_baseline_first_and_a_panel_for_each_setting(
     assert second_panel[:2] == ["PPO, as above", "CORY, as above"]
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_a_figure_of_many_metrics_has_several_rows_of_panels(tmp_path):
     metrics = {f"m{i}": f"m{i}" for i in range(8)}
     rows = [
@@ -357,6 +363,7 @@ def test_a_figure_of_many_metrics_has_several_rows_of_panels(tmp_path):
     assert width < 1600 and height > width / 3
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_ticks_of_iterations_are_whole_numbers(tmp_path, monkeypatch):
     make_run(tmp_path / "a", iterations=6)
     ticks = []
@@ -560,6 +567,7 @@ def test_many_colours_are_distinct():
     assert len({str(colour) for colour in colours(28)}) == 28 and colours(9)[:8] == list(COLOURS)
 
 
+@pytest.mark.usefixtures("drawn_figures")
 @pytest.mark.parametrize("count", [1, 2])
 def test_bars_of_metrics(tmp_path, count):
     metrics = dict([("task_reward", "Task reward"), ("kl", "KL")][:count])

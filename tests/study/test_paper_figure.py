@@ -1,6 +1,7 @@
 """The figures of docs/paper_figure.md, from the results in the repository."""
 
 import pandas as pd
+import pytest
 from PIL import Image
 
 from cory.streams import response_limit
@@ -8,6 +9,7 @@ from study import paper_figure
 from study.frame import read_study
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_figures_are_drawn_from_the_results(tmp_path):
     for draw in (paper_figure.token_reward, paper_figure.settings, paper_figure.lengths):
         path = tmp_path / f"{draw.__name__}.png"

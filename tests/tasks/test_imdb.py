@@ -139,6 +139,7 @@ def runs(policy_folder, classifier_folder, reviews, tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     argv = [
