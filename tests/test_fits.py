@@ -1,7 +1,6 @@
 """The formulas of benchmarks/fits.py against what tiny runs allocate, and the tables of docs/scaling.md."""
 
 import json
-import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -135,13 +134,9 @@ def test_arrays_over_the_vocabulary_follow_the_rule_of_the_learner(device, model
     assert fits.over_vocabulary(config, model, rows=1) == whole
 
 
-def test_tables_of_the_page_are_those_of_the_script():
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks/fits.py"], capture_output=True, text=True, check=True
-    )
-    rows = [
-        line for line in done.stdout.splitlines() if line.startswith("| ") and "---" not in line
-    ]
+def test_tables_of_the_page_are_those_of_the_script(command):
+    printed = command(ROOT / "benchmarks/fits.py").out
+    rows = [line for line in printed.splitlines() if line.startswith("| ") and "---" not in line]
     page = (ROOT / "docs/scaling.md").read_text()
     assert len(rows) > 20 and [row for row in rows if row not in page] == []
 

@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
@@ -220,35 +219,30 @@ def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, m
     assert (run.folder / "agent_2/adapter_model.safetensors").exists()
 
 
-def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("drawn_figures")
+def test_scripts_and_evaluation(
+    policy_folder, problem_folder, tmp_path, monkeypatch, capsys, command
+):
     flags = [
         f"--model.name={policy_folder}", f"--task.dataset={problem_folder}", "--iterations=2", "--device=cpu",
         "--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--sampling.min_new_tokens=4", "--sampling.max_new_tokens=4",
         "--task.pioneer_prompt={prompt} answer:", "--task.observer_prompt={prompt} reference {response} answer:",
     ]  # fmt: skip
-    for script, agents in (("cory", 2), ("ppo", 1)):
-        command = [
-            sys.executable,
-            str(ROOT / f"gsm8k_train/{script}.py"),
-            *flags,
-            f"--output=runs/gsm8k_{script}_tiny",
-        ]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert (
-            len(list((tmp_path / f"runs/gsm8k_{script}_tiny").glob("agent_*/model.safetensors")))
-            == agents
-        )
     monkeypatch.chdir(tmp_path)
-    command = [
+    for script, agents in (("cory", 2), ("ppo", 1)):
+        output = f"runs/gsm8k_{script}_tiny"
+        ended = command(ROOT / f"gsm8k_train/{script}.py", *flags, f"--output={output}")
+        assert ended.status == 0, ended.error
+        assert len(list((tmp_path / output).glob("agent_*/model.safetensors"))) == agents
+    argv = [
         "evaluate.py",
         "runs/gsm8k_cory_tiny",
         "runs/gsm8k_ppo_tiny",
         "--samples=4",
         "--ks=[1,2,4]",
     ]
-    command += ["--queries=6", "--device=cpu", "--output=out", "--batch_size=8"]
-    monkeypatch.setattr(sys, "argv", command)
+    argv += ["--queries=6", "--device=cpu", "--output=out", "--batch_size=8"]
+    monkeypatch.setattr(sys, "argv", argv)
     evaluate.run()
     whole = (tmp_path / "out/responses.jsonl").read_text()
     rows = json.loads((tmp_path / "out/evaluation.json").read_text())["rows"]
@@ -277,7 +271,7 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     evaluate.run()
     assert json.loads((tmp_path / "out/evaluation.json").read_text())["rows"] == rows
     assert 0 < len(calls) < 2 * 3 * len(names)
-    monkeypatch.setattr(sys, "argv", [*command, "--sampling.temperature=0.5"])
+    monkeypatch.setattr(sys, "argv", [*argv, "--sampling.temperature=0.5"])
     with pytest.raises(
         UserError,
         match=r"output: expected the settings with which 'out' was begun, got sampling \{\} -> \{'temp",
