@@ -22,4 +22,4 @@ def launch(script: str, jobs: list[Any], folder: Path) -> subprocess.CompletedPr
     ]
     command += [str(Path(__file__).with_name(script)), str(file)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, env=env)

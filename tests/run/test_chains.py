@@ -5,13 +5,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from conftest import make_config
 from test_distributed import launch, ranks
 from test_resume import after, count_good, interrupt, make_trainer, outcome
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, CoryConfig, LoraConfig, RoleConfig
+from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.run.signals import Interrupted
@@ -46,49 +47,76 @@ CHAINS = {
 }
 
 
-@pytest.fixture(params=CHAINS)
-def chain(request, config, llama_folder):
-    """Six iterations of one of CHAINS, a checkpoint after each second."""
-    settings = dict(CHAINS[request.param])
+ITERATIONS = 5
+
+
+def make_chain(name: str, config: Config, llama_folder: Path) -> Config:
+    """Five iterations of one of CHAINS, a checkpoint after each second."""
+    settings = dict(CHAINS[name])
     other = {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}
-    if "two models" in request.param:
+    if "two models" in name:
         settings["agents"] = [{}, other | ({"lora": {"rank": 2}} if "lora" in settings else {})]
-    if "frozen" in request.param:  # a GPT-2 beside a Llama
+    if "frozen" in name:  # a GPT-2 beside a Llama
         settings["agents"] = [*settings["agents"], other]
-    return replace(
-        config, iterations=6, checkpoint=CheckpointConfig(save_every=2, save_final=True), **settings
-    )
+    checkpoints = CheckpointConfig(save_every=2, save_final=True)
+    return replace(config, iterations=ITERATIONS, checkpoint=checkpoints, **settings)
 
 
-def test_it_trains_and_is_resumed_to_the_bit(chain, tmp_path):
-    trainer = make_trainer(chain)
-    trained = trainer.trained_agents
-    before = [agent.learner.model_params[0].detach().clone() for agent in trained]
-    whole = trainer.train().folder
+@pytest.fixture(scope="module", params=CHAINS)
+def chain(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(chain, policy_folder, llama_folder, tmp_path_factory):
+    """A trainer that has run, and its trained agents' first weights before that."""
+    config = make_config(policy_folder, tmp_path_factory.mktemp("chain"))
+    trainer = make_trainer(make_chain(chain, config, llama_folder))
+    before = [agent.learner.model_params[0].detach().clone() for agent in trainer.trained_agents]
+    trainer.train()
+    return trainer, before
+
+
+@pytest.fixture(scope="module")
+def in_two_processes(policy_folder, llama_folder, tmp_path_factory) -> dict[str, Config]:
+    """The settings of runs of all CHAINS in two processes: one launch, as a start takes longer than a run."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    configs = {
+        name: make_chain(name, make_config(policy_folder, folder / name), llama_folder)
+        for name in CHAINS
+    }
+    jobs = [{"run": asdict(config), "fault": ""} for config in configs.values()]
+    done = launch("distributed_run.py", jobs, folder)
+    assert done.returncode == 0, done.stderr
+    return configs
+
+
+def test_it_trains_and_is_resumed_to_the_bit(whole, tmp_path):
+    trainer, before = whole
+    config, folder = trainer.config, Path(trainer.config.output)
     assert all(
         (agent.learner.model_params[0] != old).any()
-        for agent, old in zip(trained, before, strict=True)
+        for agent, old in zip(trainer.trained_agents, before, strict=True)
     )
     names = [agent.name for agent in trainer.agents]
-    rows = [json.loads(line) for line in (whole / "metrics.jsonl").open()]
-    assert len(rows) == 6 * chain.cory.num_roles and {row["agent"] for row in rows} == {*names}
-    broken = replace(chain, output=str(tmp_path / "broken"))
-    with pytest.raises(Interrupted):  # in the middle of the fourth iteration or so
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    assert len(rows) == ITERATIONS * config.cory.num_roles
+    assert {row["agent"] for row in rows} == {*names}
+    broken = replace(config, output=str(tmp_path / "broken"))
+    with pytest.raises(Interrupted):  # in the middle of the third iteration
         make_trainer(broken, after(count_good, 4 + len(names), interrupt)).train()
     make_trainer(replace(broken, resume="auto")).train()
-    assert outcome(whole, names) == outcome(tmp_path / "broken", names)
+    assert outcome(folder, names) == outcome(tmp_path / "broken", names)
 
 
-def test_two_processes_keep_its_agents_equal(chain, tmp_path):
-    done = launch("distributed_run.py", [{"run": asdict(chain), "fault": ""}], tmp_path)
-    assert done.returncode == 0, done.stderr
-    first, second = ranks(chain)
-    assert first["digests"] == second["digests"] and len(set(first["digests"])) == 6
+def test_two_processes_keep_its_agents_equal(chain, whole, in_two_processes):
+    config = in_two_processes[chain]
+    first, second = ranks(config)
+    assert first["digests"] == second["digests"] and len(set(first["digests"])) == ITERATIONS
     assert first["orders"] == second["orders"] and first["processes"] == 2
-    one = replace(chain, output=str(tmp_path / "one"))
-    make_trainer(one).train()
+    one = whole[0].config
     chains = [[json.loads(line)[key] for line in Path(c.output, "metrics.jsonl").open() for key in ("agent", "role")]
-              for c in (chain, one)]  # fmt: skip
+              for c in (config, one)]  # fmt: skip
     assert chains[0] == chains[1]
 
 
@@ -185,13 +213,13 @@ def test_the_reward_learns_every_role_in_training_and_evaluation(config, tmp_pat
     assert seen == {"pioneer", "observer", "observer_2"}
 
 
-def test_summary_of_an_agent_in_both_roles_counts_iterations(config):
-    shared = replace(config, iterations=20, cory=CoryConfig(num_agents=1, chain_length=2))
-    run = make_trainer(shared).train()
-    start = json.loads((run.folder / "summary.json").read_text())["agents"]["agent_1"][
-        "task_reward"
-    ]["start"]
-    assert start == pytest.approx(sum(row["task_reward"] for row in run.history[:20]) / 20)
+def test_summary_of_an_agent_in_both_roles_counts_iterations(config, monkeypatch):
+    monkeypatch.setattr("cory.report.summary.WINDOW", 2)
+    run = make_trainer(replace(config, cory=CoryConfig(num_agents=1, chain_length=2))).train()
+    summary = json.loads((run.folder / "summary.json").read_text())
+    start = summary["agents"]["agent_1"]["task_reward"]["start"]
+    # Two rows in each of two iterations.
+    assert start == pytest.approx(sum(row["task_reward"] for row in run.history[:4]) / 4)
 
 
 def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(
