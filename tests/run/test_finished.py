@@ -6,7 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_resume import AGENTS, after, count_good, flip, interrupt, make_trainer, one, same  # noqa: F401
+from conftest import make_config
+from test_resume import (
+    AGENTS,
+    after,
+    count_good,
+    flip,
+    interrupt,
+    make_one,
+    make_trainer,
+    one,  # noqa: F401
+    same,
+)
 
 from cory.config import CheckpointConfig
 from cory.errors import UserError
@@ -25,11 +36,18 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.fixture(scope="module")
+def ended(policy_folder, tmp_path_factory) -> Path:
+    """The folder of a finished run of 4 iterations with the default checkpoints."""
+    config = make_one(make_config(policy_folder, tmp_path_factory.mktemp("ended")))
+    return make_trainer(replace(config, iterations=4, checkpoint=EVERY_TEN)).train().folder
+
+
 @pytest.fixture
-def finished(one):  # noqa: F811
-    """A finished run of 4 iterations with the default checkpoints: its settings, and its folder."""
+def finished(one, ended):  # noqa: F811
+    """A copy of it: its settings, and its folder."""
+    folder = Path(shutil.copytree(ended, one.output))
     config = replace(one, iterations=4, checkpoint=EVERY_TEN)
-    folder = make_trainer(config).train().folder
     return replace(config, output=None, resume=str(folder)), folder
 
 

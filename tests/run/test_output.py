@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from test_evaluation import held_out, make_run, settings
-from test_finished import content, finished
-from test_resume import after, count_good, interrupt, make_trainer, one, same
+from test_finished import content, ended, finished
+from test_resume import after, count_good, interrupt, make_trainer, one, same, whole
 
 from cory import evaluate
 from cory.agent import Agent
@@ -21,7 +21,7 @@ from cory.resume import checkpoint
 from cory.run import folder
 from cory.run.signals import Interrupted
 
-__all__ = ["finished", "held_out", "one"]  # fixtures
+__all__ = ["ended", "finished", "held_out", "one", "whole"]  # fixtures
 
 
 def killed(work) -> None:
@@ -86,8 +86,7 @@ def test_a_run_that_ends_while_another_process_resumes_it_is_not_cut(one, monkey
     assert tried
 
 
-def test_killed_before_it_wrote_its_settings_a_run_starts_again(one, tmp_path, monkeypatch):
-    whole = make_trainer(one).train().folder
+def test_killed_before_it_wrote_its_settings_a_run_starts_again(one, whole, tmp_path, monkeypatch):
     again = replace(one, output=str(tmp_path / "again"))
 
     def start():
@@ -129,9 +128,10 @@ def test_killed_while_its_agents_are_saved_a_run_has_the_old_ones_or_none(
     assert not any(name.startswith("agent_") for name in only(tmp_path / "new"))
 
 
-def test_killed_while_it_writes_its_first_checkpoint_a_run_begins_again(one, tmp_path, monkeypatch):
+def test_killed_while_it_writes_its_first_checkpoint_a_run_begins_again(
+    one, whole, tmp_path, monkeypatch
+):
     """The iteration is recorded, and its checkpoint is not complete."""
-    whole = make_trainer(one).train().folder
     begun = replace(one, output=str(tmp_path / "begun"))
 
     def stopped(*args):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import sentences
+from conftest import make_config, sentences
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
@@ -28,7 +28,7 @@ from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
-ITERATIONS = 12
+ITERATIONS = 7
 AGENTS = ["agent_1", "agent_2"]
 
 
@@ -56,11 +56,11 @@ def make_trainer(config, reward=count_good, callbacks=()) -> CoryTrainer:
 
 @pytest.fixture(params=["full", "lora"])
 def settings(request, config):
-    """Twelve iterations with everything that has a state: adaptive KL, running reward moments, exchanges."""
+    """Seven iterations with everything that has a state: adaptive KL, running reward moments, exchanges."""
     return replace(
         config,
         iterations=ITERATIONS,
-        cory=CoryConfig(exchange_period=3),
+        cory=CoryConfig(exchange_period=2),
         lora=LoraConfig(rank=4 if request.param == "lora" else 0),
         ppo=replace(
             config.ppo,
@@ -69,14 +69,32 @@ def settings(request, config):
             kl_horizon=100.0,
             mini_batch_size=4,
         ),
-        checkpoint=CheckpointConfig(save_every=5, save_final=True),
+        checkpoint=CheckpointConfig(save_every=3, save_final=True),
     )
+
+
+def make_one(config):
+    return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=1, keep=3))
 
 
 @pytest.fixture
 def one(config):
     """A full fine-tuning run of 6 iterations with a checkpoint after each."""
-    return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=1, keep=3))
+    return make_one(config)
+
+
+@pytest.fixture(scope="module")
+def whole(policy_folder, tmp_path_factory) -> Path:
+    """The folder of a run with the settings of `one`, without interruption. Tests only read it."""
+    config = make_one(make_config(policy_folder, tmp_path_factory.mktemp("whole")))
+    return make_trainer(config).train().folder
+
+
+@pytest.fixture(scope="module")
+def four(policy_folder, tmp_path_factory) -> Path:
+    """The folder of a run with the settings of `one`, but of 4 iterations. Tests change copies of it."""
+    config = make_one(make_config(policy_folder, tmp_path_factory.mktemp("four")))
+    return make_trainer(replace(config, iterations=4)).train().folder
 
 
 def outcome(folder: Path, agents=AGENTS):
@@ -138,19 +156,17 @@ def test_resume_from_an_older_checkpoint(settings, tmp_path):
     whole = make_trainer(settings).train().folder
     copy = shutil.copytree(whole, tmp_path / "copy")
     names = sorted(path.name for path in (copy / "checkpoints").iterdir())
-    assert names == ["iter-000010", "iter-000012"]
+    assert names == ["iter-000006", "iter-000007"]
     make_trainer(
-        replace(settings, resume=str(copy / "checkpoints/iter-000010"), overwrite=True)
+        replace(settings, resume=str(copy / "checkpoints/iter-000006"), overwrite=True)
     ).train()
     same(whole, copy)
 
 
-def test_longer_run_continues_a_finished_one(one, tmp_path):
-    whole = make_trainer(one).train().folder
-    short = replace(one, iterations=4, output=str(tmp_path / "short"))
-    make_trainer(short).train()
-    make_trainer(replace(short, iterations=6, resume="auto")).train()
-    same(whole, tmp_path / "short")
+def test_longer_run_continues_a_finished_one(one, whole, four, tmp_path):
+    folder = shutil.copytree(four, tmp_path / "short")
+    make_trainer(replace(one, output=str(folder), resume="auto")).train()
+    same(whole, folder)
 
 
 def test_auto_without_any_run_starts_one(one, capsys, monkeypatch, tmp_path):
@@ -211,10 +227,10 @@ def link(file: Path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_checkpoints_are_skipped_with_the_reason(one, tmp_path, capsys, damage):
-    whole = make_trainer(one).train().folder
-    short = replace(one, iterations=4, output=str(tmp_path / "short"))
-    folder = make_trainer(short).train().folder
+def test_damaged_checkpoints_are_skipped_with_the_reason(
+    one, whole, four, tmp_path, capsys, damage
+):
+    folder = shutil.copytree(four, tmp_path / "short")
     harm, reason = DAMAGE[damage]
     harm(folder / "checkpoints/iter-000004")
     (folder / "summary.json").unlink()  # as if it had been killed before it ended
@@ -342,7 +358,7 @@ def test_a_value_that_is_not_finite_is_never_the_best(one):
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_state_that_is_saved_already_is_not_written_again(one, tmp_path, damaged):
+def test_a_state_that_is_saved_already_is_not_written_again(one, whole, damaged):
     """Else a process that is killed between two renames would leave none."""
     saved = Path(one.output, "checkpoints/iter-000002")
     before = []
@@ -363,14 +379,11 @@ def test_a_state_that_is_saved_already_is_not_written_again(one, tmp_path, damag
         assert written_again() == damaged
         assert checkpoint.read(saved, AGENTS).iteration == 2
     make_trainer(replace(one, resume="auto")).train()
-    same(
-        make_trainer(replace(one, output=str(tmp_path / "whole"))).train().folder, Path(one.output)
-    )
+    same(whole, Path(one.output))
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "metrics"])
-def test_full_disk_leaves_the_run_alive(one, tmp_path, monkeypatch, where):
-    whole = make_trainer(one).train().folder
+def test_full_disk_leaves_the_run_alive(one, whole, tmp_path, monkeypatch, where):
     other = replace(one, output=str(tmp_path / "full"))
     trainer = make_trainer(other)
     full = [False]
@@ -456,15 +469,13 @@ def test_run_that_another_process_writes_is_left_alone(one, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["raises", "nan"])
-def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
-    one = replace(one, iterations=9)
-    whole = make_trainer(one).train().folder
+def test_reward_that_fails_loses_nothing(one, whole, tmp_path, kind):
     count = [0]
 
     @functools.wraps(count_good)
     def failing(prompts, completions):
         count[0] += 1
-        if count[0] == 3 + 7:  # three for the samples before training: the seventh iteration
+        if count[0] == 3 + 4:  # three for the samples before training: the fourth iteration
             if kind == "raises":
                 raise ZeroDivisionError("the reward's own fault")
             return [float("nan")] * len(prompts)
@@ -472,10 +483,10 @@ def test_reward_that_fails_loses_nothing(one, tmp_path, kind):
 
     other = replace(one, output=str(tmp_path / "failed"), checkpoint=CheckpointConfig(save_every=0))
     with pytest.raises(
-        UserError, match=r"iteration 7.*(ZeroDivisionError: the reward.s own fault|finite)"
+        UserError, match=r"iteration 4.*(ZeroDivisionError: the reward.s own fault|finite)"
     ):
         make_trainer(other, failing).train()
-    assert (tmp_path / "failed/checkpoints/iter-000006/manifest.json").exists()
+    assert (tmp_path / "failed/checkpoints/iter-000003/manifest.json").exists()
     make_trainer(replace(other, resume="auto")).train()
     same(whole, tmp_path / "failed")
 
@@ -513,8 +524,7 @@ def spoil(agent, iteration: int, what: str = "loss"):
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_update_that_is_not_finite_ends_the_run(one, tmp_path, agent):
-    whole = make_trainer(one).train().folder
+def test_update_that_is_not_finite_ends_the_run(one, whole, tmp_path, agent):
     other = replace(one, output=str(tmp_path / "nan"))
     trainer = make_trainer(other)
     spoiled = trainer.agents[AGENTS.index(agent)]
