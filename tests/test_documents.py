@@ -148,7 +148,7 @@ def test_python_in_the_pages_compiles():
             ast.parse(block, str(page))
 
 
-def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
+def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, command):
     """docs/own_task.md from its first to its last command, with fewer iterations and responses."""
     page = (ROOT / "docs/own_task.md").read_text().split("## Keys of the `task` block")[0]
     script = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
@@ -159,15 +159,22 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
     )
     script += "\npython -m study.report runs/evaluation-praise-praise_ppo\n"
     assert "`python -m study.report runs/evaluation-praise-praise_ppo`" in page
+    start = "mkdir praise && cd praise\n"
+    assert script.startswith(start)
+    (tmp_path / "praise").mkdir()
+    monkeypatch.chdir(tmp_path / "praise")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        ["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = ""
+    # The project's commands run in this process, what is between them in a shell.
+    for part in re.split(r"^(python -m .*)\n", script.removeprefix(start), flags=re.MULTILINE):
+        if part.startswith("python -m "):
+            ended = command(*shlex.split(part, comments=True)[2:])
+            assert ended.status == 0, part + ended.out + ended.error
+            printed += ended.out
+        else:
+            subprocess.run(["bash", "-ec", part], env=os.environ | {"PATH": path}, check=True)
     assert (
-        "praise/agent_2 after agent_1" in done.stdout
-        and "praise_ppo/agent_1 after itself" in done.stdout
+        "praise/agent_2 after agent_1" in printed and "praise_ppo/agent_1 after itself" in printed
     )
     runs = tmp_path / "praise/runs"
     assert (runs / "evaluation-praise-praise_ppo/evaluation.md").exists()
@@ -178,7 +185,7 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path):
         "frozen/agent_2 after agent_1",
         "branches_rloo/agent_2",
     ):
-        assert row in done.stdout
+        assert row in printed
     metrics = {
         name: read_rows(runs / name / "metrics.jsonl")
         for name in ("roles", "roles_ppo", "frozen", "branches_rloo")
