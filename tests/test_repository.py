@@ -157,6 +157,25 @@ def libraries(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(path)}
 
 
+@pytest.mark.parametrize("folder", ["cory", "study", "imdb_train", "gsm8k_train", "tests"])
+def test_what_is_imported_is_a_stated_dependency(folder):
+    from importlib.metadata import packages_distributions
+
+    of_project = {path.stem for path in [*ROOT.glob("*"), *ROOT.glob("tests/**/*.py")]}
+    packages = set().union(*(libraries(path) for path in ROOT.glob(f"{folder}/**/*.py")))
+    packages -= of_project | set(sys.stdlib_module_names)
+    distributions = packages_distributions()
+    names = {distributions.get(package, [package])[0] for package in packages}
+
+    stated = list(PROJECT["dependencies"])
+    for extra, requirements in PROJECT["optional-dependencies"].items():
+        if extra != "dev" or folder == "tests":
+            stated += requirements
+    assert {name.lower().replace("_", "-") for name in names} <= {
+        name_of(requirement).lower() for requirement in stated
+    }
+
+
 def module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
