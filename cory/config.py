@@ -141,9 +141,7 @@ def _expectation(message: str) -> str:
 
 def changed(block: S, changes: Mapping[str, Any]) -> S:
     """A block of settings with some of them changed. Raises a UserError on unknown keys."""
-    block = copy(block)
-    for key, value in changes.items():
-        setattr(block, key, value)
+    block = replace(block, **changes)
     block.check()
     return block
 

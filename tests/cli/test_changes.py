@@ -52,3 +52,9 @@ def test_values_have_the_types_of_their_keys(argv, block, values):
 def test_what_is_wrong_is_named(argv, message):
     with pytest.raises(UserError, match=message):
         changed(SamplingConfig(), typed(SamplingConfig, parsed(*argv).sampling))
+
+
+@pytest.mark.parametrize("key", ["rewards", "check", "block"])  # a property, a method, of the class
+def test_a_name_that_is_no_key_is_unknown(key):
+    with pytest.raises(UserError, match=f"task: unknown key '{key}'"):
+        changed(OwnTaskConfig(), {key: "x"})
