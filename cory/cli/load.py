@@ -121,16 +121,24 @@ def read_command_line(
     try:
         config = _parse(config_class, parser, argv)
         if single_agent:
-            config.agents = config.agents[:1]
-            config.roles = config.roles[:1]
-            config.branches = 1
+            _keep_single_agent(config)
         config.check()
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)
         raise UserError(file + _explained(error, config_class)) from None
 
-    changed = dict(_changed_keys(_parse(config_class, parser, of_files), config))
+    before = _parse(config_class, parser, of_files)
+    if single_agent:
+        _keep_single_agent(before)
+    changed = dict(_changed_keys(before, config))
     return CommandLine(config, _setting_name(files, prefix), changed)
+
+
+def _keep_single_agent(config: Config) -> None:
+    """Leaves the first agent, in the first role, of a chain's settings."""
+    config.agents = config.agents[:1]
+    config.roles = config.roles[:1]
+    config.branches = 1
 
 
 def shipped(name: str) -> Path:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,11 @@ def evaluation_name(models: Sequence[str]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value in a name: of a path its last part, of a list or a block a hash."""
+    """A value in a name: of a path its last part, of a list (also of agents or roles) or a block a hash."""
     if isinstance(value, (list, dict)):
-        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+        return hashlib.sha256(
+            json.dumps(value, sort_keys=True, default=asdict).encode()
+        ).hexdigest()[:8]
     return Path(value).name if isinstance(value, str) else json.dumps(value)
 
 

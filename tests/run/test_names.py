@@ -60,6 +60,20 @@ def test_the_baseline_is_named_by_its_method_alone():
     assert name("--ppo.lam", "0.9", single_agent=True) == "imdb_ppo_tiny-lam=0.9"
 
 
+def test_agents_and_roles_are_in_the_name():
+    roles = '[{name: poet}, {prompt: "{poet} or {prompt}"}]'
+    agents = "[{}, {learning_rate: 0.1}]"
+    names = {name("--roles", roles), name("--agents", agents), name("--roles", "[{}, {}]")}
+    assert len(names) == 3 and all(made.startswith("imdb_cory_tiny-") for made in names)
+
+
+def test_the_baseline_of_a_chains_file_is_named_by_its_method_alone(tmp_path):
+    file = tmp_path / "chain.yaml"
+    file.write_text("branches: 2\nroles: [{}, {name: poet}]\nagents: [{}, {trained: false}]\n")
+    line = read_command_line(ImdbConfig, file, [], "imdb_ppo", single_agent=True)
+    assert run_name(line.setting, line.changed) == "imdb_ppo_chain"
+
+
 def test_names_are_those_of_folders():
     for value in ("../../etc", "a/b", "a\\b", "é" * 300, "x\n", ".", "{prompt}: {response}?"):
         made = run_name("cory", {"task.observer_prompt": value})
