@@ -84,6 +84,7 @@ def test_a_run(world, tmp_path, monkeypatch, credit):
     assert "| x | 1 | " in imported("table").table([run.folder])
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_figure_of_a_chain(tmp_path):
     """Of the named query, what each role wrote; model text that is no valid XML or mathtext stays text."""
     written = [f"{moment} {role}" for moment in ("before", "after") for role in (1, 2)]
