@@ -128,7 +128,7 @@ def _write_card(
     if run.writes:
         before = trainer.state.before
         samples = before.get("chain") or before[name]
-        card = agent_card(name, trainer.config, means, run.fingerprint, samples)
+        card = agent_card(name, trainer.config, len(run.seconds), means, run.fingerprint, samples)
         (folder / name / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -30,6 +30,7 @@ CITATION = """@inproceedings{ma2024coevolving,
 def agent_card(
     agent: str,
     config: Config,
+    iterations: int,
     means: Mapping[str, Mapping[str, float]],
     fingerprint: Mapping[str, Any],
     samples: Sequence[Mapping[str, Any]],
@@ -39,6 +40,7 @@ def agent_card(
     Args:
         agent: its name.
         config: the run's settings.
+        iterations: that were done, which are fewer than planned where the run was ended early.
         means: by metric, `start` and `end` of training.
         fingerprint: of the run's config.yaml.
         samples: of the run, of which the first query is an example.
@@ -58,7 +60,7 @@ def agent_card(
         base=of_agent.model.name,
         trained=config.is_trained(index),
         method=config.method(),
-        iterations=config.iterations,
+        iterations=iterations,
         use=how_to_use(
             config, {agent: Source(f'"path/to/{agent}"')}, fingerprint, samples, roles or None
         ),

@@ -15,10 +15,11 @@ from cory.callbacks import Callback
 from cory.chat.config import ChatConfig
 from cory.chat.opened import opened
 from cory.cli.load import load
-from cory.config import CheckpointConfig, GuardsConfig
+from cory.config import CheckpointConfig, GuardsConfig, HubConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
+from cory.push.stage import stage
 from cory.task import Task
 from cory.tasks.config import OwnConfig
 from cory.trainer import CoryTrainer
@@ -92,6 +93,7 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
         "CORY, run: ended early, after iteration 4 of 6, by guards.patience; "
         "tables are of the agents of the end, not of the best"
     ) in notes
+    assert "with CORY with 2 agents for 4 iterations." in (run / "agent_1/README.md").read_text()
 
     best = run / "run-best"
     assert json.loads((best / "summary.json").read_text()) == reached
@@ -109,6 +111,8 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
     }
     with opened(ChatConfig(str(best), device="cpu")) as (what, _):
         assert what == "run-best: CORY with 2 agents after 2 iterations"
+    with pytest.raises(UserError, match=r"got '.*run-best', which holds its best agents alone"):
+        stage(run.parent / "look", best, config, HubConfig("user/pair"))
 
 
 @pytest.mark.parametrize("agents", [1, 2])

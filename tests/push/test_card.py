@@ -109,7 +109,7 @@ def test_the_code_of_a_card_knows_the_roles(config):
     own = replace(config, cory=CoryConfig(num_agents=3), roles=roles)
     fingerprint = {"prompts": {"pioneer": "{prompt}", "observer": "{prompt}{response}"}}
     samples = [{"query": "the film", "columns": {}, "prompt": "the film"}]
-    card = agent_card("agent_1", own, {}, fingerprint, samples)
+    card = agent_card("agent_1", own, 1, {}, fingerprint, samples)
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     asked = []
 
@@ -151,7 +151,7 @@ def test_the_card_of_an_agent_of_one_role_asks_it_in_that_role(config, agent, re
         for role, of_role in (("writer", ("good", "bad")), ("critic", ("yes", "no")))
         for query, completion in zip(("the film", "a plot"), of_role, strict=True)
     ]
-    card = agent_card(agent, own, {}, fingerprint, samples)
+    card = agent_card(agent, own, 1, {}, fingerprint, samples)
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     said = []
 
@@ -168,14 +168,22 @@ def test_the_card_of_an_agent_of_one_role_asks_it_in_that_role(config, agent, re
     assert ("The code quotes what other agents" in card) == (reads and agent != "agent_1")
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_card_says_that_others_are_read_where_they_are(config, reads):
+    own = replace(config, cory=CoryConfig(knowledge_transfer=reads))
+    assert (
+        "an observer reads another agent's" in agent_card("agent_1", own, 1, {}, {}, [])
+    ) == reads
+
+
 def test_a_base_of_the_hub_is_named_with_its_commit(config):
     own = replace(config, model=ModelConfig("org/model", revision="main"), lora=LoraConfig(rank=2))
     made_of = {"models": {"model.name": {"name": "org/model", "identity": "commit:abc"}}}
     base = (
         'base = AutoModelForCausalLM.from_pretrained("org/model", revision="{}", dtype="float32")'
     )
-    assert base.format("abc") in agent_card("agent_1", own, {}, made_of, [])
-    assert base.format("main") in agent_card("agent_1", own, {}, {}, [])
+    assert base.format("abc") in agent_card("agent_1", own, 1, {}, made_of, [])
+    assert base.format("main") in agent_card("agent_1", own, 1, {}, {}, [])
 
 
 def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
@@ -189,7 +197,7 @@ def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     prompts = {"pioneer": "{prompt}", "observer": "{response} {prompt}"}
     samples = [{"query": "The film", "columns": {}, "prompt": "The film"}]
-    card = agent_card("agent_1", config, {}, {"prompts": prompts}, samples)
+    card = agent_card("agent_1", config, 1, {}, {"prompts": prompts}, samples)
     names = executed(card, {"path/to/agent_1": tmp_path})
     loaded = names["agent_1"].get_input_embeddings().weight
     assert loaded.dtype == torch.float32 and torch.equal(loaded, base.get_input_embeddings().weight)
