@@ -34,8 +34,6 @@ SETTINGS = {
     "all three": ", all three",
     "all three and a\nrepetition penalty": ", all three and repetition penalty",
 }
-
-
 # Groups of the figure of lengths, and its bins of limits in tokens, first and last.
 LENGTHS = (
     "PPO",
