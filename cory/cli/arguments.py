@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 from jsonargparse.typing import register_type
 
+from cory.cli import invocation
 from cory.cli.messages import explained
 from cory.config import Settings
 from cory.errors import UserError
@@ -46,6 +47,7 @@ class Arguments(ArgumentParser):
             f"{action.dest.upper()}{' ...' * (action.nargs == '+')}"
             for action in self._get_positional_actions()
         ]
+        self.prog = invocation.command()
         self.usage = " ".join(["%(prog)s", *positional, "[--KEY VALUE ...]"])
         try:
             parsed = self.instantiate(self.parse_args(words))

@@ -13,5 +13,5 @@ def command() -> str:
     start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
     spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m MODULE`
     if spec and spec.origin == sys.argv[0]:
-        return f"{start} -m {spec.name}"
+        return f"{start} -m {spec.name.removesuffix('.__main__')}"
     return f"{start} {shlex.quote(sys.argv[0])}"

@@ -90,7 +90,7 @@ def read_command_line(
         after = argv[argv.index("--help" if "--help" in argv else "-h") + 1 :]
         topic = after[0] if after and not after[0].startswith("-") else ""
         about = sys.modules["__main__"].__doc__ or ""
-        print(help_text(Path(sys.argv[0]).name, config_class(), default, topic, about))
+        print(help_text(invocation.command(), config_class(), default, topic, about))
         sys.exit(0)
     chosen = _files_and_run(argv)
     if single_agent:

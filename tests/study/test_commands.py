@@ -39,3 +39,12 @@ def test_planning_an_experiment_and_judging_claims_imports_no_trainer(tmp_path):
     code += f"print('heavy', [module for module in {HEAVY} if module in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith("heavy []\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["-m cory.push", "-m cory.train", "-m study.compare", "imdb_train/cory.py"]
+)
+def test_the_usage_names_the_command_as_it_is_typed(command):
+    argv = [sys.executable, *command.split(), "--help"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith(f"usage: python {command} ")
