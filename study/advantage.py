@@ -277,8 +277,8 @@ def plot(settings: Sequence[Setting], path: Path) -> None:
         axis.axhline(0, color="0.3", lw=0.8)
         axis.axvline(0, color="0.8", lw=0.8, zorder=0)
         for setting, (task, _, kind) in zip(settings, parts, strict=True):
-            x, left, right, _ = setting.slope
-            y, low, high, _ = advantage(setting)
+            x, left, right, *_ = setting.slope
+            y, low, high, *_ = advantage(setting)
             axis.errorbar(
                 [x], [y], [[y - low], [high - y]], [[x - left], [right - x]],
                 marker=MARKERS[kinds.index(kind) % len(MARKERS)] if task else MARKERS[0],

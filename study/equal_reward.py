@@ -7,12 +7,15 @@ Definitions: docs/metrics.md, "Comparison".
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
 from study.frame import LAST, RUN, Study
-from study.intervals import difference, direction, geometric, over_seeds, ratio
+from study.intervals import Interval, difference, direction, geometric, holm, over_seeds, ratio
 
+ALIKE = (0.8, 1.25)  # two KLs whose ratio's interval lies between these are alike
+CORRECTED = "✓"
 STEP = 0.25  # of the levels of task reward
 SHARE = 0.9  # of the runs of every group that must reach a level
 Rows = list[dict[str, str]]
@@ -70,12 +73,59 @@ def equal_reward(
         row = {"group": name, "n": str(n)}
         for level, values in by_level.items():
             ours = _of_group(values, name)
-            row[f"KL at {level:g}"] = f"{_mean_kl(ours)} ({len(ours)})" if len(ours) else "(0)"
+            mean = _kl(geometric(ours).value)
+            row[f"KL at {level:g}"] = f"{mean} ({len(ours)})" if len(ours) else "(0)"
             base = study.base_of(name)
-            theirs = _of_group(values, base)
-            row[f"ratio at {level:g}"] = _ratio(ours, theirs) if name != base else ""
+            to_base = _worded(ratio(ours, _of_group(values, base)), ".2f", equal=1.0)
+            row[f"ratio at {level:g}"] = to_base if name != base else ""
         rows.append(row)
     return rows
+
+
+@dataclass
+class Pair:
+    """Two groups compared over the seeds that both have: a role at the end and on its way."""
+
+    ours: str
+    rival: str
+    n: int
+    rewards: tuple[float, float]
+    difference: Interval
+    kls: tuple[float, float]  # geometric means
+    ratio: Interval
+    level: float  # of task reward, or its rise
+    kls_there: tuple[float, float]
+    ratio_there: Interval
+    runs_there: tuple[int, int]
+
+    @property
+    def tests(self) -> list[float]:
+        """The p-values of the difference and of both ratios."""
+        return [self.difference.p, self.ratio.p, self.ratio_there.p]
+
+    def row(self, holds: Sequence[bool], level_title: str) -> dict[str, str]:
+        """The pair's row of a table; `holds` says of each test whether it does when all are corrected for."""
+        difference, ratio, ratio_there = (
+            _worded(interval, form, equal, held)
+            for interval, form, equal, held in (
+                (self.difference, "+.2f", 0.0, holds[0]),
+                (self.ratio, ".2f", 1.0, holds[1]),
+                (self.ratio_there, ".2f", 1.0, holds[2]),
+            )
+        )
+        return {
+            "group": self.ours,
+            "against": self.rival,
+            "n": str(self.n),
+            "task reward": ", ".join(f"{reward:.2f}" for reward in self.rewards),
+            "difference": difference,
+            "KL": ", ".join(_kl(kl) for kl in self.kls),
+            "ratio": ratio,
+            level_title: "" if math.isnan(self.level) else f"{self.level:g}",
+            "KL there": ", ".join(_kl(kl) for kl in self.kls_there),
+            "ratio there": ratio_there,
+            "runs there": ", ".join(str(n) for n in self.runs_there),
+        }
 
 
 def pairs(
@@ -83,44 +133,71 @@ def pairs(
     compared: Sequence[tuple[str, str]],
     role: str | None = None,
     level: float | None = None,
+    rise: float | None = None,
 ) -> Rows:
     """By pair of groups: a role's task reward and KL at the end, and its KL at equal task reward.
+
+    A ✓ stands where what a difference or ratio says also holds when all of the table are corrected for (Holm).
 
     Args:
         compared: pairs of names of groups, ours and the rival, of which the seeds that both have count.
         role: its name; None: the first.
         level: of task reward; None: the highest of `common_levels` of the pair.
+        rise: in place of a level, how far the task reward is above the group's own in the first iteration, before
+            any update; for groups whose roles read different things, and so start apart.
     """
     means = running_means(study, role or study.first_role)
-    rows = []
-    for name, rival in compared:
-        of_pair = means[means["group"].isin([name, rival])]
-        groups_of_seed = of_pair.groupby("seed")["group"].nunique()
-        in_both = groups_of_seed[groups_of_seed == 2].index
-        if len(in_both):
-            of_pair = of_pair[of_pair["seed"].isin(in_both)]
-        ends = of_pair.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
-        reward, rivals_reward = (_of_group(ends["task_reward"], one) for one in (name, rival))
-        kl, rivals_kl = (_of_group(ends["kl"], one) for one in (name, rival))
+    starts = _starts(study, role or study.first_role)
+    made = [_compare(means, name, rival, level, rise, starts) for name, rival in compared]
+    holds = holm([p for pair in made for p in pair.tests])
+    title = "at a task reward of" if rise is None else "at a rise of"
+    return [pair.row(holds[3 * i : 3 * i + 3], title) for i, pair in enumerate(made)]
+
+
+def _compare(
+    means: pd.DataFrame,
+    ours: str,
+    rival: str,
+    level: float | None,
+    rise: float | None,
+    starts: "pd.Series[float]",
+) -> Pair:
+    of_pair = means[means["group"].isin([ours, rival])]
+    groups_of_seed = of_pair.groupby("seed")["group"].nunique()
+    in_both = groups_of_seed[groups_of_seed == 2].index
+    if len(in_both):
+        of_pair = of_pair[of_pair["seed"].isin(in_both)]
+    ends = of_pair.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
+    reward, rivals_reward = (_of_group(ends["task_reward"], one) for one in (ours, rival))
+    kl, rivals_kl = (_of_group(ends["kl"], one) for one in (ours, rival))
+    if rise is not None:
+        at = rise
+        above_start = of_pair["task_reward"] - of_pair["group"].map(starts)
+        at_level = kl_at(of_pair.assign(task_reward=above_start), rise)
+    else:
         at = max(common_levels(of_pair), default=math.nan) if level is None else level
         at_level = kl_at(of_pair, at)
-        there, rivals_there = (_of_group(at_level, one) for one in (name, rival))
-        rows.append(
-            {
-                "group": name,
-                "against": rival,
-                "n": str(len(kl)),
-                "task reward": f"{reward.mean():.2f}, {rivals_reward.mean():.2f}",
-                "difference": _difference(reward, rivals_reward),
-                "KL": f"{_mean_kl(kl)}, {_mean_kl(rivals_kl)}",
-                "ratio": _ratio(kl, rivals_kl),
-                "at a task reward of": "" if math.isnan(at) else f"{at:g}",
-                "KL there": f"{_mean_kl(there)}, {_mean_kl(rivals_there)}",
-                "ratio there": _ratio(there, rivals_there),
-                "runs there": f"{len(there)}, {len(rivals_there)}",
-            }
-        )
-    return rows
+    there, rivals_there = (_of_group(at_level, one) for one in (ours, rival))
+    return Pair(
+        ours,
+        rival,
+        len(kl),
+        (reward.mean(), rivals_reward.mean()),
+        difference(reward, rivals_reward),
+        (geometric(kl).value, geometric(rivals_kl).value),
+        ratio(kl, rivals_kl),
+        at,
+        (geometric(there).value, geometric(rivals_there).value),
+        ratio(there, rivals_there),
+        (len(there), len(rivals_there)),
+    )
+
+
+def _starts(study: Study, role: str) -> "pd.Series[float]":
+    """By group, a role's mean task reward in the first iteration, before any update."""
+    whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
+    first = whole[(whole["iteration"] == 0) & (whole["role"] == role)]
+    return first.groupby("group")["task_reward"].mean()
 
 
 def collapse_times(study: Study) -> pd.Series:
@@ -173,7 +250,7 @@ def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
                 f"mean of min(T, {longest})": over_seeds(ours).plus_minus(1),
                 "difference": ""
                 if name == base
-                else _difference(ours, _of_group(bounded, base), digits=1),
+                else _worded(difference(ours, _of_group(bounded, base)), "+.1f", equal=0.0),
             }
         )
     return rows
@@ -185,21 +262,25 @@ def _of_group(values: "pd.Series[float]", name: str | None) -> "pd.Series[float]
     return of_group.droplevel("group")
 
 
-def _difference(ours: "pd.Series[float]", theirs: "pd.Series[float]", digits: int = 2) -> str:
-    """The difference seed by seed, and what it says."""
-    if not len(ours) or not len(theirs):
+def _worded(interval: Interval, form: str, equal: float, holds: bool = False) -> str:
+    """An interval and what it says, with a ✓ where that also `holds` when all of a table are corrected for.
+
+    Empty where there is no value, as no run has one.
+    """
+    if math.isnan(interval.value):
         return ""
-    interval = difference(ours, theirs)
-    return f"{interval.text(f'+.{digits}f')} {direction(interval)}".rstrip()
+    word = direction(interval, equal)
+    if (
+        word == "undecided"
+        and equal == 1
+        and ALIKE[0] <= interval.low
+        and interval.high <= ALIKE[1]
+    ):
+        word = "alike"
+    return " ".join(
+        part for part in (interval.text(form), word, CORRECTED if holds and word else "") if part
+    )
 
 
-def _mean_kl(values: "pd.Series[float]") -> str:
-    return f"{geometric(values).value:.2f}" if len(values) else "none"
-
-
-def _ratio(ours: "pd.Series[float]", theirs: "pd.Series[float]") -> str:
-    """The ratio seed by seed, and what it says."""
-    if not len(ours) or not len(theirs):
-        return ""
-    interval = ratio(ours, theirs)
-    return f"{interval.text('.2f')} {direction(interval, equal=1.0)}".rstrip()
+def _kl(value: float) -> str:
+    return "none" if math.isnan(value) else f"{value:.2f}"

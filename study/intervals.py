@@ -13,12 +13,16 @@ UNDEFINED = 0.05  # share of resamples without a value above which there is no i
 
 
 class Interval(NamedTuple):
-    """A value, the ends of its 95 % interval (NaN where there is none), and the number of seeds or queries."""
+    """A value, the ends of its 95 % interval (NaN where there is none), and the number of seeds or queries.
+
+    p: the two-sided p-value of Student's t for a true value of 0 (of ratios, 1); NaN where it was not computed.
+    """
 
     value: float
     low: float
     high: float
     n: int
+    p: float = math.nan
 
     def __str__(self) -> str:
         return self.text(".2f")
@@ -51,8 +55,11 @@ def over_seeds(values: "Sequence[float] | pd.Series") -> Interval:
     if n == 1 or not math.isfinite(mean):
         return Interval(mean, math.nan, math.nan, n)
     variance = sum((value - mean) ** 2 for value in values) / (n - 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * math.sqrt(variance / n)
-    return Interval(mean, mean - half, mean + half, n)
+    error = math.sqrt(variance / n)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
+    errors_from_0 = abs(mean) / error if error else math.inf if mean else 0.0
+    p = 2 * float(stats.t.sf(errors_from_0, n - 1))
+    return Interval(mean, mean - half, mean + half, n, p)
 
 
 def difference(ours: "pd.Series", theirs: "pd.Series") -> Interval:
@@ -73,8 +80,9 @@ def difference(ours: "pd.Series", theirs: "pd.Series") -> Interval:
         return Interval(value, math.nan, math.nan, n)
     from scipy import stats
 
-    low, high = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
-    return Interval(value, float(low), float(high), n)
+    test = stats.ttest_ind(ours, theirs, equal_var=False)
+    low, high = test.confidence_interval(LEVEL)
+    return Interval(value, float(low), float(high), n, float(test.pvalue))
 
 
 def direction(interval: Interval, equal: float = 0.0) -> str:
@@ -89,13 +97,31 @@ def direction(interval: Interval, equal: float = 0.0) -> str:
     return "higher" if interval.low > equal else "undecided"
 
 
+def holm(p_values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
+    """Which of several hypotheses are rejected when the chance of one false rejection is to be at most `level`.
+
+    The smallest p-value is held against `level` over their number, the next against `level` over one less, and so on
+    until one fails (Holm, 1979). A NaN is no test, and does not count.
+
+    >>> holm([0.01, 0.04, 0.03])  # 0.01 against 0.05 / 3, then 0.03 against 0.05 / 2
+    [True, False, False]
+    """
+    tested = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    rejected = [False] * len(p_values)
+    for rank, (p, i) in enumerate(tested):
+        if p > level / (len(tested) - rank):
+            break
+        rejected[i] = True
+    return rejected
+
+
 def geometric(values: "Sequence[float] | pd.Series") -> Interval:
     """The geometric mean of one value per seed: Student's t on the logarithms. NaN where one is not above 0."""
     values = [float(value) for value in values]
     if not all(value > 0 for value in values):
         return over_seeds([math.nan] * len(values))
     logs = over_seeds([math.log(value) for value in values])
-    return Interval(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n)
+    return Interval(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n, logs.p)
 
 
 def ratio(ours: "pd.Series", theirs: "pd.Series") -> Interval:

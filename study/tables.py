@@ -8,7 +8,8 @@ A table stands on a page between two comments, of which the first says how it is
     <!-- table: held_out imdb_credit groups="PPO|causal" -->
     <!-- end -->
 
-`advantage` takes a file of `study.advantage`, the others a folder under results/. `groups` names the groups, `metric`
+`advantage` takes a file of `study.advantage`, the others a folder under results/; `excerpt` takes rows of a table on
+that folder's page. `groups` names the groups, `metric`
 or `metrics` (with commas) what is shown, `role` whose; by default it is the first role's.
 """
 
@@ -83,17 +84,44 @@ def equal_reward(source: str, role: str = "", levels: str = "", groups: str = ""
     return equal_reward.equal_reward(study, role or None, given, _listed(groups, "|"))
 
 
-def pairs(source: str, pairs: str, role: str = "", level: str = "", columns: str = "") -> Rows:
+def pairs(
+    source: str, pairs: str, role: str = "", level: str = "", rise: str = "", columns: str = ""
+) -> Rows:
     """Pairs of groups, `OURS:RIVAL|OURS:RIVAL`, at the end and at equal task reward; `columns` chooses some."""
     from study import equal_reward
     from study.frame import read_study
 
+    study = read_study(ROOT / "results" / source)
+    rows = equal_reward.pairs(
+        study,
+        _listed_pairs(pairs),
+        role or None,
+        float(level) if level else None,
+        float(rise) if rise else None,
+    )
+    return _with_columns(rows, columns)
+
+
+def excerpt(source: str, pairs: str, role: str = "", columns: str = "") -> Rows:
+    """Some pairs of the table of pairs that stands on the page of results, as they stand there."""
+    page = (ROOT / "results" / source / "README.md").read_text(encoding="utf-8")
+    for _, description, *_ in TABLE.findall(page):
+        kind, of, options = _parsed(description)
+        if kind == "pairs" and of == source and options.get("role", "") == role:
+            rows = {(row["group"], row["against"]): row for row in KINDS[kind](of, **options)}
+            return _with_columns([rows[pair] for pair in _listed_pairs(pairs)], columns)
+    raise LookupError(f"no table of pairs on the page of {source}")
+
+
+def _listed_pairs(text: str) -> list[tuple[str, str]]:
     compared = []
-    for pair in _listed(pairs, "|"):
+    for pair in _listed(text, "|"):
         ours, _, rival = pair.partition(":")
         compared.append((ours.strip(), rival.strip()))
-    study = read_study(ROOT / "results" / source)
-    rows = equal_reward.pairs(study, compared, role or None, float(level) if level else None)
+    return compared
+
+
+def _with_columns(rows: Rows, columns: str) -> Rows:
     shown = _listed(columns, "|") or list(rows[0])
     return [{title: row[title] for title in shown} for row in rows]
 
@@ -121,6 +149,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "training_by_role": training_by_role,
     "equal_reward": equal_reward,
     "pairs": pairs,
+    "excerpt": excerpt,
     "collapses": collapses,
     "advantage": advantage,
 }
@@ -138,16 +167,21 @@ def table(description: str) -> str:
     """
     from study.markdown import markdown_table
 
-    kind, *words = shlex.split(description)
-    if kind not in KINDS or not words:
+    kind, source, options = _parsed(description)
+    if kind not in KINDS or not source:
         raise UserError(
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
-    options = dict(word.partition("=")[::2] for word in words[1:])
     try:
-        return markdown_table(KINDS[kind](words[0], **options))
+        return markdown_table(KINDS[kind](source, **options))
     except (TypeError, LookupError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
+
+
+def _parsed(description: str) -> tuple[str, str, dict[str, str]]:
+    """A description's kind, source and options; what is missing is empty."""
+    kind, source, *words = [*shlex.split(description), "", ""]
+    return kind, source, dict(word.partition("=")[::2] for word in words if word)
 
 
 def page_with_tables(text: str) -> str:

@@ -143,15 +143,51 @@ def test_a_pair_is_compared_at_the_end_and_at_equal_task_reward():
     rows = pairs(make_study({"PPO": ppo, "CORY": cory}), [("CORY", "PPO")])
     assert rows == [
         {"group": "CORY", "against": "PPO", "n": "5",
-         "task reward": "1.73, 1.59", "difference": "+0.14 (+0.14 to +0.14) higher",
-         "KL": "3.45, 6.90", "ratio": "0.50 (0.50 to 0.50) lower",
+         "task reward": "1.73, 1.59", "difference": "+0.14 (+0.14 to +0.14) higher ✓",
+         "KL": "3.45, 6.90", "ratio": "0.50 (0.50 to 0.50) lower ✓",
          "at a task reward of": "1.5",
-         "KL there": "3.05, 6.30", "ratio there": "0.48 (0.48 to 0.48) lower", "runs there": "5, 5"},
+         "KL there": "3.05, 6.30", "ratio there": "0.48 (0.48 to 0.48) lower ✓", "runs there": "5, 5"},
     ]  # fmt: skip
     (at_1,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("PPO", "CORY")], level=1.0)
     assert at_1["KL there"] == "4.10, 2.05"
     (nowhere,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("PPO", "CORY")], level=9.0)
     assert nowhere["KL there"] == "none, none" and nowhere["ratio there"] == ""
+
+
+def test_at_an_equal_rise_each_group_counts_from_its_own_start():
+    """CORY starts 0.5 above PPO and has twice its KL: both have risen by 1 in the same iterations."""
+
+    def ppo(seed, k, role):
+        return k / 20, 1.0 * k, 1.0
+
+    def cory(seed, k, role):
+        return 0.5 + k / 20, 2.0 * k, 1.0
+
+    (row,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("CORY", "PPO")], rise=1.0)
+    assert row["at a rise of"] == "1"
+    assert row["KL there"] == "41.00, 20.50"  # iterations 16 to 25
+    assert row["ratio there"] == "2.00 (2.00 to 2.00) higher ✓"
+
+
+def test_a_word_is_ticked_where_it_holds_for_all_of_the_table():
+    """A ratio with a p-value of 0.02: it holds in a table of its own, not beside two pairs without a difference."""
+    noise = [1.0, 0.5, 2.0, 1.0, 0.7]
+
+    def ppo(seed, k, role):
+        return k / 20, 1.0, 1.0
+
+    def cory(seed, k, role):
+        return k / 20, 2.6 * noise[seed], 1.0
+
+    def same(seed, k, role):
+        return k / 20, 1.0 + 0.1 * (-1) ** seed, 1.0
+
+    study = make_study({"PPO": ppo, "CORY": cory, "same": same})
+    (alone,) = pairs(study, [("CORY", "PPO")], level=9.0)
+    assert alone["ratio"].endswith("higher ✓")
+    beside, *others = pairs(study, [("CORY", "PPO"), ("same", "PPO"), ("same", "PPO")], level=1.0)
+    assert beside["ratio"].endswith(" higher")
+    assert others[0]["ratio"].endswith(" alike")
 
 
 def test_seeds_that_only_one_of_a_pair_has_do_not_count():

@@ -10,6 +10,7 @@ from scipy import stats
 from study.intervals import (
     Interval,
     difference,
+    holm,
     hypervolume,
     nondominated,
     over_queries,
@@ -20,14 +21,17 @@ from study.intervals import (
 
 def test_an_interval_over_seeds_is_student_s():
     # mean 2, standard deviation 1, t(0.975, 2) = 4.303: half-width 4.303 / sqrt(3)
-    value, low, high, n = over_seeds([1.0, 2.0, 3.0])
+    value, low, high, n, p = over_seeds([1.0, 2.0, 3.0])
     assert (value, n) == (2.0, 3) and high - 2.0 == pytest.approx(2.0 - low) == pytest.approx(
         4.3027 / math.sqrt(3), 1e-4
     )
     values = np.random.default_rng(0).normal(size=7)
     theirs = stats.ttest_1samp(values, 0.0).confidence_interval()
     assert over_seeds(values)[1:3] == pytest.approx((theirs.low, theirs.high))
-    assert over_seeds([1.0, 1.0])[:3] == (1.0, 1.0, 1.0)
+    assert over_seeds(values).p == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
+    assert p == pytest.approx(stats.ttest_1samp([1.0, 2.0, 3.0], 0.0).pvalue)
+    assert over_seeds([1.0, 1.0]) == (1.0, 1.0, 1.0, 2, 0.0)
+    assert over_seeds([0.0, 0.0]).p == 1.0
     for single in ([0.5], [0.5, math.nan]):
         assert math.isnan(over_seeds(single).low)
 
@@ -35,8 +39,8 @@ def test_an_interval_over_seeds_is_student_s():
 def test_it_covers_the_mean_of_three_seeds_in_95_of_100_cases():
     random = np.random.default_rng(1)
     covered = [
-        low < 0 < high
-        for _, low, high, _ in (over_seeds(random.normal(size=3)) for _ in range(2000))
+        interval.low < 0 < interval.high
+        for interval in (over_seeds(random.normal(size=3)) for _ in range(2000))
     ]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.015)
 
@@ -46,16 +50,26 @@ def test_groups_are_paired_by_seed():
     theirs = pd.Series({2: 8.0, 0: 0.0, 1: 4.0, 7: 100.0})
     assert difference(ours, theirs)[:3] == (1.0, 1.0, 1.0)  # the seeds' differences are all 1
     others = pd.Series({3: 0.0, 4: 4.0, 5: 8.0})
-    welch = stats.ttest_ind(ours, others, equal_var=False).confidence_interval()
-    assert difference(ours, others) == (1.0, pytest.approx(welch.low), pytest.approx(welch.high), 3)
+    welch = stats.ttest_ind(ours, others, equal_var=False)
+    low, high = welch.confidence_interval()
+    apart = difference(ours, others)
+    assert apart == (1.0, pytest.approx(low), pytest.approx(high), 3, pytest.approx(welch.pvalue))
     assert math.isnan(difference(ours[:1], theirs[:1]).low)
+
+
+def test_holm_corrects_for_the_number_of_hypotheses():
+    """Held against 0.05 / 4, / 3, / 2 and / 1: the third fails, and with it the fourth."""
+    assert holm([0.04, 0.01, 0.03, 0.015]) == [False, True, False, True]
+    assert holm([0.04, math.nan]) == [True, False]
+    assert holm([0.06, math.nan]) == [False, False]
+    assert holm([]) == []
 
 
 def test_a_ratio_is_that_of_the_seeds():
     assert ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 1.0})).value == pytest.approx(
         4.0
     )
-    value, low, high, _ = ratio(
+    value, low, high, *_ = ratio(
         pd.Series({0: 2.0, 1: 4.0, 2: 3.0}), pd.Series({0: 1.0, 1: 2.0, 2: 1.5})
     )
     assert (value, low, high) == pytest.approx((2.0, 2.0, 2.0))
@@ -64,7 +78,7 @@ def test_a_ratio_is_that_of_the_seeds():
 
 def test_an_interval_over_queries_is_that_of_resamples():
     values = np.random.default_rng(1).normal(1.0, 2.0, size=200)
-    value, low, high, n = over_queries(lambda queries: float(values[list(queries)].mean()), 200)
+    value, low, high, n, _ = over_queries(lambda queries: float(values[list(queries)].mean()), 200)
     exact = over_seeds(values)
     assert (value, n) == (pytest.approx(exact.value), 200) and (low, high) == pytest.approx(
         exact[1:3], abs=0.06

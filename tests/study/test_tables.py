@@ -48,6 +48,25 @@ def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
         tables.command_line(["--check"])
 
 
+def test_an_excerpt_has_the_rows_of_the_page_of_results(here):
+    """Both pages say the same of a pair, although it is corrected for more pairs on one of them."""
+    (here / "results/imdb_cures").symlink_to(ROOT / "results/imdb_cures")
+    page = here / "README.md"
+    pairs = "PPO, half the learning rate:CORY|PPO:CORY"
+    page.write_text(f'<!-- table: excerpt imdb_cures pairs="{pairs}" -->\n<!-- end -->\n')
+    tables.command_line([])
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| PPO")]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        ["| PPO, half the learning rate", "CORY"],
+        ["| PPO", "CORY"],
+    ]
+    there = (ROOT / "results/imdb_cures/README.md").read_text().splitlines()
+    assert set(rows) <= set(there)
+    page.write_text('<!-- table: excerpt imdb_cures pairs="CORY:nobody" -->\n<!-- end -->\n')
+    with pytest.raises(UserError, match=r"README.md: .*nobody"):
+        tables.command_line([])
+
+
 @pytest.mark.parametrize(
     ("description", "message"),
     [
