@@ -181,7 +181,7 @@ def verdict(interval: Interval, holds: tuple[float, float]) -> str:
     """Whether an interval lies where a claim needs it. Raises Untested if it decides nothing."""
     if interval.n < FEWEST:
         raise Untested(few(interval.n))
-    if not all(map(math.isfinite, interval)):
+    if not all(map(math.isfinite, interval[:3])):
         raise Untested("no interval")
     if holds[0] < interval.low and interval.high < holds[1]:
         return "reproduced"

@@ -67,9 +67,9 @@ def compared_run(folder):
 def test_the_advantage_is_over_the_better_of_one_call_and_two(here, capsys):
     (setting,) = advantage.read_settings_file(here / "settings.yaml")
     assert list(setting.chain) == pytest.approx([1.2, 1.6]) and setting.untrained == 0.1
-    value, low, high, _ = setting.advantage()
+    value, low, high, *_ = setting.advantage()
     assert value == pytest.approx((1.4 - 1.0) / 0.5) and low < value < high
-    value, low, high, _ = replace(setting, untrained=1.3).advantage()
+    value, low, high, *_ = replace(setting, untrained=1.3).advantage()
     assert value == pytest.approx(0.2) and low < value < high
     assert math.isnan(replace(setting, chain=setting.chain[:1]).advantage().low)  # one seed
     advantage.command_line(["settings.yaml", "--out", "out"])
