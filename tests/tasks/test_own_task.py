@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -333,19 +332,22 @@ def test_several_rewards_are_a_weighted_sum_and_none_does_not_count():
 
 def test_async_rewards_wait_together_on_one_loop():
     loops = []
+    all_wait = asyncio.Barrier(4)  # each waits until all four do
 
-    async def slow(completions):
+    async def together(completions):
         loops.append(asyncio.get_running_loop())
-        await asyncio.sleep(0.3)
+        await all_wait.wait()
         return [1.0] * len(completions)
 
-    started = time.perf_counter()
     for _ in range(2):
-        assert score([Reward(slow)] * 4, ["a"], ["a"], {}).tolist() == [4.0]
-    assert time.perf_counter() - started < 1.2 and len(set(loops)) == 1
+        assert score([Reward(together)] * 4, ["a"], ["a"], {}).tolist() == [4.0]
+    assert len(set(loops)) == 1
+
+    async def alone(completions):
+        return [1.0] * len(completions)
 
     async def notebook():  # where a loop is running already
-        return score(slow, ["a"], ["a"], {}).tolist()
+        return score(alone, ["a"], ["a"], {}).tolist()
 
     assert asyncio.run(notebook()) == [1.0]
 
