@@ -79,6 +79,8 @@ class Learner(ABC):
         device: torch.device,
     ) -> None:
         self.model = model
+        # The causal language model inside.
+        self.policy: LanguageModel = accelerator.unwrap_model(model).pretrained_model
         self.optimizer = optimizer
         self.accelerator = accelerator
         self.kl_controller = kl_controller
@@ -111,11 +113,6 @@ class Learner(ABC):
                 "positions. Where a smaller ppo.micro_batch fits without, it takes less time",
                 stacklevel=2,
             )
-
-    @property
-    def policy(self) -> LanguageModel:
-        """The causal language model inside."""
-        return self.accelerator.unwrap_model(self.model).pretrained_model
 
     @abstractmethod
     def targets(
