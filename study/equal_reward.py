@@ -93,7 +93,8 @@ class Pair:
     difference: Interval
     kls: tuple[float, float]  # geometric means
     ratio: Interval
-    level: float  # of task reward, or its rise
+    level: float  # of task reward, or its rise above the starts
+    starts: tuple[float, float]  # task rewards in the first iteration, means over seeds
     kls_there: tuple[float, float]
     ratio_there: Interval
     runs_there: tuple[int, int]
@@ -121,6 +122,7 @@ class Pair:
             "difference": difference,
             "KL": ", ".join(_kl(kl) for kl in self.kls),
             "ratio": ratio,
+            "starts": ", ".join(f"{start:.2f}" for start in self.starts),
             level_title: "" if math.isnan(self.level) else f"{self.level:g}",
             "KL there": ", ".join(_kl(kl) for kl in self.kls_there),
             "ratio there": ratio_there,
@@ -187,6 +189,7 @@ def _compare(
         (geometric(kl).value, geometric(rivals_kl).value),
         ratio(kl, rivals_kl),
         at,
+        (starts.get(ours, math.nan), starts.get(rival, math.nan)),
         (geometric(there).value, geometric(rivals_there).value),
         ratio(there, rivals_there),
         (len(there), len(rivals_there)),

@@ -145,7 +145,7 @@ def test_a_pair_is_compared_at_the_end_and_at_equal_task_reward():
         {"group": "CORY", "against": "PPO", "n": "5",
          "task reward": "1.73, 1.59", "difference": "+0.14 (+0.14 to +0.14) higher ✓",
          "KL": "3.45, 6.90", "ratio": "0.50 (0.50 to 0.50) lower ✓",
-         "at a task reward of": "1.5",
+         "starts": "0.00, 0.00", "at a task reward of": "1.5",
          "KL there": "3.05, 6.30", "ratio there": "0.48 (0.48 to 0.48) lower ✓", "runs there": "5, 5"},
     ]  # fmt: skip
     (at_1,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("PPO", "CORY")], level=1.0)
@@ -164,7 +164,7 @@ def test_at_an_equal_rise_each_group_counts_from_its_own_start():
         return 0.5 + k / 20, 2.0 * k, 1.0
 
     (row,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("CORY", "PPO")], rise=1.0)
-    assert row["at a rise of"] == "1"
+    assert row["starts"] == "0.50, 0.00" and row["at a rise of"] == "1"
     assert row["KL there"] == "41.00, 20.50"  # iterations 16 to 25
     assert row["ratio there"] == "2.00 (2.00 to 2.00) higher ✓"
 
