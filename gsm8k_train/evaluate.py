@@ -17,7 +17,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from cory.cli.main import main
@@ -39,11 +39,11 @@ class Gsm8kEvaluation(EvaluationConfig):
         batch_size: Responses that are sampled at a time.
     """
 
-    queries: int = 0
-    samples: int = 8
+    queries: NonNegativeInt = 0
+    samples: PositiveInt = 8
     ks: list[int] = Field(default_factory=lambda: [1, 2, 4, 8])
     greedy: bool = True
-    batch_size: int = 128
+    batch_size: PositiveInt = 128
 
 
 def run() -> None:

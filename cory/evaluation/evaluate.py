@@ -18,6 +18,7 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.parallel.devices import choose_device
 from cory.plural import counted
 from cory.prompts import query_text, text_of
+from cory.provenance.task import data_hash
 from cory.report import write_evaluation_report
 from cory.report.tables import interval_table
 from cory.resume.run_name import evaluation_name
@@ -61,7 +62,8 @@ def evaluate(
     lineup = line_up(task, settings)
 
     count = min(settings.queries or len(task.dataset), len(task.dataset))
-    columns = task.dataset[:count]
+    held_out = task.dataset.select(range(count))
+    columns = held_out[:]
     query_texts = [query_text(prompt) for prompt in columns["prompt"]]
     queries = [text_of(prompt) for prompt in columns["prompt"]]
     shares = shares_in_training(lineup.runs, query_texts, trained_on)
@@ -71,8 +73,9 @@ def evaluate(
             settings,
             name or evaluation_name(settings.models),
             _identity_of_reward(task),
+            sorted(lineup.team_calls) if task.team else [],
             lineup.identities,
-            queries,
+            data_hash(held_out),
             locks,
         )
         records = Evaluator(lineup, columns, settings, device).run(folder)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -86,8 +87,9 @@ def output_folder(
     settings: EvaluationConfig,
     name: str,
     reward: str,
+    team_calls: Sequence[int],
     identities: Models,
-    queries: Sequence[str],
+    data: str,
     locks: ExitStack,
 ) -> Path:
     """The folder of the results, which is locked until `locks` is closed.
@@ -96,14 +98,16 @@ def output_folder(
         settings: whose `output` it is; null: a new one.
         name: of a new one.
         reward: the hash of the reward's source.
+        team_calls: how many calls a chain has that gets a team reward.
         identities: of base, reward model and models that are no runs.
-        queries: their texts, as responses are stored by the number of their query.
+        data: the hash of the held-out rows, as responses are stored by the number of their row.
 
     Raises a UserError if the folder was begun with other settings, or a run was trained on since.
     """
     content = asdict(settings)
     content["reward_sha256"] = reward
-    content["queries_sha256"] = _hash(list(queries))
+    content["team_calls"] = list(team_calls)
+    content["data_sha256"] = data
     content["trained"] = trained(settings.models)
     content["identities"] = identities
     if settings.output and (Path(settings.output) / "settings.json").exists():
@@ -148,8 +152,11 @@ def _difference(key: str, before: Any, now: Any) -> str:
         return f"{', '.join(again)} trained again since" if again else "other runs"
     if key == "reward_sha256":
         return "another reward"
-    if key == "queries_sha256":
-        return "other queries"
+    if key == "data_sha256":
+        return "other queries, or other columns beside them"
+    if key == "team_calls":
+        kept = shlex.quote(str(before))
+        return f"team rewards of chains of {now} calls in place of {before}, which --team_calls {kept} keeps"
     return f"{key} {before!r} -> {now!r}"
 
 

@@ -31,7 +31,7 @@ def _shortened(key: str, value: Any) -> Any:
         return {inner_key: _shortened(inner_key, inner) for inner_key, inner in value.items()}
     if isinstance(value, list):
         return [_shortened(key, item) for item in value]
-    is_text = key.endswith("_prompt") or key == "stop"  # which may begin with a slash
+    is_text = key.endswith("prompt") or key == "stop"  # which may begin with a slash
     if isinstance(value, str) and not is_text and is_absolute(value):
         return last_part(value)
     return value

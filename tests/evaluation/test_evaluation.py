@@ -306,8 +306,11 @@ def test_an_evaluation_does_not_go_on_with_other_queries(held_out, policy_folder
     evaluate([policy_folder], held_out, settings(tmp_path))
     before = {path: path.read_bytes() for path in folder.iterdir()}
     other = replace(held_out, dataset=held_out.dataset.select(range(9, -1, -1)))
-    with pytest.raises(UserError, match=r"got other queries$"):
+    with pytest.raises(UserError, match="got other queries, or other columns beside them"):
         evaluate([policy_folder], other, settings(tmp_path))
+    answers = held_out.dataset.add_column("answer", ["7"] * len(held_out.dataset))
+    with pytest.raises(UserError, match="got other queries, or other columns beside them"):
+        evaluate([policy_folder], replace(held_out, dataset=answers), settings(tmp_path))
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
 
 

@@ -14,6 +14,7 @@ from cory.models.load import load_policy
 from cory.models.lora import add_adapter, save_policy
 from cory.prompts import RolePrompts
 from cory.push.card import agent_card
+from cory.push.paths import without_paths
 from cory.push.stage import stage
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -230,3 +231,11 @@ def test_chat_turns_are_asked_as_turns(config, policy_folder, tmp_path):
     )
     names["respond"](names["agent_1"], tokenizer, "the film")
     assert asked == [[prompts[0][0], {"role": "user", "content": "the film"}]]
+
+
+def test_a_prompt_that_begins_with_a_slash_is_no_path():
+    settings = {"roles": [{"prompt": "/no_think {prompt}"}], "model": {"name": "/models/gpt2"}}
+    assert without_paths(settings) == {
+        "roles": [{"prompt": "/no_think {prompt}"}],
+        "model": {"name": "gpt2"},
+    }

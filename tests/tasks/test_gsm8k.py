@@ -11,6 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 from conftest import ROOT
+from pydantic import ValidationError
 from test_lora import llama_folder  # noqa: F401
 
 from cory.agent import make_agents
@@ -284,6 +285,9 @@ def test_k_larger_than_n(monkeypatch):
         UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"
     ):
         evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
+    for wrong in ({"batch_size": 0}, {"queries": -5}, {"samples": 0}):
+        with pytest.raises(ValidationError):
+            evaluate.Gsm8kEvaluation(models=["x"], **wrong)
 
 
 def test_generated_problems_are_in_gsm8ks_form():
