@@ -35,6 +35,7 @@ from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import KLController, RunningMoments
 from cory.learners.update import ForwardPass, OldPolicy, StepGradients, Targets, Update
 from cory.models import window
+from cory.models.checkpointing import recompute_in_eval
 from cory.models.engine import difference
 from cory.models.families import check_model
 from cory.models.lora import LanguageModel
@@ -98,9 +99,7 @@ class Learner(ABC):
             self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
-        self.checkpointed_layers = [
-            m for m in model.modules() if getattr(m, "gradient_checkpointing", False)
-        ]
+        self.checkpointed_layers = recompute_in_eval(model)
         self.reward_moments = RunningMoments(accelerator)
         self.optimizer_steps = 0  # in this process
 
@@ -262,7 +261,7 @@ class Learner(ABC):
         """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
         self.model.eval()
         for layer in self.checkpointed_layers:
-            # Recomputing is for training mode only; dropout inside the layers stays off.
+            # Transformers recomputes in training mode only. The layer itself runs in `eval()`.
             layer.training = True
 
     def _autocast(self) -> torch.autocast:

@@ -1,0 +1,50 @@
+"""Gradient checkpointing: layers that drop out in training mode by themselves do not."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from cory.config import Config, PPOConfig
+from cory.learners.group import GroupLearner, WindowPolicy
+from cory.models import window
+
+IDS = {"vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODELS = {
+    "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
+    | {"word_embed_proj_dim": 32, "dropout": 0.1, "layerdrop": 0.5},
+    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"ffn_hidden_size": 48, "hidden_dropout": 0.1},
+    "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "dropout": 0.1},
+}
+
+
+def make_learner(name, tokenizer, checkpointing):
+    """A learner of a tiny random model."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **IDS, **MODELS[name]))
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    ppo = PPOConfig(batch_size=4, mini_batch_size=4)
+    config = Config(device="cpu", algorithm="grpo", group_size=2, ppo=ppo)
+    return GroupLearner(WindowPolicy(model), None, tokenizer, config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_passes_and_gradients_are_those_without_dropout(name, tokenizer):
+    queries, responses = (torch.arange(3, 27).view(4, 6) + start for start in (0, 100))
+    batch = window.pack(list(queries), list(responses), 0)
+    results = []
+    for checkpointing in (False, True):
+        learner = make_learner(name, tokenizer, checkpointing)
+        learner._switch_dropout_off()
+        calls = []
+        linear = next(m for m in learner.policy.modules() if isinstance(m, torch.nn.Linear))
+        linear.register_forward_hook(lambda *args, calls=calls: calls.append(args))
+        logprobs = learner.forward(batch).logprobs
+        logprobs.sum().backward()
+        gradients = [p.grad for p in learner.model_params if p.grad is not None]
+        results.append((logprobs, torch.cat([gradient.flatten() for gradient in gradients])))
+        assert len(calls) == 1 + checkpointing  # recomputed
+    (plain, gradient), (checkpointed, recomputed) = results
+    assert torch.equal(checkpointed, plain)
+    assert gradient.any() and torch.equal(recomputed, gradient)
