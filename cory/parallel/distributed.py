@@ -89,6 +89,13 @@ def check(config: Config) -> None:
             f"accelerate: expected plain data parallelism (configs/accelerate/), got {kind}: two agents in one process "
             "cannot share its engine. parallel.shard: full splits agents over processes."
         )
+    # Set by `accelerate launch`. It would hold for the policy's passes in an update alone.
+    mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if mixed_precision != "no":
+        raise UserError(
+            f"accelerate: expected mixed_precision: no, got {mixed_precision}. For bfloat16, which then also holds for "
+            "sampling and the reference: --precision bf16."
+        )
     processes = world_size()
     if config.device_per_agent and processes > 1:
         raise UserError(

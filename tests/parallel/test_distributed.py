@@ -133,6 +133,15 @@ def test_batches_that_cannot_be_shared_are_refused(config, monkeypatch):
         make_agents(config)
 
 
+def test_mixed_precision_of_accelerate_is_refused(config, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    distributed.check(config)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    expected = r"accelerate: expected mixed_precision: no, got bf16.*--precision bf16"
+    with pytest.raises(UserError, match=expected):
+        distributed.check(config)
+
+
 @pytest.mark.parametrize("kl", KLS)
 def test_an_update_of_two_processes_is_that_of_one(done, tokenizer, kl):
     """Whitening, token weights, KL and statistics are those of the whole batch, however the rows are shared."""
