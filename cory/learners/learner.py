@@ -276,6 +276,7 @@ class Learner(ABC):
         The learner's own moments stay, as the update may still fail.
         """
         moments = copy.copy(self.reward_moments)
+        moments.mean = copy.deepcopy(moments.mean)  # TRL adds to it in place
         if self.ppo.reward_scaling:
             moments.update(rewards)
             centred = (

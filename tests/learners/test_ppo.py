@@ -547,6 +547,7 @@ def test_an_update_that_fails_leaves_the_reward_moments(tokenizer):
     assert before["moments"]["count"] == pytest.approx(8)
     loss_terms = trainer.loss_terms
     trainer.loss_terms = lambda *args: LossTerms(*(term * torch.nan for term in loss_terms(*args)))
+    queries, responses, scores = ragged(seed=1)  # whose mean differs
     with pytest.raises(NotFinite):
-        steps(trainer, 1)
+        trainer.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
     assert trainer.save_state()[1] == before
