@@ -364,7 +364,8 @@ class PPOConfig(Settings):
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token; TRL's abs, mse.
             For other algorithms, only the recorded KL.
         kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
-            sampled); `loss`: a term of the loss (k3). `auto`: the loss for GRPO, else the reward.
+            sampled); `loss`: a term of the loss (k3). `auto`: the loss for GRPO and Dr. GRPO, else
+            the reward.
         gamma: Discount factor (PPO).
         lam: Lambda of the advantage estimator (GAE, Eq. 12; PPO).
         cliprange: Clip range of the probability ratio (Eq. 11).

@@ -66,7 +66,7 @@ class GroupLearner(Learner):
 
     * `reward`: each response's reward loses `eta * sum_t log(pi / pi_0)` (k1, sampled);
     * `loss`: the loss gets eta times the k3 estimate;
-    * `auto`: the loss for GRPO, else the reward.
+    * `auto`: the loss for GRPO and Dr. GRPO, else the reward.
 
     Args:
         policy: without a value head.

@@ -97,6 +97,12 @@ def plain_loss(model, ref, olds, queries, responses, advantages, algorithm, kl_c
     return total / len(queries)
 
 
+def test_kl_is_in_the_loss_of_grpo_and_its_variant_by_default(tokenizer):
+    algorithms = ("reinforce", "rloo", "grpo", "dr_grpo")
+    places = [make(tokenizer, algorithm, kl_in="auto").kl_in for algorithm in algorithms]
+    assert places == ["reward", "reward", "loss", "loss"]
+
+
 @pytest.mark.parametrize("kl_in", ["reward", "loss"])
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce"])
 @pytest.mark.parametrize("shared", [False, True], ids=["prompts differ", "groups share prompts"])
