@@ -84,10 +84,18 @@ def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Te
 def load_tensors(
     tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter], optimizer: Any
 ) -> None:
-    """Loads what `tensors_of` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
-    for name in tensors:
-        if name.split("/")[1] not in trained:
-            raise ValueError(f"unknown tensor {name}")
+    """Loads what `tensors_of` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed.
+
+    `tensors` may read each from a file when it is asked for. Weights are read twice: to see that all
+    fit, and to load them.
+    """
+    state_keys: dict[str, list[str]] = {name: [] for name in trained}
+    for key in tensors:
+        kind, name, *_ = key.split("/")
+        if name not in trained:
+            raise ValueError(f"unknown tensor {key}")
+        if kind == "optimizer":
+            state_keys[name].append(key)
     for name, parameter in trained.items():
         saved = tensors.get(f"weights/{name}")
         if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
@@ -99,9 +107,7 @@ def load_tensors(
     for name, parameter in trained.items():
         parameter.detach().copy_(part_like(tensors[f"weights/{name}"], parameter))
         state = {
-            key.rsplit("/", 1)[1]: x
-            for key, x in tensors.items()
-            if key.startswith(f"optimizer/{name}/")
+            key.rsplit("/", 1)[1]: part_like(tensors[key], parameter) for key in state_keys[name]
         }
         if state:
-            optimizer.state[parameter] = {key: part_like(x, parameter) for key, x in state.items()}
+            optimizer.state[parameter] = state

@@ -3,6 +3,8 @@
 import copy
 import math
 import warnings
+from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -538,6 +540,33 @@ def test_state_of_other_mini_batches_is_taken_over(tokenizer):
     assert_same_update(expected, second, tokenizer)
     first.load_state(*second.save_state())
     assert first.micro_batch == 4
+
+
+def test_loading_a_state_reads_each_tensor_of_the_optimizer_once(tokenizer):
+    trainer, _ = make_learner(tokenizer)
+    steps(trainer, 1)
+    tensors, numbers = trainer.save_state()
+    reads = Counter()
+
+    class Files(Mapping):
+        def __getitem__(self, name):
+            reads[name] += 1
+            return tensors[name]
+
+        def __iter__(self):
+            return iter(tensors)
+
+        def __len__(self):
+            return len(tensors)
+
+    other, _ = make_learner(tokenizer)
+    other.load_state(Files(), numbers)
+    assert set(reads) == set(tensors)
+    for name, times in reads.items():
+        assert times == (1 if name.startswith("optimizer/") else 2)  # weights are checked first
+    loaded, _ = other.save_state()
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
 
 
 def test_an_update_that_fails_leaves_the_reward_moments(tokenizer):
