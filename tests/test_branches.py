@@ -9,7 +9,10 @@ from conftest import run_iteration
 from test_credit import spy
 from test_trainer import make_trainer, state
 
+from cory.agent import make_agents
+from cory.callbacks.callback import Callback
 from cory.config import CoryConfig
+from cory.trainer import CoryTrainer
 
 SHARED = CoryConfig(num_agents=1, chain_length=2)
 
@@ -53,6 +56,23 @@ def test_observers_answer_after_the_same_response(config, changes):
         not torch.equal(state(agent), old)
         for agent, old in zip(trainer.agents, before, strict=True)
     )
+
+
+def test_tokens_per_second_count_the_responses_of_each_role(config):
+    seen = []
+
+    class Watch(Callback):
+        def on_iteration_end(self, trainer, iteration):
+            ids = [row for rollout in iteration.rollouts for row in rollout.response_ids]
+            seen.append((len(ids), sum(map(len, ids)), iteration.timings))
+
+    config = replace(config, branches=4, iterations=1)
+    task = make_trainer(config).task
+    CoryTrainer(config, make_agents(config), task, callbacks=[Watch()]).train()
+    ((responses, tokens, timings),) = seen
+    assert responses == 2 + 8
+    counted = timings["tokens_per_second"] * timings["seconds_total"]
+    assert counted == pytest.approx(tokens, rel=1e-3)
 
 
 def test_mini_batches_split_the_pioneers_rows_evenly(config):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
+from cory.parallel import distributed
 from cory.run.clock import peak_memory_mb
 
 if TYPE_CHECKING:
@@ -24,8 +25,11 @@ class Timings(Callback):
         iteration.seconds["total"] = time.perf_counter() - iteration.started
         run.seconds.append(iteration.seconds["total"])
 
-        tokens_per_query = sum(record["response_tokens"] for record in iteration.records)
-        tokens = tokens_per_query * trainer.config.ppo.batch_size
+        # The means are over all processes, which have equally many rows.
+        tokens = distributed.world_size() * sum(
+            stats.response_tokens * len(rollout.completions)
+            for stats, rollout in zip(iteration.stats, iteration.rollouts, strict=True)
+        )
         iteration.timings = {
             "iteration": iteration.index,
             **{
