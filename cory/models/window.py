@@ -49,11 +49,18 @@ class Window(NamedTuple):
         left = max(self.prompt_lengths) - max(prompt_lengths)
         right = max(self.response_lengths) - max(response_lengths)
         chosen = to_device(torch.tensor(indices), self.input_ids.device)
-        contexts = [x[chosen, left : x.shape[1] - right] for x in self[:3]]
-        answers = [x[chosen, : max(response_lengths)] for x in self[3:5]]
-        prompt_index = [self.prompt_index[i] for i in indices]
-        lengths = [prompt_lengths, response_lengths]
-        return Window._make([*contexts, *answers, *lengths, prompt_index])
+        texts = (chosen, slice(left, self.input_ids.shape[1] - right))
+        responses = (chosen, slice(max(response_lengths)))
+        return Window(
+            input_ids=self.input_ids[texts],
+            attention_mask=self.attention_mask[texts],
+            position_ids=self.position_ids[texts],
+            response_ids=self.response_ids[responses],
+            response_mask=self.response_mask[responses],
+            prompt_lengths=prompt_lengths,
+            response_lengths=response_lengths,
+            prompt_index=[self.prompt_index[i] for i in indices],
+        )
 
     @property
     def is_padded(self) -> bool:
@@ -107,14 +114,19 @@ def pack(
     input_ids = torch.cat([query_ids, response_ids], 1)[:, :-1]
     attention_mask = torch.cat([query_mask, response_mask], 1)[:, :-1]
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    tensors = [input_ids, attention_mask, position_ids, response_ids, response_mask]
-    if device is not None:
-        tensors = [to_device(tensor, device) for tensor in tensors]
-    prompt_lengths = [len(query) for query in queries]
-    response_lengths = [len(response) for response in responses]
+    if device is None:
+        device = torch.device("cpu")
     numbers: dict[tuple[int, ...], int] = {}  # of the prompts, in the order of their first rows
-    prompt_index = [numbers.setdefault(tuple(query.tolist()), len(numbers)) for query in queries]
-    return Window._make([*tensors, prompt_lengths, response_lengths, prompt_index])
+    return Window(
+        input_ids=to_device(input_ids, device),
+        attention_mask=to_device(attention_mask, device),
+        position_ids=to_device(position_ids, device),
+        response_ids=to_device(response_ids, device),
+        response_mask=to_device(response_mask, device),
+        prompt_lengths=[len(query) for query in queries],
+        response_lengths=[len(response) for response in responses],
+        prompt_index=[numbers.setdefault(tuple(query.tolist()), len(numbers)) for query in queries],
+    )
 
 
 def accepts(model: torch.nn.Module, argument: str) -> bool:
