@@ -211,7 +211,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")
     update = Update([], batch, old, targets, learner.reward_moments)
-    terms = learner._backward(update, list(range(size)), [], last=True)
+    terms = learner._backward(update, list(range(size)), last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
     return {"advantages": targets.advantages[:, 0], "loss": terms.loss, **gradients}
 

@@ -85,8 +85,8 @@ def test_mini_batches_split_the_pioneers_rows_evenly(config):
     trainer = make_trainer(replace(config, branches=4, ppo=ppo, cory=SHARED))
     (shared,) = trainer.agents
     step = shared.learner._optimizer_step
-    shared.learner._optimizer_step = lambda update, rows, passes: (
-        sizes.append(len(rows)) or step(update, rows, passes)
+    shared.learner._optimizer_step = lambda update, rows: (
+        sizes.append(len(rows)) or step(update, rows)
     )
     trainer.iteration(0)
     assert sizes == [3, 3, 4] * 3  # 10 rows in as few steps of at most 4 as that takes

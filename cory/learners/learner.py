@@ -185,14 +185,14 @@ class Learner(ABC):
         """
         self._check_rows(rollouts, rewards)
         self._switch_dropout_off()
-        update, first_passes = self._prepare(rollouts, rewards)
+        update = self._prepare(rollouts, rewards)
 
         num_rows = len(update.batch.input_ids)
         rows_per_step = self.mini_batch_size * self.ppo.gradient_accumulation_steps
         for _ in range(self.ppo.ppo_epochs):
             order = shuffle.permutation(num_rows).tolist()
             for indices in _even_parts(order, math.ceil(num_rows / rows_per_step)):
-                self._optimizer_step(update, indices, first_passes)
+                self._optimizer_step(update, indices)
 
         stats = self._statistics(update)
         self.reward_moments = update.reward_moments
@@ -223,15 +223,13 @@ class Learner(ABC):
                     f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
                 )
 
-    def _prepare(
-        self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]
-    ) -> tuple[Update, list[ForwardPass]]:
-        """The update before its first step, and the forward pass that this step takes over, if any."""
+    def _prepare(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> Update:
+        """The update before its first step."""
         prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
         response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
         batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
         mask = batch.response_mask
-        old, first_passes = self._retrying(
+        old, first_pass = self._retrying(
             lambda: self._evaluate(batch, keep=self._is_first_mini_batch(batch))
         )
 
@@ -247,8 +245,7 @@ class Learner(ABC):
         engine_difference = None
         if engine_logprobs:
             engine_difference = difference(old.logprobs, engine_logprobs, mask)
-        update = Update(rollouts, batch, old, targets, reward_moments, engine_difference)
-        return update, first_passes
+        return Update(rollouts, batch, old, targets, reward_moments, engine_difference, first_pass)
 
     def _is_first_mini_batch(self, batch: Window) -> bool:
         """Whether the first mini-batch is the whole batch, in one pass."""
@@ -400,24 +397,24 @@ class Learner(ABC):
             (chunk, batch.select(chunk)) for chunk in batch.by_length(self.micro_batch, indices)
         ]
 
-    def _evaluate(self, batch: Window, keep: bool) -> tuple[OldPolicy, list[ForwardPass]]:
+    def _evaluate(self, batch: Window, keep: bool) -> tuple[OldPolicy, ForwardPass | None]:
         """The batch under the current policy, and its KL to the reference.
 
         `keep`: evaluate the whole batch in one pass, and return that pass with its graph, for the
-        first mini-batch: see `_backward`. Otherwise no graph is built, and the list is empty.
+        first mini-batch: see `_backward`. Otherwise no graph is built, and no pass is returned.
         """
         old = OldPolicy.zeros(batch)
         rows_at_a_time = self._rows_at_a_time(batch)
         if sharding.is_sharded(self.policy):  # so that all processes run equally many passes
             rows_at_a_time = sharding.least(rows_at_a_time)
 
-        kept: list[ForwardPass] = []
+        kept = None
         for indices in batch.by_length(len(batch.input_ids) if keep else rows_at_a_time):
             policy_batch = batch.select(indices)
             with torch.set_grad_enabled(keep):
                 policy = self.forward(policy_batch)
             if keep:
-                kept.append(policy)
+                kept = policy
             # The reference needs no graph, and is read in batches of its own, whatever the policy's
             # are.
             with torch.no_grad():
@@ -446,12 +443,10 @@ class Learner(ABC):
         assert policy.all_logprobs is not None and reference.all_logprobs is not None
         return losses.kl_penalty(kind, policy.all_logprobs[rows, :width], reference.all_logprobs)
 
-    def _optimizer_step(
-        self, update: Update, indices: list[int], first_passes: list[ForwardPass]
-    ) -> None:
+    def _optimizer_step(self, update: Update, indices: list[int]) -> None:
         """One optimizer step on these rows: a mini-batch, or with gradient accumulation several."""
         mini_batches = _even_parts(indices, self.ppo.gradient_accumulation_steps)
-        step = self._retrying(lambda: self._gradients(update, mini_batches, first_passes))
+        step = self._retrying(lambda: self._gradients(update, mini_batches))
 
         if not math.isfinite(step.norm + step.sum_of_terms):
             self.optimizer.zero_grad()
@@ -475,14 +470,12 @@ class Learner(ABC):
         self.optimizer_steps += 1
         self.optimizer.zero_grad()
 
-    def _gradients(
-        self, update: Update, mini_batches: list[list[int]], first_passes: list[ForwardPass]
-    ) -> StepGradients:
+    def _gradients(self, update: Update, mini_batches: list[list[int]]) -> StepGradients:
         """Computes the gradient of an optimizer step, on the parameters, by its mini-batches' indices."""
         self.optimizer.zero_grad()
         last = len(mini_batches) - 1
         terms = [
-            self._backward(update, indices, first_passes, last=number == last)
+            self._backward(update, indices, last=number == last)
             for number, indices in enumerate(mini_batches)
         ]
         # Losses and gradients are those of all processes, so that all of them decide the same.
@@ -494,17 +487,11 @@ class Learner(ABC):
         # The step's only wait for the device.
         return StepGradients(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
 
-    def _backward(
-        self, update: Update, indices: list[int], first_passes: list[ForwardPass], last: bool
-    ) -> LossTerms:
+    def _backward(self, update: Update, indices: list[int], last: bool) -> LossTerms:
         """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns the
         means of its terms.
 
-        Args:
-            first_passes: the pass that gave the old log-probabilities, if it is that of this
-                mini-batch. It is taken out: its graph serves once, and a second try after memory
-                ran out needs its memory.
-            last: whether it is the last mini-batch of the optimizer step.
+        `last`: whether it is the last mini-batch of the optimizer step.
         """
         batch = update.batch
         # Gradients are averaged over the processes, so each one's sum is divided by the mean of
@@ -520,8 +507,9 @@ class Learner(ABC):
             # Several processes exchange gradients once per step.
             exchange = last and number + 1 == len(micro_batches)
             with nullcontext() if exchange else self.accelerator.no_sync(self.model):
-                # The weights have not changed since that pass, and it has the rows in the same order.
-                new = first_passes.pop() if first_passes else self.forward(micro_batch)
+                # The weights have not changed since the first pass, and it has the rows in the same
+                # order.
+                new = update.take_first_pass() or self.forward(micro_batch)
                 terms = self.terms(update, new, micro_indices, micro_batch, tokens / len(indices))
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward(terms.loss / tokens)

@@ -85,10 +85,19 @@ class Update:
     targets: Targets
     reward_moments: RunningMoments  # with this batch's rewards
     engine_difference: float | None = None  # where an engine has sampled
+    # That gave the old log-probabilities, if it is also that of the first mini-batch.
+    first_pass: ForwardPass | None = None
     terms: list[LossTerms] = field(default_factory=list)  # of each mini-batch
     gradient_norms: list[float] = field(default_factory=list)  # of each optimizer step
     skipped_steps: int = 0
     dropped_steps: int = 0
+
+    def take_first_pass(self) -> ForwardPass | None:
+        """The first pass, once: its graph serves once, and a second try after memory ran out needs
+        its memory.
+        """
+        first_pass, self.first_pass = self.first_pass, None
+        return first_pass
 
 
 class StepGradients(NamedTuple):

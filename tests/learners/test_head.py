@@ -99,8 +99,8 @@ def gradients(learner):
     """Of the first optimizer step: the batch under the old policy, the losses, and the gradients by name."""
     queries, responses, scores = ragged()
     learner._switch_dropout_off()
-    update, first_passes = learner._prepare([rollout_of(queries, responses)], [scores.float()])
-    step = learner._gradients(update, [list(range(8))], first_passes)
+    update = learner._prepare([rollout_of(queries, responses)], [scores.float()])
+    step = learner._gradients(update, [list(range(8))])
     mask = update.batch.response_mask
     numbers = {
         name: getattr(update.old, name) * mask for name in ("kl", "logprobs", "ref_logprobs")
