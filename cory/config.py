@@ -489,7 +489,8 @@ class CheckpointConfig(Settings):
         save_every: Iterations between checkpoints; one is also saved on a signal. 0: on signals only.
         save_final: Save one after the last iteration, from which the run can be extended.
         keep: Number of newest checkpoints kept.
-        best: Metric whose best checkpoint is kept as well, mean over the agents, larger is better; null for none.
+        best: Metric whose best checkpoint is kept as well, mean over the agents that have it, larger is better; null
+            for none.
     """
 
     block: ClassVar[str] = "checkpoint"

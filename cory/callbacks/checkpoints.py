@@ -45,10 +45,14 @@ class Checkpoints(Callback):
         )
         if not is_due:
             return
-        if settings.best is not None and settings.best in iteration.records[0]:
-            value = statistics.fmean(record[settings.best] for record in iteration.records)
-            if _is_better(value, state.best):
-                state.best = {"value": value, "iteration": state.iteration}
+        if settings.best is not None:
+            # Not every role's record has every metric: one of the task may not apply to its responses, and a frozen
+            # agent has none of an update.
+            values = [
+                record[settings.best] for record in iteration.records if settings.best in record
+            ]
+            if values and _is_better(statistics.fmean(values), state.best):
+                state.best = {"value": statistics.fmean(values), "iteration": state.iteration}
         self.save(trainer)
 
     @contextmanager

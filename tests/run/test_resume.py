@@ -19,6 +19,7 @@ import torch
 from conftest import make_config, sentences
 
 from cory.agent import make_agents
+from cory.callbacks import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import UserError
 from cory.parallel import shards
@@ -322,6 +323,28 @@ def test_the_newest_and_the_best_stay(one):
     best = max(range(6), key=rewards.__getitem__) + 1
     names = {path.name for path in (run.folder / "checkpoints").iterdir()}
     assert names == {"iter-000006", f"iter-{best:06d}"}
+
+
+@pytest.mark.parametrize("lacking", AGENTS)
+def test_the_best_is_judged_by_the_roles_that_have_the_metric(one, lacking):
+    """A metric of the task is left out of a role's record where it applies to none of its responses."""
+
+    class Sometimes(Callback):
+        """A metric that one agent has in every second iteration, and the other one never."""
+
+        def on_iteration_end(self, trainer, iteration):
+            for record in iteration.records:
+                if record["agent"] != lacking and iteration.index % 2:
+                    record["entropy"] = 9.0 - iteration.index
+                else:
+                    del record["entropy"]
+
+    config = replace(
+        one, iterations=4, checkpoint=CheckpointConfig(save_every=1, keep=1, best="entropy")
+    )
+    run = make_trainer(config, callbacks=[Sometimes()]).train()
+    names = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert names == {"iter-000002", "iter-000004"}
 
 
 def rewrite(path: Path, change) -> None:
