@@ -509,8 +509,8 @@ class GuardsConfig(Settings):
             its state if no weights have changed in that iteration; `skip`: leave out that optimizer step.
         kl_bound: KL, in nats per response, above which an iteration is flagged.
         stop_at_kl: KL above which the run saves its agents and ends early; null for never.
-        patience: Held-out evaluations (`eval_every`) without a better task reward after which the run ends early. The
-            best agents are kept in RUN/RUN-best. null: never, and they are not.
+        patience: Held-out evaluations (`eval_every`) without a better reward, task and team, after which the run ends
+            early. The best agents are kept in RUN/RUN-best. null: never, and they are not.
     """
 
     block: ClassVar[str] = "guards"

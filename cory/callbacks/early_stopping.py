@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Callback):
-    """Ends a run after `guards.patience` held-out evaluations without a better task reward, the mean over the roles.
+    """Ends a run after `guards.patience` held-out evaluations without a better reward: the task reward, mean over the
+    roles, plus the team reward, if there is one.
 
     Whenever that reward is the best so far, the agents are saved in RUN/RUN-best, a folder that is evaluated, chatted
     with and loaded like that of a run. What was reached before an interruption is read from the run's history.
@@ -44,16 +45,16 @@ class EarlyStopping(Callback):
         self.best = None
         self.waited = 0
         if trainer.config.guards.patience is not None:
-            for index, reward in held_out_rewards(run.history).items():
-                self._add(reward, index, run)
+            for index, rewards in held_out_rewards(run.history).items():
+                self._add(rewards, index, run)
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         patience = trainer.config.guards.patience
         if patience is None or not iteration.eval_task_rewards:
             return
-        reward = statistics.fmean(iteration.eval_task_rewards)
-        if self._add(reward, iteration.index, trainer.run):
-            save_best(trainer, iteration, reward)
+        rewards = held_out_rewards(iteration.records)[iteration.index]
+        if self._add(rewards, iteration.index, trainer.run):
+            save_best(trainer, trainer.run.summary["best"])
         elif self.waited >= patience:
             waited = counted(patience, "evaluation")
             trainer.run.say(
@@ -63,32 +64,34 @@ class EarlyStopping(Callback):
             trainer.run.summary["stopped_by"] = "guards.patience"
             trainer.should_stop = True
 
-    def _add(self, reward: float, index: int, run: Run) -> bool:
+    def _add(self, rewards: Mapping[str, float], index: int, run: Run) -> bool:
         """Counts the evaluation of an iteration; whether it is the best so far, which summary.json then names."""
+        reward = sum(rewards.values())
         if self.best is None or reward > self.best:
             self.best = reward
             self.waited = 0
-            run.summary["best"] = _summary(index, reward)
+            # What identifies the best agents: how many iterations they were trained for, and their rewards.
+            run.summary["best"] = {"iterations": index + 1, **rewards}
             return True
         self.waited += 1
         return False
 
 
-def held_out_rewards(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """By iteration, of those that have one, the mean held-out reward over the roles."""
-    by_iteration: dict[int, list[float]] = {}
-    for record in history:
-        if "eval_task_reward" in record:
-            by_iteration.setdefault(record["iteration"], []).append(record["eval_task_reward"])
-    return {index: statistics.fmean(rewards) for index, rewards in by_iteration.items()}
+def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
+    """By iteration, of those that have any, the held-out rewards by name: means over the roles."""
+    by_iteration: dict[int, dict[str, list[float]]] = {}
+    for record in records:
+        for name in ("eval_task_reward", "eval_team_reward"):
+            if name in record:
+                rewards = by_iteration.setdefault(record["iteration"], {})
+                rewards.setdefault(name, []).append(record[name])
+    return {
+        index: {name: statistics.fmean(values) for name, values in rewards.items()}
+        for index, rewards in by_iteration.items()
+    }
 
 
-def _summary(index: int, reward: float) -> dict[str, Any]:
-    """What identifies the best agents: how many iterations they were trained for, and their reward."""
-    return {"iterations": index + 1, "eval_task_reward": reward}
-
-
-def save_best(trainer: CoryTrainer, iteration: Iteration, reward: float) -> None:
+def save_best(trainer: CoryTrainer, summary: Mapping[str, Any]) -> None:
     """Saves the agents as those of a run that has ended, all of them or none. All processes must call this."""
     run = trainer.run
     with ExitStack() as stage:
@@ -97,7 +100,7 @@ def save_best(trainer: CoryTrainer, iteration: Iteration, reward: float) -> None
         )
         for agent in trainer.agents:
             distributed.fail_together(partial(agent.save, folder / agent.name))
-        distributed.fail_together(partial(_complete, run, iteration, reward, folder, stage))
+        distributed.fail_together(partial(_complete, run, summary, folder, stage))
 
 
 def _begin(run: Run, stage: ExitStack) -> Path | None:
@@ -109,13 +112,10 @@ def _begin(run: Run, stage: ExitStack) -> Path | None:
     return folder
 
 
-def _complete(
-    run: Run, iteration: Iteration, reward: float, folder: Path, stage: ExitStack
-) -> None:
+def _complete(run: Run, summary: Mapping[str, Any], folder: Path, stage: ExitStack) -> None:
     """In the main process: adds what makes the folder one of a run, and moves it to its place."""
     if not run.writes:
         return
     shutil.copy(run.folder / "config.yaml", folder)
-    summary = _summary(iteration.index, reward)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     stage.close()

@@ -7,7 +7,7 @@ from typing import Any
 from cory.run.record import best_folder
 
 REASONS = {
-    "guards.patience": "the task reward on held-out prompts had stopped rising (guards.patience)",
+    "guards.patience": "the reward on held-out prompts had stopped rising (guards.patience)",
     "guards.stop_at_kl": "the KL to the reference was above its bound (guards.stop_at_kl)",
 }
 
@@ -32,8 +32,11 @@ def explained_end(folder: Path, summary: Mapping[str, Any], planned: int) -> lis
     text = f"This run ended early, after iteration {summary['iterations']} of {planned}: {reason}."
     best = summary.get("best")
     if best:
+        with_team = "eval_team_reward" in best
+        name = "task and team reward" if with_team else "task reward"
+        reward = best["eval_task_reward"] + best.get("eval_team_reward", 0.0)
         text += (
-            f" The best held-out task reward, {best['eval_task_reward']:.3f}, is that after iteration "
+            f" The best held-out {name}, {reward:.3f}, is that after iteration "
             f"{best['iterations']}; the agents of then are in {folder.name}/{best_folder(folder).name}, those of the "
             f"end in {folder.name}."
         )

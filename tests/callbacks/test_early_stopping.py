@@ -84,7 +84,7 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
     reached = {"iterations": 2, "eval_task_reward": 3.0}
     assert summary["stopped"] and summary["best"] == reached
     assert (
-        "This run ended early, after iteration 4 of 6: the task reward on held-out prompts had stopped rising "
+        "This run ended early, after iteration 4 of 6: the reward on held-out prompts had stopped rising "
         "(guards.patience). The best held-out task reward, 3.000, is that after iteration 2; the agents of then are "
         "in run/run-best, those of the end in run."
     ) in (run / "report.html").read_text()
@@ -145,6 +145,23 @@ def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned):
     assert len(lines) == 2 * 4
     summary = json.loads((resumed / "summary.json").read_text())
     assert summary["best"] == {"iterations": 2, "eval_task_reward": 3.0}
+
+
+def test_the_team_reward_counts(config, monkeypatch):
+    """Beside a team reward alone, every task reward is 0."""
+    from cory.callbacks import held_out
+
+    monkeypatch.setattr(
+        held_out,
+        "evaluate",
+        lambda trainer, iteration, rows: ([0.0, 0.0], HELD_OUT[iteration.index]),
+    )
+    run = train(config)
+    summary = json.loads((run / "summary.json").read_text())
+    reached = {"iterations": 2, "eval_task_reward": 0.0, "eval_team_reward": 3.0}
+    assert summary["iterations"] == 4 and summary["best"] == reached
+    assert json.loads((run / "run-best/summary.json").read_text()) == reached
+    assert "best held-out task and team reward, 3.000, is" in (run / "report.html").read_text()
 
 
 def test_patience_needs_held_out_evaluations(config):
