@@ -30,7 +30,13 @@ from cory.provenance.models import policy_models
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.resume import checkpoint
-from cory.resume.advice import how_to_continue, resume_command
+from cory.resume.advice import (
+    AS_BEFORE,
+    MENDED_REWARD,
+    SKIPPING,
+    how_to_continue,
+    resume_command,
+)
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
 from cory.rewards import Scores, score_by_function, score_chains
@@ -478,8 +484,13 @@ class CoryTrainer:
         of_reward = isinstance(error, RewardError)
         if isinstance(error, distributed.FailedElsewhere):
             of_reward = error.of_reward
+        changes = AS_BEFORE
+        if of_reward:
+            changes = MENDED_REWARD
+        elif isinstance(error, NotFinite):
+            changes = SKIPPING
         newest = next(iter(checkpoint.folders(folder / "checkpoints")), None)
-        return how_to_continue(folder, newest, self.config, self.run.iterations_done, of_reward)
+        return how_to_continue(folder, newest, self.config, self.run.iterations_done, changes)
 
     # Checks before anything is written
 

@@ -16,7 +16,7 @@ from cory.iteration import Iteration
 from cory.parallel import distributed
 from cory.plural import counted
 from cory.run.output import staged
-from cory.run.record import best_folder
+from cory.run.record import best_folder, finished_iterations
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -44,9 +44,15 @@ class EarlyStopping(Callback):
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         self.best = None
         self.waited = 0
-        if trainer.config.guards.patience is not None:
-            for index, rewards in held_out_rewards(run.history).items():
-                self._add(rewards, index, run)
+        patience = trainer.config.guards.patience
+        if patience is None:
+            return
+        for index, rewards in held_out_rewards(run.history).items():
+            if self.waited >= patience:  # the run was extended past that
+                self.waited = 0
+            self._add(rewards, index, run)
+        if self.waited >= patience and distributed.broadcast_object(_is_extended(trainer)):
+            self.waited = 0
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         patience = trainer.config.guards.patience
@@ -75,6 +81,11 @@ class EarlyStopping(Callback):
             return True
         self.waited += 1
         return False
+
+
+def _is_extended(trainer: CoryTrainer) -> bool:
+    """Whether the run goes on where it was finished."""
+    return finished_iterations(trainer.run.folder) == trainer.state.iteration
 
 
 def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float]]:

@@ -1,23 +1,31 @@
 """What a message says about continuing a run: what is saved, and the command."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from cory.cli import invocation
 from cory.config import Config
 from cory.resume.checkpoint import may_have_none
 
+# Changed settings, by their keys, with which a run may continue where it failed.
+AS_BEFORE: Mapping[str, Any] = MappingProxyType({})
+MENDED_REWARD: Mapping[str, Any] = MappingProxyType({"accept_changes": "reward"})
+SKIPPING: Mapping[str, Any] = MappingProxyType({"guards.on_nonfinite": "skip"})
 
-def resume_command(run: Path, mended_reward: bool = False) -> str:
+
+def resume_command(run: Path, changes: Mapping[str, Any] = AS_BEFORE) -> str:
     """How to continue the run of this process: the command, or the settings if it was started from Python code.
 
-    `mended_reward`: whether its reward function may differ from that of the run.
+    `changes`: settings that are changed, by their keys.
     """
     flags = f"--resume {shlex.quote(str(run))}"
     settings = f"config.resume = {str(run)!r}"
-    if mended_reward:
-        flags += " --accept_changes reward"
-        settings += "; config.accept_changes = 'reward'"
+    for key, value in changes.items():
+        flags += f" --{key} {'null' if value is None else value}"
+        settings += f"; config.{key} = {value!r}"
     if invocation.from_command_line:
         return f"{invocation.command()} {flags}"
     return f"{settings} (as flags: {flags})"
@@ -31,17 +39,22 @@ def new_run(run: Path) -> str:
 
 
 def how_to_continue(
-    run: Path, newest: Path | None, config: Config, recorded: int, of_reward: bool
+    run: Path, newest: Path | None, config: Config, recorded: int, changes: Mapping[str, Any]
 ) -> str:
     """What the message of a run that failed ends with: what is saved, and the command that continues from there.
 
     Args:
         newest: checkpoint, if there is one.
         recorded: iterations that are done.
-        of_reward: whether the reward function failed, so that it will be another one.
+        changes: AS_BEFORE; MENDED_REWARD if the reward function failed, so that it will be another one; SKIPPING if an
+            update was not finite, which it would be again.
     """
     saved = f"The last good state is {newest}." if newest else "No state is saved."
     if newest is None and not may_have_none(config, recorded):  # --resume would refuse
         return f"{saved} {new_run(run)}"
-    first = "Mend the reward, then continue with" if of_reward else "Continue with"
-    return f"{saved}\n{first}: {resume_command(run, mended_reward=of_reward)}"
+    first = "Continue with"
+    if changes == MENDED_REWARD:
+        first = "Mend the reward, then continue with"
+    elif changes == SKIPPING:
+        first = "Continue without such optimizer steps"
+    return f"{saved}\n{first}: {resume_command(run, changes)}"

@@ -17,7 +17,7 @@ from cory.errors import UserError
 from cory.plural import counted
 from cory.provenance.models import check_models
 from cory.resume import checkpoint
-from cory.resume.advice import new_run, resume_command
+from cory.resume.advice import MENDED_REWARD, new_run, resume_command
 from cory.resume.best import check_resumed
 from cory.resume.checkpoint import Damaged, RunState
 from cory.resume.differences import DATA, differences, in_words
@@ -39,6 +39,9 @@ OF_THE_REWARD = (
     "task.reward_weights",
     "task.team_reward",
 )
+# Guards decide when a run ends, and change no number of its iterations. Runs of a study that differ in them are
+# different, so they are none of `FREE`.
+GUARDS = "guards."
 WATCHED_VERSIONS = ("torch", "transformers", "trl")
 
 
@@ -146,16 +149,18 @@ def _from_newest(
     if saved and finished == recorded == config.iterations:
         done = "its iteration is" if recorded == 1 else f"all {recorded} iterations are"
         print(f"{run} is finished: {done} done and saved. ", end="")
-        print(f"To extend it: {resume_command(run)} --iterations {2 * recorded}", flush=True)
+        print(_how_to_extend(run, config, 2 * recorded), flush=True)
         return Resumed(run, path, state, finished=True)
-    # A guard's verdict stands, unless the run is asked for more iterations than it was planned for.
+    # A guard's verdict stands, unless the run is asked for more iterations than it was planned for, or the guard is
+    # another one.
     guard = stopped_by(run)
     planned = state.config["iterations"]
-    if saved and guard and finished == recorded and config.iterations <= planned:
+    same_guards = state.config.get("guards") == wanted["guards"]
+    if saved and guard and finished == recorded and config.iterations <= planned and same_guards:
         done = f"{recorded} of {counted(planned, 'iteration')}"
         print(
             f"{run} is finished: {guard} ended it after {done}, and all is saved. "
-            f"To go on all the same: {resume_command(run)} --iterations {planned + recorded}",
+            f"To go on all the same: {resume_command(run, {guard: None})}",
             flush=True,
         )
         return Resumed(run, path, state, finished=True)
@@ -173,6 +178,15 @@ def _from_newest(
     )
     _announce(run, where, state, changes)
     return Resumed(run, path, state, changes=changes)
+
+
+def _how_to_extend(run: Path, config: Config, iterations: int) -> str:
+    """The command that extends a finished run to so many iterations, or why there is none."""
+    if config.ppo.schedule != "constant":
+        return (
+            f"It cannot be extended, as ppo.schedule: {config.ppo.schedule} depends on iterations."
+        )
+    return f"To extend it: {resume_command(run, {'iterations': iterations})}"
 
 
 def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
@@ -255,7 +269,7 @@ def _checked(
         listed = "; ".join(in_words(changed, saved, wanted))
         hint = ""
         if all(change.startswith(OF_THE_REWARD) for change in changed):
-            command = resume_command(run, mended_reward=True)
+            command = resume_command(run, MENDED_REWARD)
             hint = f". If the reward was changed on purpose: {command}"
         elif any(change.startswith(DATA) for change in changed):
             hint = f". {new_run(run)}"
@@ -290,7 +304,7 @@ def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config
     if _same_models(saved, wanted):
         # Such as a branch that has moved since, now named by its commit.
         accepted += ("model.revision",)
-    beginnings = tuple(f"{key}:" for key in accepted)
+    beginnings = (GUARDS, *(f"{key}:" for key in accepted))
     return [change for change in differences(saved, wanted) if not change.startswith(beginnings)]
 
 

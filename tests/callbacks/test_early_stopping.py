@@ -59,9 +59,11 @@ def planned(monkeypatch):
 
 def train(config, callback=None, **changes):
     config = replace(
-        config, iterations=6, eval_every=1, checkpoint=CheckpointConfig(save_every=1), **changes
+        config,
+        eval_every=1,
+        checkpoint=CheckpointConfig(save_every=1),
+        **{"iterations": 6, "guards": GuardsConfig(patience=2), **changes},
     )
-    config = replace(config, guards=GuardsConfig(patience=2))
     held_out = Task.from_prompts(sentences(20)[16:], zero, RolePrompts()).dataset
     callbacks = [callback] if callback else []
     return (
@@ -145,6 +147,21 @@ def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned):
     assert len(lines) == 2 * 4
     summary = json.loads((resumed / "summary.json").read_text())
     assert summary["best"] == {"iterations": 2, "eval_task_reward": 3.0}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_run_that_is_extended_past_its_end_waits_anew(config, planned, monkeypatch, times):
+    rewards = [1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 2.0, 9.0]
+    monkeypatch.setitem(globals(), "HELD_OUT", rewards)
+    run = train(config)
+    for more in range(times):
+        train(config, resume=str(run), iterations=7 + more)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["iterations"] == 4 + 2 * times
+    assert summary["best"] == {
+        "iterations": 2 if times == 1 else 8,
+        "eval_task_reward": max(rewards[: 4 + 2 * times]),
+    }
 
 
 def test_the_team_reward_counts(config, monkeypatch):

@@ -1,6 +1,8 @@
 """A finished run is never harmed: not by a resume, not by going back, not by a kill while it is extended."""
 
 import json
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,14 @@ from test_resume import (
     make_trainer,
     one,  # noqa: F401
     same,
+    spoil,
 )
 
+from cory.cli.load import load
 from cory.config import CheckpointConfig
 from cory.errors import UserError
 from cory.run.signals import Interrupted
+from cory.tasks.config import OwnConfig
 from study.records import read as read_record
 
 EVERY_TEN = CheckpointConfig()  # the default: no iteration of these short runs reaches `save_every`
@@ -74,7 +79,7 @@ def test_resuming_a_finished_run_changes_nothing(finished, capsys):
     assert content(folder) == before
 
 
-def test_a_run_that_a_guard_has_ended_stays_ended_until_it_is_asked_for_more(one, capsys):  # noqa: F811
+def test_a_run_that_a_guard_has_ended_stays_so_until_asked_for_more(one, capsys, tmp_path):  # noqa: F811
     guards = replace(one.guards, stop_at_kl=1e-9)
     config = replace(one, iterations=4, checkpoint=EVERY_TEN, guards=guards)
     folder = make_trainer(config).train().folder
@@ -85,10 +90,50 @@ def test_a_run_that_a_guard_has_ended_stays_ended_until_it_is_asked_for_more(one
     make_trainer(config).train()
     said = capsys.readouterr().out
     assert f"guards.stop_at_kl ended it after {done} of 4 iterations" in said
-    assert f"--iterations {4 + done}" in said
     assert content(folder) == before
-    make_trainer(replace(config, iterations=4 + done)).train()
-    assert json.loads((folder / "summary.json").read_text())["iterations"] == done + 1
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    make_trainer(replace(config, resume=str(copy), iterations=4 + done)).train()
+    assert json.loads((copy / "summary.json").read_text())["iterations"] == done + 1
+    make_trainer(with_printed(config, "To go on all the same", said)).train()
+    assert json.loads((folder / "summary.json").read_text())["iterations"] == 4
+
+
+def with_printed(config, what: str, said: str):
+    """The settings with those that a message has printed."""
+    command = re.search(rf"{what}: .*\(as flags: (.*)\)", said).group(1)
+    printed = load(OwnConfig, None, shlex.split(command))[0]
+    return replace(
+        config, resume=printed.resume, iterations=printed.iterations, guards=printed.guards
+    )
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_how_to_extend_a_finished_run_is_printed_where_it_can_be(one, capsys, schedule):  # noqa: F811
+    config = replace(one, iterations=2, ppo=replace(one.ppo, schedule=schedule))
+    folder = make_trainer(config).train().folder
+    config = replace(config, output=None, resume=str(folder))
+    make_trainer(config).train()
+    said = capsys.readouterr().out
+    if schedule == "linear":
+        assert "It cannot be extended, as ppo.schedule: linear depends on iterations." in said
+        assert "--iterations" not in said
+        return
+    make_trainer(with_printed(config, "To extend it", said)).train()
+    assert json.loads((folder / "summary.json").read_text())["iterations"] == 4
+
+
+def test_after_an_update_that_is_not_finite_the_printed_command_continues(one, tmp_path):  # noqa: F811
+    """The same settings would end in the same error."""
+    trainer = make_trainer(one)
+    spoil(trainer.agents[0], 2)
+    with pytest.raises(UserError, match=r"iteration 2: agent_1 .* the loss is not finite") as error:
+        trainer.train()
+    printed = with_printed(one, "Continue without such optimizer steps", str(error.value))
+    again = make_trainer(printed)
+    spoil(again.agents[0], 1)
+    run = again.train()
+    skipped = {record["iteration"] for record in run.history if record["skipped_steps"]}
+    assert skipped == {1} and len(run.seconds) == 6
 
 
 @pytest.mark.parametrize("resume", ["folder", "auto", "checkpoint"])
