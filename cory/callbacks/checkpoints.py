@@ -45,6 +45,7 @@ class Checkpoints(Callback):
         )
         if not is_due:
             return
+        best_before = state.best
         if settings.best is not None:
             # Not every role's record has every metric: one of the task may not apply to its responses, and a frozen
             # agent has none of an update.
@@ -53,7 +54,10 @@ class Checkpoints(Callback):
             ]
             if values and _is_better(statistics.fmean(values), state.best):
                 state.best = {"value": statistics.fmean(values), "iteration": state.iteration}
-        self.save(trainer)
+        if not self.save(trainer):
+            state.best = (
+                best_before  # a checkpoint that could not be written must not cost that one
+            )
 
     @contextmanager
     def saved_on_error(self, trainer: CoryTrainer) -> Iterator[None]:
@@ -73,8 +77,8 @@ class Checkpoints(Callback):
                     self.save(trainer)
             raise
 
-    def save(self, trainer: CoryTrainer) -> None:
-        """Writes a checkpoint and then removes older ones. All processes must call this.
+    def save(self, trainer: CoryTrainer) -> bool:
+        """Writes a checkpoint and then removes older ones; whether the state is saved. All processes must call this.
 
         A state that is saved already stays as it is. If a checkpoint cannot be written (disk full),
         warns and keeps all earlier ones.
@@ -82,7 +86,7 @@ class Checkpoints(Callback):
         run, state = trainer.run, trainer.state
         folder = run.folder / "checkpoints"
         if distributed.broadcast_object(distributed.is_main() and self._is_saved(trainer)):
-            return
+            return True
         try:
             state.lengths = run.lengths()
             target = checkpoint.write(folder, state, trainer.trained_agents)
@@ -93,10 +97,10 @@ class Checkpoints(Callback):
                     "The run continues; earlier checkpoints are unchanged.",
                     stacklevel=2,
                 )
-            return
+            return False
         self.saved_iteration = state.iteration
         if not run.writes:
-            return
+            return True
         kept = [target]
         if state.best is not None:
             kept.append(checkpoint.path_of(folder, state.best["iteration"]))
@@ -104,6 +108,7 @@ class Checkpoints(Callback):
             if old not in kept:
                 with suppress(OSError):
                     remove(old)
+        return True
 
     def _is_saved(self, trainer: CoryTrainer) -> bool:
         """Whether a valid checkpoint holds the state, so that writing it again would only put that one at risk."""

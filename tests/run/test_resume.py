@@ -456,6 +456,30 @@ def test_full_disk_leaves_the_run_alive(one, whole, tmp_path, monkeypatch, where
     assert not list((run.folder / "checkpoints").glob(".partial*"))
 
 
+def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(one, monkeypatch):
+    class Value(Callback):
+        """The third iteration has the best value, the first one the second best."""
+
+        def on_iteration_end(self, trainer, iteration):
+            for record in iteration.records:
+                record["entropy"] = [8.0, 1.0, 9.0, 2.0][iteration.index]
+
+    write = checkpoint.write
+
+    def failing(folder, state, agents):
+        if state.iteration == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(folder, state, agents)
+
+    monkeypatch.setattr(checkpoint, "write", failing)
+    settings = CheckpointConfig(save_every=1, keep=1, best="entropy")
+    trainer = make_trainer(replace(one, iterations=4, checkpoint=settings), callbacks=[Value()])
+    with pytest.warns(UserWarning, match="No space left on device"):
+        run = trainer.train()
+    names = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert names == {"iter-000001", "iter-000004"}
+
+
 def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match="output: expected a folder that can be written"):
