@@ -29,7 +29,15 @@ class Checkpoints(Callback):
     saved_iteration: int  # whose checkpoint, if there is one, holds the state of this run
 
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
-        self.saved_iteration = trainer.state.iteration
+        state = trainer.state
+        self.saved_iteration = state.iteration
+        if state.best is None:
+            return
+        # Values of another reward do not compare, and a checkpoint may have been removed since that one was the best.
+        is_of_reward = state.best["iteration"] > state.rewarded_alike_since
+        path = checkpoint.path_of(run.folder / "checkpoints", state.best["iteration"])
+        if not distributed.broadcast_object(is_of_reward and path.exists()):
+            state.best = None
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         # The iteration is done: all that it writes to the run's files is written, and their lengths are saved.

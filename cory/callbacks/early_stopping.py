@@ -47,12 +47,19 @@ class EarlyStopping(Callback):
         patience = trainer.config.guards.patience
         if patience is None:
             return
-        for index, rewards in held_out_rewards(run.history).items():
+        # Rewards of another reward function do not compare.
+        since = trainer.state.rewarded_alike_since
+        records = [record for record in run.history if record["iteration"] >= since]
+        for index, rewards in held_out_rewards(records).items():
             if self.waited >= patience:  # the run was extended past that
                 self.waited = 0
             self._add(rewards, index, run)
         if self.waited >= patience and distributed.broadcast_object(_is_extended(trainer)):
             self.waited = 0
+        if self.best is not None and distributed.broadcast_object(not _best_is_saved(run)):
+            self.best = None
+            self.waited = 0
+            del run.summary["best"]
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         patience = trainer.config.guards.patience
@@ -81,6 +88,15 @@ class EarlyStopping(Callback):
             return True
         self.waited += 1
         return False
+
+
+def _best_is_saved(run: Run) -> bool:
+    """Whether the best agents are in their folder: not if that was removed, or without guards.patience at the time.
+
+    Of a run that was killed, the folder may have the agents of an iteration that is computed again.
+    """
+    saved = finished_iterations(best_folder(run.folder))
+    return saved is not None and saved >= run.summary["best"]["iterations"]
 
 
 def _is_extended(trainer: CoryTrainer) -> bool:

@@ -53,6 +53,12 @@ class RunState:
     best: dict[str, Any] | None = None
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def rewarded_alike_since(self) -> int:
+        """The first iteration with the current reward function: that of the last accepted change."""
+        changes = self.config.get("changes")
+        return changes[-1]["iteration"] if changes else 0
+
 
 def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     """Writes a checkpoint atomically: each process what it alone has, the main one the rest.

@@ -23,6 +23,7 @@ from cory.resume.checkpoint import Damaged, RunState
 from cory.resume.differences import DATA, differences, in_words
 from cory.run.output import lock
 from cory.run.record import (
+    best_folder,
     finished_iterations,
     read_settings,
     recorded_iterations,
@@ -52,7 +53,8 @@ class Resumed:
     Args:
         run: its folder. checkpoint: from which it continues; None: from the beginning. state: that of the checkpoint.
         finished: all iterations are done and everything is saved, so there is nothing to do.
-        outdated: what lies after the checkpoint and must go first: newer checkpoints, and the summary (`overwrite`).
+        outdated: what lies after the checkpoint and must go first: newer checkpoints, the summary and the best
+            agents (`overwrite`).
         changes: what was accepted so far and now, as in config.yaml.
     """
 
@@ -239,6 +241,9 @@ def _from_checkpoint(
     outdated = list(newer)
     if finished is not None and finished > state.iteration:
         outdated.insert(0, run / "summary.json")
+    best_agents = best_folder(run)
+    if (finished_iterations(best_agents) or 0) > state.iteration:
+        outdated.append(best_agents)
     _announce(run, f"checkpoint {path}, dropping what came after it", state, changes)
     return Resumed(run, path, state, outdated=outdated, changes=changes)
 

@@ -46,6 +46,16 @@ class Planned(Callback):
         self.weights.append(trainer.agents[0].learner.model_params[0].detach().clone())
 
 
+class Stop(Callback):
+    """Ends a run after so many iterations."""
+
+    def __init__(self, iterations):
+        self.iterations = iterations
+
+    def on_iteration_end(self, trainer, iteration):
+        trainer.should_stop = iteration.index + 1 == self.iterations
+
+
 @pytest.fixture
 def planned(monkeypatch):
     from cory.callbacks import held_out
@@ -57,17 +67,17 @@ def planned(monkeypatch):
     )
 
 
-def train(config, callback=None, **changes):
+def train(config, callback=None, task=TASK, **changes):
     config = replace(
         config,
         eval_every=1,
-        checkpoint=CheckpointConfig(save_every=1),
+        checkpoint=CheckpointConfig(save_every=1, keep=9),
         **{"iterations": 6, "guards": GuardsConfig(patience=2), **changes},
     )
     held_out = Task.from_prompts(sentences(20)[16:], zero, RolePrompts()).dataset
     callbacks = [callback] if callback else []
     return (
-        CoryTrainer(config, make_agents(config), TASK, eval_dataset=held_out, callbacks=callbacks)
+        CoryTrainer(config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks)
         .train()
         .folder
     )
@@ -135,11 +145,7 @@ def test_resuming_the_best_agents_names_what_can_be_done(config, planned, monkey
 
 
 def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned):
-    class Stop(Callback):
-        def on_iteration_end(self, trainer, iteration):
-            trainer.should_stop = iteration.index == 2
-
-    broken = train(config, Stop())
+    broken = train(config, Stop(3))
     assert "iteration 3 of 6: a callback has ended it. " in (broken / "report.html").read_text()
     (broken / "summary.json").unlink()
     resumed = train(config, resume=str(broken))
@@ -162,6 +168,32 @@ def test_a_run_that_is_extended_past_its_end_waits_anew(config, planned, monkeyp
         "iterations": 2 if times == 1 else 8,
         "eval_task_reward": max(rewards[: 4 + 2 * times]),
     }
+
+
+def constant(prompts, completions):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("how", ["overwrite", "accept_changes", "patience"])
+def test_what_no_longer_counts_is_not_the_best(config, planned, monkeypatch, how):
+    """After the best evaluation was deleted, or made by another reward, or its agents were not saved."""
+    guards = GuardsConfig(patience=None if how == "patience" else 2)
+    run = train(config, Stop(2), guards=guards)
+    monkeypatch.setitem(globals(), "HELD_OUT", [1.0, 0.1, 0.3, 0.2])
+    changes = {
+        "overwrite": {"resume": str(run / "checkpoints/iter-000001"), "overwrite": True},
+        "accept_changes": {
+            "resume": str(run),
+            "accept_changes": "reward",
+            "task": replace(TASK, reward=constant),
+        },
+        "patience": {"resume": str(run)},
+    }[how]
+    train(config, iterations=4, **changes)
+    reached = {"iterations": 3, "eval_task_reward": 0.3}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["best"] == reached and summary["iterations"] == 4
+    assert json.loads((run / "run-best/summary.json").read_text()) == reached
 
 
 def test_the_team_reward_counts(config, monkeypatch):

@@ -37,6 +37,10 @@ def count_good(prompts, completions):
     return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
 
 
+def count_letters(prompts, completions):
+    return [float(len(completion)) for completion in completions]
+
+
 def count_words(prompts, chains):
     """A team reward: the number of different words that a chain's responses have."""
     return [float(len({*" ".join(chain).split()})) for chain in chains]
@@ -456,14 +460,37 @@ def test_full_disk_leaves_the_run_alive(one, whole, tmp_path, monkeypatch, where
     assert not list((run.folder / "checkpoints").glob(".partial*"))
 
 
+class Values(Callback):
+    """Sets a metric of each iteration."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def on_iteration_end(self, trainer, iteration):
+        for record in iteration.records:
+            record["entropy"] = self.values[iteration.index]
+
+
+@pytest.mark.parametrize("how", ["accept_changes", "overwrite"])
+def test_what_no_longer_counts_is_not_the_best(one, how):
+    """After the reward was changed, or where the best checkpoint was removed for a later one that is deleted."""
+    settings = CheckpointConfig(save_every=1, keep=3, best="entropy")
+    config = replace(one, iterations=4, checkpoint=settings)
+    folder = make_trainer(config, callbacks=[Values(5.0, 1.0, 9.0, 1.0)]).train().folder
+    config = replace(config, iterations=6, checkpoint=replace(settings, keep=1))
+    if how == "accept_changes":
+        config = replace(config, resume=str(folder), accept_changes="reward")
+    else:
+        path = folder / "checkpoints/iter-000002"
+        config = replace(config, resume=str(path), overwrite=True)
+    reward = count_letters if how == "accept_changes" else count_good
+    later = Values(0.0, 0.0, 2.0, 2.0, 4.0, 3.0)
+    make_trainer(config, reward, callbacks=[later]).train()
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert names == {"iter-000005", "iter-000006"}
+
+
 def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(one, monkeypatch):
-    class Value(Callback):
-        """The third iteration has the best value, the first one the second best."""
-
-        def on_iteration_end(self, trainer, iteration):
-            for record in iteration.records:
-                record["entropy"] = [8.0, 1.0, 9.0, 2.0][iteration.index]
-
     write = checkpoint.write
 
     def failing(folder, state, agents):
@@ -473,7 +500,9 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(one, mon
 
     monkeypatch.setattr(checkpoint, "write", failing)
     settings = CheckpointConfig(save_every=1, keep=1, best="entropy")
-    trainer = make_trainer(replace(one, iterations=4, checkpoint=settings), callbacks=[Value()])
+    trainer = make_trainer(
+        replace(one, iterations=4, checkpoint=settings), callbacks=[Values(8.0, 1.0, 9.0, 2.0)]
+    )
     with pytest.warns(UserWarning, match="No space left on device"):
         run = trainer.train()
     names = {path.name for path in (run.folder / "checkpoints").iterdir()}
