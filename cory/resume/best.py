@@ -34,7 +34,7 @@ def check_resumed(config: Config) -> None:
 
 def _agents_of(config: Config, best: Path) -> str:
     """The flag that begins a run with the agents of a folder."""
-    if config.cory.num_agents == 1:
+    if config.cory.num_agents == 1 and not config.agents:  # an entry's name goes before model.name
         return f"--model.name {shlex.quote(str(best / 'agent_1'))}"
     entries = []
     for index in range(config.cory.num_agents):

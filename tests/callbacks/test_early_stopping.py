@@ -127,9 +127,13 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
         stage(run.parent / "look", best, config, HubConfig("user/pair"))
 
 
-@pytest.mark.parametrize("agents", [1, 2])
-def test_resuming_the_best_agents_names_what_can_be_done(config, planned, monkeypatch, agents):
+@pytest.mark.parametrize(("agents", "entries"), [(1, False), (1, True), (2, False)])
+def test_resuming_the_best_agents_names_what_can_be_done(
+    config, planned, monkeypatch, agents, entries
+):
     config = replace(config, cory=replace(config.cory, num_agents=agents))
+    if entries:
+        config = replace(config, agents=[{"model": {"name": config.model.name}}])
     run = train(config)
     best = run / "run-best"
     with pytest.raises(UserError, match="which holds the best agents of") as refused:
