@@ -664,11 +664,12 @@ class Config(Settings):
             raise UserError(
                 f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}"
             )
-        best_is_held_out = self.checkpoint.best == "eval_task_reward" and self.eval_every > 0
+        best = self.checkpoint.best
+        best_is_held_out = best in ("eval_task_reward", "eval_team_reward") and self.eval_every > 0
         if best_is_held_out and self.checkpoint.save_every % self.eval_every:
             raise UserError(
                 f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "
-                f"checkpoint.best: eval_task_reward, got {self.checkpoint.save_every}"
+                f"checkpoint.best: {best}, got {self.checkpoint.save_every}"
             )
         if self.guards.patience is not None and not self.eval_every:
             raise UserError(

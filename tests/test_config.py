@@ -232,10 +232,13 @@ def test_flags_override_the_file():
             "eval_every: expected a number greater than or equal to 0, got -1",
         ),
         (["--eval_queries", "0"], "eval_queries: expected a number greater than 0, got 0"),
-        (
-            ["--eval_every", "3", "--checkpoint.best", "eval_task_reward"],
-            "checkpoint.save_every: expected a multiple of eval_every = 3 with checkpoint.best: .*, got 10",
-        ),
+        *[
+            (
+                ["--eval_every", "3", "--checkpoint.best", name],
+                f"checkpoint.save_every: expected a multiple of eval_every = 3 with checkpoint.best: {name}, got 10",
+            )
+            for name in ("eval_task_reward", "eval_team_reward")
+        ],
         (
             ["--agents", "[{}]"],
             "agents: expected an empty list, or an entry for each of 2 agents, got 1",
