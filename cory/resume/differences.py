@@ -1,7 +1,7 @@
 """What may differ between a run and its continuation."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cory.config import AgentConfig
 
@@ -41,8 +41,26 @@ REWARDS = {
 DATA = ("fingerprint.dataset_sha256", "fingerprint.rows")
 
 
+class Difference(NamedTuple):
+    """A key of config.yaml, dotted, and its values in two runs; as a text "key: old -> new"."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old!r} -> {self.new!r}"
+
+
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Differences of the config.yaml of two runs, in what matters: "key: saved -> wanted".
+    """Those of `setting_differences` as texts."""
+    return map(str, setting_differences(saved, wanted))
+
+
+def setting_differences(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> Iterator[Difference]:
+    """Differences of the config.yaml of two runs, in what matters.
 
     Fingerprints count only if both have one.
     """
@@ -55,25 +73,24 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator
 
 
 def in_words(
-    changes: Sequence[str], saved: Mapping[str, Any], wanted: Mapping[str, Any]
+    changes: Sequence[Difference], saved: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> list[str]:
     """Differences as a message has them: where only the content of a file differs, its name in place of hashes.
 
     Args:
-        changes: those of `differences`. saved, wanted: of the two runs, as there.
+        changes: those of `setting_differences`. saved, wanted: of the two runs, as there.
     """
     texts = []
     for change in changes:
-        key = change.partition(":")[0]
-        if key in REWARDS:
-            texts += _changed_rewards(key, saved["fingerprint"], wanted["fingerprint"])
-        elif key == DATA[0]:
+        if change.key in REWARDS:
+            texts += _changed_rewards(change.key, saved["fingerprint"], wanted["fingerprint"])
+        elif change.key == DATA[0]:
             name = (wanted.get("task") or {}).get("dataset") or "of the task"
             texts.append(f"the training data {name} has changed")
-        elif key == DATA[1]:
-            texts.append(change.replace(key, "its rows"))
+        elif change.key == DATA[1]:
+            texts.append(str(change._replace(key="its rows")))
         else:
-            texts.append(change)
+            texts.append(str(change))
     return texts
 
 
@@ -98,7 +115,7 @@ def _changed_rewards(key: str, saved: Mapping[str, Any], wanted: Mapping[str, An
 
 def _different_keys(
     saved: Mapping[str, Any], wanted: Mapping[str, Any], free: set[str], prefix: str
-) -> Iterator[str]:
+) -> Iterator[Difference]:
     for key in dict.fromkeys([*saved, *wanted]):
         name = f"{prefix}{key}"
         if name in free:
@@ -111,7 +128,7 @@ def _different_keys(
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _different_keys(old, new, free, f"{name}.")
         elif old != new:
-            yield f"{name}: {old!r} -> {new!r}"
+            yield Difference(name, old, new)
 
 
 def _without_devices(entries: Sequence[Mapping[str, Any]]) -> list[AgentConfig]:

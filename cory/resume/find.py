@@ -20,7 +20,7 @@ from cory.resume import checkpoint
 from cory.resume.advice import MENDED_REWARD, new_run, resume_command
 from cory.resume.best import check_resumed
 from cory.resume.checkpoint import Damaged, RunState
-from cory.resume.differences import DATA, differences, in_words
+from cory.resume.differences import DATA, Difference, in_words, setting_differences
 from cory.run.output import lock
 from cory.run.record import (
     best_folder,
@@ -273,10 +273,10 @@ def _checked(
     if changed:
         listed = "; ".join(in_words(changed, saved, wanted))
         hint = ""
-        if all(change.startswith(OF_THE_REWARD) for change in changed):
+        if all(change.key in OF_THE_REWARD for change in changed):
             command = resume_command(run, MENDED_REWARD)
             hint = f". If the reward was changed on purpose: {command}"
-        elif any(change.startswith(DATA) for change in changed):
+        elif any(change.key in DATA for change in changed):
             hint = f". {new_run(run)}"
         raise UserError(
             f"resume: expected the settings of {str(run)!r}, got others: {listed}{hint}"
@@ -303,14 +303,19 @@ def _reward_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     return {key: fingerprint.get(key) for key in keys}
 
 
-def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config) -> list[str]:
-    """The differences that are not accepted, each as "key: saved -> wanted"."""
+def _changed(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], config: Config
+) -> list[Difference]:
+    """The differences that are not accepted."""
     accepted: tuple[str, ...] = OF_THE_REWARD if config.accept_changes == "reward" else ()
     if _same_models(saved, wanted):
         # Such as a branch that has moved since, now named by its commit.
         accepted += ("model.revision",)
-    beginnings = (GUARDS, *(f"{key}:" for key in accepted))
-    return [change for change in differences(saved, wanted) if not change.startswith(beginnings)]
+    return [
+        change
+        for change in setting_differences(saved, wanted)
+        if change.key not in accepted and not change.key.startswith(GUARDS)
+    ]
 
 
 def _same_models(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
