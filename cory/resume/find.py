@@ -147,18 +147,22 @@ def _from_newest(
             f"iterations: expected at least {recorded}, as many as {str(run)!r} has done, got {config.iterations}. "
             f"Nothing was changed. {new_run(run)}"
         )
-    saved = all((run / name).is_dir() for name in agents)
-    if saved and finished == recorded == config.iterations:
+    all_is_saved = finished == recorded and all((run / name).is_dir() for name in agents)
+    if all_is_saved and config.iterations == recorded:
         done = "its iteration is" if recorded == 1 else f"all {recorded} iterations are"
         print(f"{run} is finished: {done} done and saved. ", end="")
         print(_how_to_extend(run, config, 2 * recorded), flush=True)
         return Resumed(run, path, state, finished=True)
-    # A guard's verdict stands, unless the run is asked for more iterations than it was planned for, or the guard is
-    # another one.
+    # A guard's verdict stands, unless the run is asked for more iterations than it was planned for, or that guard has
+    # changed.
     guard = stopped_by(run)
     planned = state.config["iterations"]
-    same_guards = state.config.get("guards") == wanted["guards"]
-    if saved and guard and finished == recorded and config.iterations <= planned and same_guards:
+    if (
+        all_is_saved
+        and guard
+        and config.iterations <= planned
+        and _guard_setting(guard, wanted) == _guard_setting(guard, state.config)
+    ):
         done = f"{recorded} of {counted(planned, 'iteration')}"
         print(
             f"{run} is finished: {guard} ended it after {done}, and all is saved. "
@@ -180,6 +184,11 @@ def _from_newest(
     )
     _announce(run, where, state, changes)
     return Resumed(run, path, state, changes=changes)
+
+
+def _guard_setting(guard: str, settings: Mapping[str, Any]) -> Any:
+    """The setting of a guard such as `guards.patience`; None where settings lack it, as those of older runs may."""
+    return (settings.get("guards") or {}).get(guard.removeprefix(GUARDS))
 
 
 def _how_to_extend(run: Path, config: Config, iterations: int) -> str:

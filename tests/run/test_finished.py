@@ -86,7 +86,7 @@ def test_a_run_that_a_guard_has_ended_stays_so_until_asked_for_more(one, capsys,
     done = json.loads((folder / "summary.json").read_text())["iterations"]
     assert done < 4
     before = content(folder)
-    config = replace(config, output=None, resume=str(folder))
+    config = replace(config, output=None, resume=str(folder), guards=replace(guards, kl_bound=9.0))
     make_trainer(config).train()
     said = capsys.readouterr().out
     assert f"guards.stop_at_kl ended it after {done} of 4 iterations" in said
