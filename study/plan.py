@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from cory.cli.messages import YAML, explained, nearest, similar_file
 from cory.config import Config
 from cory.errors import UserError
 from cory.provenance.models import model_identity
-from cory.resume.differences import FREE, differences
+from cory.resume.differences import FREE, differences, in_words
 from cory.tasks.config import OWN
 from cory.tasks.kind import kind_of_script
 from study.groups import Group, group_name, is_about_several, value_of
@@ -105,6 +105,7 @@ class Planned:
         command: that makes it, in the folder `cwd`; None: the current one.
         minutes: what the file says that it takes. over: the experiment's key.
         resolve: the folder of a built-in model, or the name itself.
+        fingerprint: hashes of what the reward and data files of an own task hold now; empty for a script's task.
     """
 
     label: str
@@ -115,6 +116,7 @@ class Planned:
     cwd: Path | None = ROOT
     over: str | None = None
     resolve: Callable[[str], str] = str
+    fingerprint: Callable[[], dict[str, Any]] = dict
 
     @property
     def of(self) -> Group:
@@ -166,7 +168,8 @@ class Planned:
         """`missing`, `begun` or `finished`.
 
         Raises:
-            UserError: the folder holds a run of other settings.
+            UserError: the folder holds a run of other settings, or a finished one of other rewards, data or models.
+                One that has begun compares those itself when it is resumed.
         """
         if not (self.folder / "config.yaml").exists():
             return "missing"
@@ -178,13 +181,29 @@ class Planned:
         wanted = self.settings["iterations"]
         if planned > wanted:  # a run of fewer is continued
             changed[f"iterations: {planned} -> {wanted}"] = None
+        ended = run.stopped or run.iterations >= wanted
+        finished = ended and not run.problems
+        if finished and not changed:
+            changed = dict.fromkeys(self._changed_files(run.settings))
         if changed:
             raise UserError(
                 f"{self.folder}: expected a run of this experiment, got one of other settings ({'; '.join(changed)}). "
                 "Name another folder with --runs, or remove that one"
             )
-        ended = run.stopped or run.iterations >= wanted
-        return "finished" if ended and not run.problems else "begun"
+        return "finished" if finished else "begun"
+
+    def _changed_files(self, recorded: dict[str, Any]) -> Iterator[str]:
+        """What has changed since a run of these settings recorded it: rewards, data, and the folders of its models."""
+        now = self.settings | {"fingerprint": self.fingerprint()}
+        yield from in_words(list(differences(recorded, now)), recorded, now)
+        models = (recorded.get("fingerprint") or {}).get("models") or {}
+        for key, model in models.items():
+            folder = (self.cwd or Path()) / model["name"]
+            # A name such as `tiny` is that of a built-in model, whatever folder has it, too.
+            if "/" not in model["name"] or not folder.is_dir():
+                continue
+            if model["identity"] not in (None, model_identity(str(folder))):
+                yield f"the model {model['name']} of {key} has changed"
 
 
 @cache
@@ -367,6 +386,7 @@ def _plan_runs(
                 None if is_module(script) else ROOT,
                 experiment.over,
                 _config(script, file, *all_flags).resolve,
+                partial(_fingerprint, file, *all_flags) if is_module(script) else dict,
             )
 
 
@@ -429,3 +449,13 @@ def _config(script: str, file: str, *flags: str) -> Config:
     kind = kind_of_script(script)
     single_agent = Path(script).stem == "ppo"
     return load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)[0]
+
+
+@cache
+def _fingerprint(file: str, *flags: str) -> dict[str, Any]:
+    """What a run of an own task would record of its reward and data, which do not depend on the seed.
+
+    The files of its rewards are run, as they are to train.
+    """
+    config = load(OWN.config, None, ["--config", file, *flags])[0]
+    return OWN.make_task(config).fingerprint()

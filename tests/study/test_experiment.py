@@ -20,9 +20,10 @@ from conftest import ROOT
 from handmade import make_run
 
 from cory.errors import UserError
+from cory.provenance.models import model_identity
 from imdb_train import toy
 from study import experiment
-from study.plan import LATER_KEYS, Planned, _identity
+from study.plan import LATER_KEYS, Planned, _fingerprint, _identity
 from study.results import Results
 
 EXPERIMENTS = sorted((ROOT / "configs/experiments").glob("*.yaml"))
@@ -127,6 +128,63 @@ def test_finished_runs_are_skipped_and_other_settings_refused(tmp_path, capsys):
         message = rf"expected a run of this experiment, got one of other settings \({block}.{key}"
         with pytest.raises(UserError, match=message):
             experiment.command_line(dry)
+
+
+OWN_TASK = """
+title: A trial
+question: Does it run?
+runs:
+  PPO: {script: cory.train, flags: {cory.num_agents: 1}}
+scales:
+  tiny: {config: train.yaml, seeds: [0]}
+"""
+
+
+@pytest.mark.parametrize(
+    "file, content, changed",
+    [
+        ("rewards.py", "def length(completions):\n    return [9.0]\n", "the source of the reward"),
+        ("prompts.jsonl", '{"prompt": "another"}\n', "the training data prompts.jsonl has changed"),
+        ("models/policy/config.json", '{"a": 1}', "the model models/policy of model.name"),
+    ],
+)
+def test_a_finished_run_of_files_that_have_changed_is_not_taken_for_one_of_the_new(
+    tmp_path, monkeypatch, file, content, changed
+):
+    """The hash of the run is new, so that its old numbers would be written as those of the new files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/policy").mkdir(parents=True)
+    (tmp_path / "models/policy/config.json").write_text("{}")
+    (tmp_path / "rewards.py").write_text("def length(completions):\n    return [1.0]\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n')
+    task = {"dataset": "prompts.jsonl", "reward": "rewards.py:length"}
+    settings = {"iterations": 3, "model": {"name": "models/policy"}, "task": task}
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "trial.yaml").write_text(OWN_TASK)
+
+    def planned():
+        for cached in (_identity, _fingerprint):
+            cached.cache_clear()
+        spec = experiment.read_experiment(tmp_path / "trial.yaml")
+        (item,) = experiment.plan(spec, "tiny", {}, tmp_path / "runs")
+        return item
+
+    item = planned()
+    key = item.key()
+    make_run(item.folder, iterations=3)
+    identity = model_identity("models/policy")
+    models = {"model.name": {"name": "models/policy", "identity": identity}}
+    recorded = {"fingerprint": {**item.fingerprint(), "models": models}}
+    (item.folder / "config.yaml").write_text(
+        yaml.safe_dump(json.loads(json.dumps(item.settings)) | recorded)
+    )
+    assert planned().state() == "finished"
+    (tmp_path / file).write_text(content)
+    assert planned().key() != key
+    with pytest.raises(
+        UserError, match=rf"runs/tiny/.*got one of other settings \({changed}.*--runs"
+    ):
+        planned().state()
 
 
 def test_runs_are_made_seed_by_seed_or_of_the_first_seeds_alone(tmp_path, capsys):
