@@ -47,6 +47,9 @@ NUMBERS = {
 }
 HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are no metrics
 METRICS_FILE = "metrics.csv.gz"
+FRAMES = ("runs", "metrics", "final", "held_out")
+Run = tuple[str, int | None]  # its group and seed
+BASE = "base (untrained)"  # the group of the held-out rows of the base, which have no seed
 
 
 @dataclass
@@ -106,6 +109,17 @@ class Study:
             final=self.final[self.final["seed"].isin(seeds)],
             held_out=self.held_out[without_seed | self.held_out["seed"].isin(seeds)],
         )
+
+    def of_runs(self, runs: Sequence[Run]) -> "Study":
+        """The rows of some runs, in the order of `runs`."""
+        position = {run: number for number, run in enumerate(runs)}
+        frames = []
+        for name in FRAMES:
+            frame = getattr(self, name)
+            positions = pd.Series([position.get(run) for run in runs_of(frame)], dtype=float)
+            order = positions.dropna().sort_values(kind="stable").index
+            frames.append(frame.iloc[order].reset_index(drop=True))
+        return Study(*frames)
 
     def base_of(self, name: str) -> str | None:
         """The baseline of a group: of a family the group of the same value; None if no such run ended."""
@@ -329,19 +343,28 @@ def read_study(folder: Path) -> Study:
         ) from None
 
 
+def runs_of(frame: pd.DataFrame) -> list[Run]:
+    """The run of each row; of the base's (BASE, None)."""
+    seeds = [None if pd.isna(seed) else int(seed) for seed in frame["seed"]]
+    return list(zip(frame["group"], seeds, strict=True))
+
+
 def join(studies: Sequence[Study]) -> Study:
-    """One study of several, with the baseline's eta; of a run that is in several, the first counts."""
-    keys = {
-        "runs": [*RUN, "run"],
-        "metrics": [*RUN, "iteration", "agent", "role"],
-        "final": [*RUN, "agent"],
-        "held_out": [*RUN, "answers"],
-    }
-    frames = []
-    for name, key in keys.items():
-        parts = [getattr(study, name) for study in studies]
-        joined = pd.concat([part for part in parts if len(part)] or parts[:1])
-        frames.append(joined.drop_duplicates(key).reset_index(drop=True))
+    """One study of several, with the baseline's eta.
+
+    Of a run that is in several, all rows are those of one: the first that has ended. Its folders keep a row each in
+    `runs`, by which a comparison tells that they are no repetitions.
+    """
+    ended_first = sorted(studies, key=lambda study: study.whole.empty)
+    runs = pd.concat([study.runs for study in studies]).drop_duplicates([*RUN, "run"])
+    frames = [runs.reset_index(drop=True)]
+    for name in FRAMES[1:]:
+        numbered = [
+            getattr(study, name).assign(study=number) for number, study in enumerate(ended_first)
+        ]
+        rows = pd.concat([frame for frame in numbered if len(frame)] or numbered[:1])
+        first = rows.groupby(RUN, dropna=False)["study"].transform("min")
+        frames.append(rows[rows["study"] == first].drop(columns="study").reset_index(drop=True))
     return with_combined_reward(Study(*frames))
 
 
@@ -386,6 +409,3 @@ def held_out_rows(
             }
         )
     return pd.DataFrame(table, columns=None if table else HELD_OUT).astype({"seed": "Int64"})
-
-
-BASE = "base (untrained)"

@@ -226,31 +226,24 @@ class Results:
 
         Rows of other runs go: those that the plan does not have, or has with other settings or another evaluation.
         """
-        from study.frame import BASE, join, write_study
+        from study.frame import BASE, Run, join, runs_of, write_study
 
+        study = join(parts)
         before = self.study()
-        if before and not (before.runs["key"] != "").any():  # of an older format
-            before = None
-        study = join([*parts, *([before] if before else [])])
+        if before and (before.runs["key"] != "").any():  # else of an older format
+            replaced = set(runs_of(study.runs))
+            others = [run for run in runs_of(before.runs) if run not in replaced]
+            study = join([study, before.of_runs([(BASE, None), *others])])
+
+        recorded = zip(study.runs["key"], study.runs["evaluation"], strict=True)
+        recorded_of = dict(zip(runs_of(study.runs), recorded, strict=True))
         planned = {(item.of.name, item.seed): item for item in self.planned}
-        position = {run: number for number, run in enumerate(planned)}
-        valid = set()
-        for row in study.runs.to_dict("records"):
-            item = planned.get((row["group"], row["seed"]))
-            if item and row["key"] == item.key() and row["evaluation"] == self.evaluation:
-                valid.add((row["group"], row["seed"]))
-        for name in ("runs", "metrics", "final", "held_out"):
-            frame = getattr(study, name)
-            runs = list(zip(frame["group"], frame["seed"], strict=True)) if len(frame) else []
-            kept = [
-                i
-                for i, run in enumerate(runs)
-                if run in valid or (run[0] == BASE and self.evaluation)
-            ]
-            order = sorted(kept, key=lambda i: position.get(runs[i], -1))
-            setattr(study, name, frame.iloc[order].reset_index(drop=True))
+        kept: list[Run] = [(BASE, None)] if self.evaluation else []
+        for run, item in planned.items():
+            if recorded_of.get(run) == (item.key(), self.evaluation):
+                kept.append(run)
         self.out.mkdir(parents=True, exist_ok=True)
-        write_study(study, self.out)
+        write_study(study.of_runs(kept), self.out)
         self.rows = rows_in([self.out]) + [row for row in self.rows if row.folder != self.out]
 
     def _evaluate(self, item: Planned) -> list[dict[str, Any]]:

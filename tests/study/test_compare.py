@@ -204,6 +204,15 @@ def test_one_seed_and_identical_runs(tmp_path):
     assert any("seed 0 occurs more than once" in line for line in caveats(study))
 
 
+def test_the_rows_of_one_seed_are_those_of_one_folder_that_has_ended(tmp_path):
+    make_run(tmp_path / "a", iterations=5, planned=12)
+    make_run(tmp_path / "b", iterations=12, reward=1.0)
+    make_run(tmp_path / "c", iterations=20, reward=2.0)
+    metrics = compared(tmp_path).metrics
+    assert list(metrics["iteration"]) == list(range(12))
+    assert metrics["task_reward"].iloc[0] == 1.0
+
+
 def test_collapse_is_seen(tmp_path):
     make_run(tmp_path / "fine", 0, distinct=0.6)
     make_run(tmp_path / "alike", 1, distinct=0.4)

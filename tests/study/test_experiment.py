@@ -612,6 +612,22 @@ def test_rows_of_other_settings_or_of_an_older_format_go(tmp_path, judged):
     assert len(list(csv.DictReader(open(out / "held_out.csv")))) == 1 + 4
 
 
+def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_path, judged):
+    trial(tmp_path)
+    out = tmp_path / "results/a"
+    shutil.rmtree(tmp_path / "runs")
+    shorter = (tmp_path / "trial.yaml").read_text().replace("iterations: 3", "iterations: 2")
+    (tmp_path / "trial.yaml").write_text(shorter)
+    spec = experiment.read_experiment(tmp_path / "trial.yaml")
+    planned = experiment.plan(spec, "tiny", {}, tmp_path / "runs")
+    make_run(planned[0].folder, iterations=2)
+    results = Results(out, tmp_path / "e", "trial", "tiny", planned, "PPO", "")
+    results.add(planned[0], None, None)
+    metrics = list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))
+    assert [row["iteration"] for row in metrics] == ["0", "1"]
+    assert [row["iterations"] for row in csv.DictReader(open(out / "runs.csv"))] == ["2"]
+
+
 def test_time_and_disk_are_those_of_earlier_runs(tmp_path, judged, capsys):
     results = Results(tmp_path / "results/a", tmp_path / "e", "trial", "tiny", judged, "PPO", "")
     results.write([results.ended(item, 7200.0, 250.0) for item in judged[:-1]])
