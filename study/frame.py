@@ -329,8 +329,12 @@ def read_study(folder: Path) -> Study:
             runs["fixed_roles"] = "False"
         truths = {key: runs[key] == "True" for key in ("baseline", "fixed_roles")}
         runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
+        # Names may be such as None, NA or 2.
+        as_text = dict.fromkeys(("group", "agent", "role", "answers"), str)
         frames = [
-            pd.read_csv(folder / name) if (folder / name).exists() else None
+            pd.read_csv(folder / name, dtype=as_text, keep_default_na=False, na_values=[""])
+            if (folder / name).exists()
+            else None
             for name in (METRICS_FILE, "final.csv", "held_out.csv")
         ]
         metrics, final, held_out = frames

@@ -101,6 +101,23 @@ def test_everything_is_written_and_read_again(tmp_path):
     ).read_bytes()
 
 
+def test_groups_whose_names_look_like_numbers_or_missing_values_keep_their_rows(tmp_path):
+    groups = ["None", "NA", "2", "4.0"]
+    rows = []
+    for seed, family in enumerate(groups):
+        make_run(tmp_path / "runs" / family, reward=seed, ppo__lam=0.1 * seed)
+        rows.append({"name": f"{family}/agent_1", "task_reward": 0.5})
+    runs = [read(tmp_path / "runs" / family) for family in groups]
+    study = of_records(runs, families=groups)
+    study.held_out = held_out_rows(rows, {family: (family, 0) for family in groups})
+    (tmp_path / "files").mkdir()
+    write_study(study, tmp_path / "files")
+    stored = read_study(tmp_path / "files")
+    for frame in (stored.runs, stored.metrics, stored.final, stored.held_out):
+        assert list(frame["group"].unique()) == groups
+    assert ends(stored) == ends(study)
+
+
 def test_files_of_240_runs_stay_small(tmp_path):
     rows = [
         {"iteration": k, "agent": "agent_1", "role": "pioneer", "task_reward": k / 7, "kl": k / 3,
