@@ -195,7 +195,10 @@ def names(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ("seed
             told_apart = {str([flat(rival).get(k) for k in keys]) for rival in rivals}
             if key not in keys and len(told_apart) < len(rivals):
                 keys.append(key)
-        parts = [f"{key.split('.')[-1]} {_short(flat(values).get(key))}" for key in keys]
+        parts = []
+        for key in keys:
+            others = [flat(rival).get(key) for rival in rivals]
+            parts.append(f"{key.split('.')[-1]} {_short(flat(values).get(key), others)}")
         result.append(", ".join([kind, *parts]))
     return result
 
@@ -205,5 +208,13 @@ def folders(runs: Sequence[Record]) -> str:
     return ", ".join(f"{run.folder} ({'; '.join(run.problems) or 'whole'})" for run in runs)
 
 
-def _short(value: Any) -> str:
-    return Path(value).name if isinstance(value, str) and "/" in value else str(value)
+def _short(value: Any, others: Sequence[Any]) -> str:
+    """A value in a name: of a path as many of its last parts as tell it from the other values."""
+    if not isinstance(value, str) or "/" not in value:
+        return str(value)
+    parts = Path(value).parts
+    paths = [Path(other).parts for other in others if isinstance(other, str) and other != value]
+    for count in range(1, len(parts)):
+        if all(path[-count:] != parts[-count:] for path in paths):
+            return "/".join(parts[-count:])
+    return value

@@ -5,8 +5,8 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -341,7 +341,25 @@ def plan(
                 planned += list(_plan_runs(experiment, scale_name, label, changes, runs))
             except UserError as error:
                 raise UserError(f"runs.{label}: {error}") from None
-    return planned
+    return _in_folders_of_their_own(planned)
+
+
+def _in_folders_of_their_own(planned: Sequence[Planned]) -> list[Planned]:
+    """The runs, where a folder would be that of several settings with a hash of them in its name."""
+    texts = [json.dumps(item.settings, sort_keys=True, default=str) for item in planned]
+    settings_of: dict[Path, set[str]] = {}
+    for item, text in zip(planned, texts, strict=True):
+        settings_of.setdefault(item.folder, set()).add(text)
+    result = []
+    for item in planned:
+        if len(settings_of[item.folder]) > 1:
+            beginning, _, seed = item.folder.name.rpartition("-")
+            without_seed = {key: to for key, to in item.settings.items() if key != "seed"}
+            folder = item.folder.with_name(f"{beginning}-{_hash(without_seed)}-{seed}")
+            command = [str(folder) if part == str(item.folder) else part for part in item.command]
+            item = replace(item, folder=folder, command=command)
+        result.append(item)
+    return result
 
 
 def _plan_runs(
@@ -407,8 +425,12 @@ def _text(value: Any) -> str:
 def _short(value: Any) -> str:
     """A value in a folder's name: of a path its last part, of a list or a block a hash."""
     if isinstance(value, (list, dict)):
-        return hashlib.sha256(_text(value).encode()).hexdigest()[:8]
+        return _hash(value)
     return Path(_text(value)).name
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(_text(value).encode()).hexdigest()[:8]
 
 
 def _get(settings: dict[str, Any], key: str) -> Any:

@@ -466,6 +466,19 @@ def fingerprint(seed=0, reward="a.alliteration", data=None, **changes):
     return made_of | {"rows": 100 + seed, **changes}
 
 
+def test_models_of_one_last_name_are_groups_of_their_own(tmp_path):
+    for run in ("a", "b"):
+        for seed in range(2):
+            folder = tmp_path / f"{run}{seed}"
+            make_run(folder, seed, model__name=f"runs/{run}/agent_1")
+    make_run(tmp_path / "c", 0, model__name="runs/b/agent_2")
+    assert sizes(compared(tmp_path)) == [
+        ("PPO, name a/agent_1", 2),
+        ("PPO, name b/agent_1", 2),
+        ("PPO, name agent_2", 1),
+    ]
+
+
 def test_groups_of_other_rewards_are_said_not_to_compare(tmp_path):
     for seed in range(2):
         make_run(tmp_path / f"p{seed}", seed, fingerprint=fingerprint(seed, "b.letters"))

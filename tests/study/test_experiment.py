@@ -201,6 +201,22 @@ def test_runs_are_made_seed_by_seed_or_of_the_first_seeds_alone(tmp_path, capsys
         seeds("--seeds", "0")
 
 
+def test_runs_of_other_settings_have_folders_of_their_own(tmp_path):
+    content = yaml.safe_load(SMALL)
+    content["over"] = "model.name"
+    content["scales"]["tiny"]["values"] = ["runs/a/agent_1", "runs/b/agent_1", "runs/b/agent_2"]
+    (tmp_path / "trial.yaml").write_text(yaml.safe_dump(content))
+    spec = experiment.read_experiment(tmp_path / "trial.yaml")
+    planned = experiment.plan(spec, "tiny", {}, tmp_path / "runs")
+    assert len({item.folder for item in planned}) == len(planned) == 2 * 3 * 2
+    for item in planned:
+        assert item.command[item.command.index("--output") + 1] == str(item.folder)
+        assert item.folder.name.endswith(f"-seed{item.seed}")
+    names = [item.folder.name for item in planned if item.label == "PPO" and item.seed == 0]
+    assert re.fullmatch(r"imdb_ppo_tiny-name=agent_1-\w{8}-seed0", names[0])
+    assert names[2] == "imdb_ppo_tiny-name=agent_2-seed0"
+
+
 def test_flags_that_look_like_yaml_stay_texts(tmp_path):
     prompts = ["Query: {prompt}\nAnswer:", "{prompt}"]
     content = yaml.safe_load(SMALL)
