@@ -445,7 +445,7 @@ def _repeated(file: str, scale: str, changes: Mapping[str, str]) -> str:
     shown = f"configs/experiments/{path.name}" if shipped else file
     command = f"python -m study.experiment {shown} --scale {scale}"
     for key, value in changes.items():
-        local = is_local(value) or ("/" in value and Path(value).exists())
+        local = is_local(value) or ("/" in value and os.path.exists(value))
         command += f" --set {shlex.quote(f'{key}=FOLDER' if local else f'{key}={value}')}"
     return command
 

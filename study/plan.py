@@ -209,9 +209,12 @@ class Planned:
 @cache
 def _identity(path: Path) -> str | None:
     """A hash of a file, or of a folder's model and of the names and sizes of its files; None: there is none."""
-    if path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    if not path.is_dir():
+    try:
+        if path.is_file():
+            return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        if not path.is_dir():
+            return None
+    except OSError:  # a prompt, which is too long for a name
         return None
     files = sorted(
         (str(file.relative_to(path)), file.stat().st_size)

@@ -217,6 +217,14 @@ def test_runs_of_other_settings_have_folders_of_their_own(tmp_path):
     assert names[2] == "imdb_ppo_tiny-name=agent_2-seed0"
 
 
+def test_a_prompt_longer_than_the_name_of_a_file_is_a_value_as_any(tmp_path):
+    prompt = "Is it good? Be brief. " * 20 + "{prompt}"
+    settings = {"task": {"pioneer_prompt": prompt}}
+    assert len(Planned("PPO", tmp_path, settings, [], 0.0).key()) == 12
+    changes = {"task.observer_prompt": prompt + "/{response}"}
+    assert "/{response}" in experiment._repeated("trial.yaml", "tiny", changes)
+
+
 def test_flags_that_look_like_yaml_stay_texts(tmp_path):
     prompts = ["Query: {prompt}\nAnswer:", "{prompt}"]
     content = yaml.safe_load(SMALL)
