@@ -10,6 +10,7 @@ Runs whose settings differ in their seed alone form a group. Definitions: docs/m
 import csv
 import html
 from collections.abc import Sequence
+from filecmp import cmp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def _has_runs(file: Path) -> bool:
 def write(
     study: "Study", out: Path, title: str = "Comparison", question: str = "", command: str = ""
 ) -> Path:
-    """Writes comparison.md with its figures, CSV files and report.html into `out`; replaces older ones.
+    """Writes comparison.md with its figures, CSV files and report.html into `out`; replaces those of an earlier one.
 
     Returns:
         comparison.md.
@@ -83,7 +84,26 @@ def write(
         (complete / "comparison.md").write_text(page, encoding="utf-8")
         if study.records:  # the report shows completions, which are not among the files
             write_comparison_page(study, complete / "report.html", title, question)
+        written = {path.name for path in complete.iterdir()}
+        outdated = set(_earlier_files(out, complete / "runs.csv")) - written
+    for name in outdated:
+        (out / name).unlink(missing_ok=True)
     return out / "comparison.md"
+
+
+def _earlier_files(out: Path, runs_csv: Path) -> list[str]:
+    """The files of the comparison that `out` holds: its rows, the figures that its page shows, and its report.
+
+    A report of the same runs as those of `runs_csv` is none of them: it cannot be made again without the runs' folders.
+    """
+    files = [name for name in FILES if ".csv" in name]
+    page = out / FILES[0]
+    if page.exists():
+        text = page.read_text(encoding="utf-8", errors="replace")
+        files += [name for name in FILES if f"]({name})" in text]
+        if not (out / "runs.csv").exists() or not cmp(out / "runs.csv", runs_csv, shallow=False):
+            files.append("report.html")
+    return files
 
 
 def comparison_page(study: "Study", title: str, question: str, command: str) -> str:

@@ -299,7 +299,7 @@ def _default_baseline(records: Sequence[Record], groups: Sequence[Group], over: 
 
 
 def write_study(study: Study, folder: Path) -> None:
-    """Writes the frames into a folder; those without a row are left out."""
+    """Writes the frames into a folder; of those without a row an earlier file is removed."""
     stored = {
         "runs.csv": study.runs,
         METRICS_FILE: study.metrics.drop(columns="combined_reward"),
@@ -307,12 +307,14 @@ def write_study(study: Study, folder: Path) -> None:
         "held_out.csv": study.held_out,
     }
     for name, frame in stored.items():
-        if len(frame):
-            content = frame.to_csv(index=False, float_format="%.6g").encode()
-            if name == METRICS_FILE:
-                content = gzip.compress(content, mtime=0)  # the same rows give the same bytes
-            with replacing(folder / name) as partial:
-                partial.write_bytes(content)
+        if not len(frame):
+            (folder / name).unlink(missing_ok=True)
+            continue
+        content = frame.to_csv(index=False, float_format="%.6g").encode()
+        if name == METRICS_FILE:
+            content = gzip.compress(content, mtime=0)  # the same rows give the same bytes
+        with replacing(folder / name) as partial:
+            partial.write_bytes(content)
 
 
 def read_study(folder: Path) -> Study:

@@ -650,6 +650,7 @@ def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_
     metrics = list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))
     assert [row["iteration"] for row in metrics] == ["0", "1"]
     assert [row["iterations"] for row in csv.DictReader(open(out / "runs.csv"))] == ["2"]
+    assert not (out / "held_out.csv").exists()  # which was of an evaluation that there is no more
 
 
 def test_time_and_disk_are_those_of_earlier_runs(tmp_path, judged, capsys):

@@ -14,6 +14,7 @@ from handmade import compared, make_run
 from cory.errors import UserError
 from study import advantage, claims, compare, experiment, page, report
 from study.compare import write
+from study.frame import held_out_rows, read_study
 
 
 def content(folder):
@@ -82,6 +83,44 @@ def test_a_comparison_is_written_at_once_and_again(tmp_path, monkeypatch):
     assert content(tmp_path / "out") == before
     write(study, tmp_path / "out", "Third")
     assert content(tmp_path / "out")["comparison.md"].startswith(b"# Third")
+
+
+def test_a_comparison_leaves_no_file_of_an_earlier_one(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path / f"over/{seed}", ppo__init_kl_coef=0.1 + seed)
+    make_run(tmp_path / "runs/a")
+    out = tmp_path / "out"
+    study = compared(tmp_path / "over", over="ppo.init_kl_coef")
+    rows = [{"name": "0/agent_1", "task_reward": 0.5, "combined_reward": 0.4}]
+    study.held_out = held_out_rows(rows, {"0": (study.groups[0], 0)})
+    write(study, out)
+    outdated = {"held_out.csv", "held_out.png", "over.png", "frontier.png"}
+    for name in ("README.md", "runs.png"):
+        (out / name).write_text("mine")
+    assert outdated < content(out).keys()
+    before = content(out).keys()
+    write(compared(tmp_path / "runs"), out)
+    assert content(out).keys() == before - outdated
+
+    write(read_study(out), out)  # again without the runs, which the report needs
+    assert (out / "report.html").exists()
+    make_run(tmp_path / "runs/b", seed=1)
+    other = compared(tmp_path / "runs")
+    other.records = []
+    write(other, out)
+    assert not (out / "report.html").exists()
+
+
+def test_a_comparison_keeps_the_figures_of_results_that_it_did_not_write(tmp_path):
+    """As those of the repository's, which have no comparison.md."""
+    make_run(tmp_path / "runs/a")
+    study = compared(tmp_path / "runs")
+    write(study, tmp_path / "out")
+    (tmp_path / "out/comparison.md").unlink()
+    study.metrics = study.metrics[:0]
+    write(study, tmp_path / "out")
+    assert (tmp_path / "out/curves.png").exists()
+    assert not (tmp_path / "out/metrics.csv.gz").exists()
 
 
 @pytest.mark.parametrize(
