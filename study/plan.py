@@ -20,7 +20,7 @@ from cory.cli.messages import YAML, explained, nearest, similar_file
 from cory.config import Config
 from cory.errors import UserError
 from cory.provenance.models import model_identity
-from cory.resume.differences import FREE, differences, in_words
+from cory.resume.differences import FREE, differences, in_words, setting_differences
 from cory.tasks.config import OWN
 from cory.tasks.kind import kind_of_script
 from study.groups import Group, group_name, is_about_several, value_of
@@ -195,7 +195,7 @@ class Planned:
     def _changed_files(self, recorded: dict[str, Any]) -> Iterator[str]:
         """What has changed since a run of these settings recorded it: rewards, data, and the folders of its models."""
         now = self.settings | {"fingerprint": self.fingerprint()}
-        yield from in_words(list(differences(recorded, now)), recorded, now)
+        yield from in_words(list(setting_differences(recorded, now)), recorded, now)
         models = (recorded.get("fingerprint") or {}).get("models") or {}
         for key, model in models.items():
             folder = (self.cwd or Path()) / model["name"]
