@@ -218,9 +218,7 @@ def test_a_branch_that_moved_can_be_named_by_the_commit_that_was_used():
 
     saved = record(None, "commit:a")
     assert find._changed(saved, record("a", "commit:a"), config) == []
-    assert list(map(str, find._changed(saved, record("b", "commit:b"), config))) == [
-        "model.revision: None -> 'b'"
-    ]
-    assert find._changed(record(None, None), record("a", None), config) == [
-        "model.revision: None -> 'a'"
-    ]
+    moved = find._changed(saved, record("b", "commit:b"), config)
+    assert list(map(str, moved)) == ["model.revision: None -> 'b'"]
+    unknown = find._changed(record(None, None), record("a", None), config)
+    assert list(map(str, unknown)) == ["model.revision: None -> 'a'"]
