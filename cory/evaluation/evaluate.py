@@ -73,7 +73,6 @@ def evaluate(
             settings,
             name or evaluation_name(settings.models),
             _identity_of_reward(task),
-            sorted(lineup.team_calls) if task.team else [],
             lineup.identities,
             data_hash(held_out),
             locks,

@@ -201,9 +201,9 @@ class Evaluator:
         role: int,
         completions: Sequence[str],
     ) -> list[float] | None:
-        """The team reward of each chain that ends with these completions; None if chains of so many calls get none."""
+        """The team reward of each chain that ends with these completions; None if it is no whole chain."""
         team = candidate.task.team
-        if team is None or role + 1 not in self.lineup.team_calls:
+        if team is None or role + 1 not in self.lineup.team_sizes:
             return None
         earlier = self._read_texts(chunk, reads, self.lineup.sampling) or []
         columns = self._columns(chunk, self.settings.samples)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -87,7 +86,6 @@ def output_folder(
     settings: EvaluationConfig,
     name: str,
     reward: str,
-    team_calls: Sequence[int],
     identities: Models,
     data: str,
     locks: ExitStack,
@@ -98,7 +96,6 @@ def output_folder(
         settings: whose `output` it is; null: a new one.
         name: of a new one.
         reward: the hash of the reward's source.
-        team_calls: how many calls a chain has that gets a team reward.
         identities: of base, reward model and models that are no runs.
         data: the hash of the held-out rows, as responses are stored by the number of their row.
 
@@ -106,7 +103,6 @@ def output_folder(
     """
     content = asdict(settings)
     content["reward_sha256"] = reward
-    content["team_calls"] = list(team_calls)
     content["data_sha256"] = data
     content["trained"] = trained(settings.models)
     content["identities"] = identities
@@ -154,9 +150,6 @@ def _difference(key: str, before: Any, now: Any) -> str:
         return "another reward"
     if key == "data_sha256":
         return "other queries, or other columns beside them"
-    if key == "team_calls":
-        kept = shlex.quote(str(before))
-        return f"team rewards of chains of {now} calls in place of {before}, which --team_calls {kept} keeps"
     return f"{key} {before!r} -> {now!r}"
 
 

@@ -65,25 +65,24 @@ class Lineup:
         identities: what identifies the models of this evaluation.
         sampling: of all rows.
         kl_coef: eta of the combined reward.
-        team_calls: how many calls a chain has that gets a team reward.
     """
 
     runs: dict[Path, Config]
     sampling: SamplingConfig
     kl_coef: float
-    team_calls: set[int]
     identities: Models
     candidates: dict[str, Candidate] = field(default_factory=dict)
     chains: dict[str, Link] = field(default_factory=dict)
 
     @property
+    def team_sizes(self) -> set[int]:
+        """How many responses a chain has that earns a team reward: as many as one of the runs has roles."""
+        return {config.cory.num_roles for config in self.runs.values()}
+
+    @property
     def longest(self) -> int:
         """The calls of the longest chain, at least two."""
-        return max([2, *_numbers_of_roles(self.runs)])
-
-
-def _numbers_of_roles(runs: Mapping[Path, Config]) -> set[int]:
-    return {config.cory.num_roles for config in runs.values()}
+        return max([2, *self.team_sizes])
 
 
 def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
@@ -116,7 +115,6 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
         runs=runs,
         sampling=config.sampling.after_training(settings.sampling),
         kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
-        team_calls=set(settings.team_calls) or _numbers_of_roles(runs),
         identities={
             **task.models(),
             "base": {"name": base.name, "identity": model_identity(base.name, base.revision)},

@@ -29,8 +29,6 @@ class EvaluationConfig(Settings):
         greedy: Also answer each query once with the likeliest tokens.
         partners: Also let each pair's second agent answer after the first agent of the pair before
             it, of another run: does it understand a partner with whom it was not trained?
-        team_calls: How many calls a chain has that gets the team reward, such as [1, 2]. Empty: as
-            many as one of the runs has roles.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
         batch_size: Responses that are sampled at a time.
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their
@@ -53,7 +51,6 @@ class EvaluationConfig(Settings):
     ks: list[int] = Field(default_factory=list)
     greedy: bool = False
     partners: bool = False
-    team_calls: list[PositiveInt] = Field(default_factory=list)
     kl_coef: float | None = None
     batch_size: PositiveInt = 100
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -317,25 +317,6 @@ def test_an_evaluation_does_not_go_on_with_another_team_reward(config, tmp_path)
         evaluate([run], other, chosen)
 
 
-def test_chains_of_the_stated_calls_get_the_team_reward(config, tmp_path):
-    """An agent after itself, whose run has one role, is comparable with a chain of two; and not half of its rows."""
-    rows = datasets.Dataset.from_dict(
-        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
-    )
-    teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
-    config = replace(config, iterations=1, cory=CoryConfig(num_agents=1))
-    run = CoryTrainer(config, make_agents(config), teamwork).train().folder
-    alone = evaluate([run], teamwork, settings(tmp_path, queries=2))
-    assert {row["calls"] for row in alone.rows if "team_reward" in row} == {1}
-    stated = settings(tmp_path, queries=2, team_calls=[1, 2])
-    with pytest.raises(
-        UserError, match=r"of \[1, 2\] calls in place of \[1\], which --team_calls '\[1\]' keeps"
-    ):
-        evaluate([run], teamwork, stated)
-    both = evaluate([run], teamwork, replace(stated, output=str(tmp_path / "both")))
-    assert {row["calls"] for row in both.rows if "team_reward" in row} == {1, 2}
-
-
 def test_a_run_with_another_team_reward_is_named(config, tmp_path, capsys):
     rows = datasets.Dataset.from_dict(
         {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
