@@ -70,7 +70,7 @@ class Evaluator:
     def _answer(
         self, name: str, answering: str, reads: str | None, role: int, file: TextIO
     ) -> None:
-        """Adds the missing records of the row `name`."""
+        """Adds the missing records of the row `name`, and to those of whole chains the missing team rewards."""
         size = max(1, self.settings.batch_size // self.settings.samples)
         chunks = [
             list(range(start, min(start + size, self.count)))
@@ -80,18 +80,22 @@ class Evaluator:
         missing = [
             chunk for chunk in chunks if any((name, query) not in self.done for query in chunk)
         ]
-        if not missing:
-            return
         candidate = self.lineup.candidates[answering]
-        with self.pool.loaded(*candidate.weights) as loaded:
-            for chunk in missing:
-                for record in self._records(name, candidate, loaded, chunk, reads, role):
-                    key = (name, record["query"])
-                    if key not in self.done:
-                        self.done[key] = record
-                        file.write(json.dumps(record) + "\n")
-                file.flush()
-                self._show_progress(name, chunk[-1] + 1)
+        if missing:
+            with self.pool.loaded(*candidate.weights) as loaded:
+                for chunk in missing:
+                    for record in self._records(name, candidate, loaded, chunk, reads, role):
+                        if (name, record["query"]) not in self.done:
+                            self._store(record, file)
+                    file.flush()
+                    self._show_progress(name, chunk[-1] + 1)
+        for chunk in chunks:
+            self._add_team_rewards(name, candidate, chunk, reads, role, file)
+
+    def _store(self, record: Record, file: TextIO) -> None:
+        """Keeps a record; of two of the same row and query the later one counts."""
+        self.done[record["model"], record["query"]] = record
+        file.write(json.dumps(record) + "\n")
 
     def _show_progress(self, name: str, done: int) -> None:
         """Counts in a terminal; elsewhere, prints a line when a row is complete, and in long ones twice a minute."""
@@ -201,9 +205,9 @@ class Evaluator:
         role: int,
         completions: Sequence[str],
     ) -> list[float] | None:
-        """The team reward of each chain that ends with these completions; None if it is no whole chain."""
+        """The team reward of each chain that ends with these completions; None if there are none, or no whole ones."""
         team = candidate.task.team
-        if team is None or role + 1 not in self.lineup.team_sizes:
+        if team is None or not completions or role + 1 not in self.lineup.team_sizes:
             return None
         earlier = self._read_texts(chunk, reads, self.lineup.sampling) or []
         columns = self._columns(chunk, self.settings.samples)
@@ -211,6 +215,27 @@ class Evaluator:
         return score_chains(
             team, prompts, list(zip(*earlier, completions, strict=True)), columns
         ).tolist()
+
+    def _add_team_rewards(
+        self,
+        name: str,
+        candidate: Candidate,
+        chunk: Sequence[int],
+        reads: str | None,
+        role: int,
+        file: TextIO,
+    ) -> None:
+        """Adds those that were not due when a chunk was answered, as no run had as many roles."""
+        lacking = [query for query in chunk if "team_rewards" not in self.done[name, query]]
+        completions = [text for query in lacking for text in self.done[name, query]["completions"]]
+        team_rewards = self._team_rewards(candidate, lacking, reads, role, completions)
+        if team_rewards is None:
+            return
+        samples = self.settings.samples
+        for position, query in enumerate(lacking):
+            of_query = team_rewards[position * samples : (position + 1) * samples]
+            self._store({**self.done[name, query], "team_rewards": of_query}, file)
+        file.flush()
 
     def _read_texts(
         self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig

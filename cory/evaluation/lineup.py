@@ -65,24 +65,25 @@ class Lineup:
         identities: what identifies the models of this evaluation.
         sampling: of all rows.
         kl_coef: eta of the combined reward.
+        longest: the calls of the longest chain, at least two.
     """
 
     runs: dict[Path, Config]
     sampling: SamplingConfig
     kl_coef: float
+    longest: int
     identities: Models
     candidates: dict[str, Candidate] = field(default_factory=dict)
     chains: dict[str, Link] = field(default_factory=dict)
 
     @property
     def team_sizes(self) -> set[int]:
-        """How many responses a chain has that earns a team reward: as many as one of the runs has roles."""
-        return {config.cory.num_roles for config in self.runs.values()}
+        """How many responses a chain has that earns a team reward: as many as a run has roles, or as the longest chain.
 
-    @property
-    def longest(self) -> int:
-        """The calls of the longest chain, at least two."""
-        return max([2, *self.team_sizes])
+        The second so that a run of one role, which answers after itself, earns it as a run of that chain does, whether
+        or not such a run is evaluated in the same call.
+        """
+        return {self.longest, *(config.cory.num_roles for config in self.runs.values())}
 
 
 def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
@@ -115,6 +116,9 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
         runs=runs,
         sampling=config.sampling.after_training(settings.sampling),
         kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
+        longest=max(
+            2, len(task.prompts.roles), *(config.cory.num_roles for config in runs.values())
+        ),
         identities={
             **task.models(),
             "base": {"name": base.name, "identity": model_identity(base.name, base.revision)},

@@ -63,7 +63,7 @@ def table_rows(
         chain = chain_of(records, of_model)
         row: dict[str, Any] = {"name": name, "calls": len(chain)}
         values = {
-            **_values_by_query(chain, settings, kl_coef),
+            **_values_by_query(chain, task, settings, kl_coef),
             **_values_of_choices(chain, task, settings),
             **_values_of_task(of_model, columns, task),
         }
@@ -107,7 +107,7 @@ def chain_of(records: Mapping[str, Records], of_model: Records) -> list[Records]
 
 
 def _values_by_query(
-    chain: Sequence[Records], settings: EvaluationConfig, kl_coef: float
+    chain: Sequence[Records], task: Task, settings: EvaluationConfig, kl_coef: float
 ) -> dict[str, list[float]]:
     """By metric, one value for each query: the mean over its samples. `chain`: see `chain_of`."""
     mean = statistics.fmean
@@ -123,15 +123,18 @@ def _values_by_query(
         "tokens_read": _summed(chain, "prompt_tokens"),
         "tokens_written": _summed(chain, "tokens"),
     }
-    if "team_rewards" in of_model[0]:
+    has_team_reward = all("team_rewards" in record for record in of_model)
+    if has_team_reward:
         team_rewards = [mean(record["team_rewards"]) for record in of_model]
         values["team_reward"] = team_rewards
         earned = [
             reward + of_team for reward, of_team in zip(task_rewards, team_rewards, strict=True)
         ]
-    values["combined_reward"] = [
-        reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)
-    ]
+    # Without the team reward that the task has, it would stand beside combined rewards that count one.
+    if has_team_reward or task.team is None:
+        values["combined_reward"] = [
+            reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)
+        ]
     if settings.samples > 1:
         values["best_of_2"] = [best_of_2(record["rewards"]) for record in of_model]
     for k in settings.ks:

@@ -87,6 +87,21 @@ def test_a_team_reward_is_counted_beside_the_last_response(three_calls):
     assert three["combined_reward"] == pytest.approx(1.5 + 15 - ETA * 7.5)
 
 
+def test_no_combined_reward_lacks_the_team_reward_of_its_task(three_calls):
+    """Only three has it for every query."""
+    teamwork = task(team_reward=variety)
+    with_team = [
+        record([1, 2], [4.0, 6.0], "two", team_rewards=rewards) for rewards in ([1.0, 3.0], [4, 6])
+    ]
+    three_calls["two"] = [{**three_calls["two"][0], "team_rewards": [7, 7]}, three_calls["two"][1]]
+    three_calls["three"] = with_team
+    one, two, three = table_rows(three_calls, QUERIES, teamwork, EvaluationConfig(samples=2), ETA)
+    for row in (one, two):
+        assert "task_reward" in row and not {"team_reward", "combined_reward"} & set(row)
+    assert three["team_reward"] == 3.5
+    assert three["combined_reward"] == pytest.approx(1.5 + 3.5 - ETA * 7.5)
+
+
 @pytest.mark.parametrize(
     ("votes", "chosen"),
     [
@@ -301,6 +316,30 @@ def test_the_kl_of_a_frozen_agent_of_another_run_is_to_that_runs_base(
         "base after itself",
         "base of third/agent_1",
     }
+
+
+def test_team_rewards_are_the_same_whichever_runs_are_named_first(config, tmp_path):
+    """One call, or two that name further runs: an agent after itself has what a pair's chain has."""
+    rows = datasets.Dataset.from_dict(
+        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
+    )
+    teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
+    runs = {}
+    for name, agents in (("one", 1), ("pair", 2)):
+        run = replace(config, iterations=1, output=str(tmp_path / name))
+        run = replace(run, cory=CoryConfig(num_agents=agents))
+        runs[name] = CoryTrainer(run, make_agents(run), teamwork).train().folder
+
+    for first, second in (("one", "pair"), ("pair", "one")):
+        both = [runs[first], runs[second]]
+        at_once = evaluate(both, teamwork, settings(tmp_path / f"{first} at once", queries=3))
+        chosen = settings(tmp_path / f"{first} in turn", queries=3)
+        alone = evaluate(both[:1], teamwork, chosen)
+        assert evaluate(both, teamwork, chosen).rows == at_once.rows
+        calls = {row["calls"] for row in alone.rows if "team_reward" in row}
+        assert calls == ({1, 2} if first == "one" else {2})
+        chains = [row for row in at_once.rows if row["calls"] == 2]
+        assert len(chains) == 4 and all("team_reward" in row for row in chains)
 
 
 def test_an_evaluation_does_not_go_on_with_another_team_reward(config, tmp_path):
