@@ -105,24 +105,26 @@ def pack(
     pad_id: int,
     device: torch.device | None = None,
 ) -> Window:
-    """Queries and responses (lists of 1-d token tensors on the CPU, none empty) as one Window.
+    """Queries and responses (lists of 1-d token tensors, none empty) as one Window.
 
-    `device`: where the window goes, by default the CPU.
+    `device`: where the window goes from the CPU. By default it is where the tokens are.
     """
     query_ids, query_mask = pad(queries, pad_id, "left")
     response_ids, response_mask = pad(responses, pad_id, "right")
     input_ids = torch.cat([query_ids, response_ids], 1)[:, :-1]
     attention_mask = torch.cat([query_mask, response_mask], 1)[:, :-1]
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    if device is None:
-        device = torch.device("cpu")
+
+    def placed(tensor: Tensor) -> Tensor:
+        return tensor if device is None else to_device(tensor, device)
+
     numbers: dict[tuple[int, ...], int] = {}  # of the prompts, in the order of their first rows
     return Window(
-        input_ids=to_device(input_ids, device),
-        attention_mask=to_device(attention_mask, device),
-        position_ids=to_device(position_ids, device),
-        response_ids=to_device(response_ids, device),
-        response_mask=to_device(response_mask, device),
+        input_ids=placed(input_ids),
+        attention_mask=placed(attention_mask),
+        position_ids=placed(position_ids),
+        response_ids=placed(response_ids),
+        response_mask=placed(response_mask),
         prompt_lengths=[len(query) for query in queries],
         response_lengths=[len(response) for response in responses],
         prompt_index=[numbers.setdefault(tuple(query.tolist()), len(numbers)) for query in queries],

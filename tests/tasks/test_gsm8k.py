@@ -11,7 +11,6 @@ from fractions import Fraction
 import pytest
 import torch
 from conftest import ROOT
-from pydantic import ValidationError
 from test_lora import llama_folder  # noqa: F401
 
 from cory.agent import make_agents
@@ -286,7 +285,7 @@ def test_k_larger_than_n(monkeypatch):
     ):
         evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
     for wrong in ({"batch_size": 0}, {"queries": -5}, {"samples": 0}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(UserError, match="expected a number"):
             evaluate.Gsm8kEvaluation(models=["x"], **wrong)
 
 
