@@ -175,7 +175,7 @@ def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_pat
 def test_the_dependence_is_the_share_of_variance_between_responses_read():
     rng = np.random.default_rng(0)
     read, query = rng.normal(size=(400, 4, 1)), 5 * rng.normal(size=(400, 1, 1))
-    _, low, high, _ = dependence(query + 0.5 * read + rng.normal(size=(400, 4, 2)))
+    _, low, high, *_ = dependence(query + 0.5 * read + rng.normal(size=(400, 4, 2)))
     assert low < 0.25 / 1.25 < high and high - low < 0.2
     assert dependence(query + read + np.zeros((400, 4, 2)))[0] == pytest.approx(1)
     assert abs(dependence(query + rng.normal(size=(400, 4, 2)))[0]) < 0.07
@@ -186,7 +186,7 @@ def test_the_slope_is_that_within_queries():
     rng = np.random.default_rng(0)
     pioneer = rng.normal(size=(300, 4))
     query = 5 * rng.normal(size=(300, 1))  # what both rewards have from the query does not count
-    value, low, high, _ = slope(
+    value, low, high, *_ = slope(
         pioneer + query, 0.3 * pioneer - query + 0.1 * rng.normal(size=(300, 4))
     )
     assert low < 0.3 < high and high - low < 0.05 and abs(value - 0.3) < 0.02
