@@ -105,27 +105,20 @@ class Pair:
         return [self.difference.p, self.ratio.p, self.ratio_there.p]
 
     def row(self, holds: Sequence[bool], level_title: str) -> dict[str, str]:
-        """The pair's row of a table; `holds` says of each test whether it does when all are corrected for."""
-        difference, ratio, ratio_there = (
-            _worded(interval, form, equal, held)
-            for interval, form, equal, held in (
-                (self.difference, "+.2f", 0.0, holds[0]),
-                (self.ratio, ".2f", 1.0, holds[1]),
-                (self.ratio_there, ".2f", 1.0, holds[2]),
-            )
-        )
+        """The pair's row of a table; `holds`: of each of its tests, whether it does when all are corrected for."""
+        of_reward, of_kl, of_kl_there = holds
         return {
             "group": self.ours,
             "against": self.rival,
             "n": str(self.n),
             "task reward": ", ".join(f"{reward:.2f}" for reward in self.rewards),
-            "difference": difference,
+            "difference": _worded(self.difference, "+.2f", 0.0, of_reward),
             "KL": ", ".join(_kl(kl) for kl in self.kls),
-            "ratio": ratio,
+            "ratio": _worded(self.ratio, ".2f", 1.0, of_kl),
             "starts": ", ".join(f"{start:.2f}" for start in self.starts),
             level_title: "" if math.isnan(self.level) else f"{self.level:g}",
             "KL there": ", ".join(_kl(kl) for kl in self.kls_there),
-            "ratio there": ratio_there,
+            "ratio there": _worded(self.ratio_there, ".2f", 1.0, of_kl_there),
             "runs there": ", ".join(str(n) for n in self.runs_there),
         }
 
@@ -273,16 +266,11 @@ def _worded(interval: Interval, form: str, equal: float, holds: bool = False) ->
     if math.isnan(interval.value):
         return ""
     word = direction(interval, equal)
-    if (
-        word == "undecided"
-        and equal == 1
-        and ALIKE[0] <= interval.low
-        and interval.high <= ALIKE[1]
-    ):
+    is_within = ALIKE[0] <= interval.low and interval.high <= ALIKE[1]
+    if word == "undecided" and equal == 1 and is_within:
         word = "alike"
-    return " ".join(
-        part for part in (interval.text(form), word, CORRECTED if holds and word else "") if part
-    )
+    tick = CORRECTED if holds and word else ""
+    return f"{interval.text(form)} {word} {tick}".strip()
 
 
 def _kl(value: float) -> str:

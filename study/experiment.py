@@ -273,6 +273,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     )
     runs = Path(args.runs).resolve()
     planned = plan(experiment, args.scale, changes, runs)
+    evaluation = experiment.scales[args.scale].evaluate or ""
+    if args.discard_agents and not evaluation:
+        raise UserError(
+            "--discard-agents: expected a scale with `evaluate`, as agents are removed once they are evaluated, got "
+            f"{args.scale!r} of {args.file}, which has none"
+        )
     name = (
         Path(args.file).parent.name
         if Path(args.file).stem == "experiment"
@@ -286,7 +292,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         args.scale,
         planned,
         experiment.baseline or _first_single(planned),
-        experiment.scales[args.scale].evaluate or "",
+        evaluation,
         None if args.dry_run else _threads(args.engine, args.jobs, args.cpus),
     )
     # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
@@ -443,7 +449,7 @@ def _repeated(file: str, scale: str, changes: Mapping[str, str]) -> str:
     path = Path(file)
     shipped = (ROOT / "configs/experiments" / path.name).resolve() == path.resolve()
     shown = f"configs/experiments/{path.name}" if shipped else file
-    command = f"python -m study.experiment {shown} --scale {scale}"
+    command = f"python -m study.experiment {shlex.quote(shown)} --scale {scale}"
     for key, value in changes.items():
         local = is_local(value) or ("/" in value and os.path.exists(value))
         command += f" --set {shlex.quote(f'{key}=FOLDER' if local else f'{key}={value}')}"

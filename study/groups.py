@@ -122,7 +122,7 @@ def typical(runs: Sequence[Record]) -> dict[str, Any]:
 
 def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The dotted keys in which two runs differ, of those that matter, data apart (`other_data`)."""
-    keys = [line.split(": ")[0] for line in differences(a, b)]
+    keys = [change.key for change in differences(a, b)]
     return [key for key in keys if key not in DATA]
 
 

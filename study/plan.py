@@ -20,7 +20,7 @@ from cory.cli.messages import YAML, explained, nearest, similar_file
 from cory.config import Config
 from cory.errors import UserError
 from cory.provenance.models import model_identity
-from cory.resume.differences import FREE, differences, in_words, setting_differences
+from cory.resume.differences import FREE, differences, in_words
 from cory.tasks.config import OWN
 from cory.tasks.kind import kind_of_script
 from study.groups import Group, group_name, is_about_several, value_of
@@ -176,7 +176,7 @@ class Planned:
         if not (self.folder / "metrics.jsonl").exists():
             return "begun"
         run = read(self.folder)
-        changed = dict.fromkeys(differences(run.settings, self.settings))
+        changed = dict.fromkeys(map(str, differences(run.settings, self.settings)))
         planned = run.settings["iterations"]
         wanted = self.settings["iterations"]
         if planned > wanted:  # a run of fewer is continued
@@ -195,7 +195,7 @@ class Planned:
     def _changed_files(self, recorded: dict[str, Any]) -> Iterator[str]:
         """What has changed since a run of these settings recorded it: rewards, data, and the folders of its models."""
         now = self.settings | {"fingerprint": self.fingerprint()}
-        yield from in_words(list(setting_differences(recorded, now)), recorded, now)
+        yield from in_words(list(differences(recorded, now)), recorded, now)
         models = (recorded.get("fingerprint") or {}).get("models") or {}
         for key, model in models.items():
             folder = (self.cwd or Path()) / model["name"]

@@ -63,9 +63,8 @@ class Checkpoints(Callback):
             if values and _is_better(statistics.fmean(values), state.best):
                 state.best = {"value": statistics.fmean(values), "iteration": state.iteration}
         if not self.save(trainer):
-            state.best = (
-                best_before  # a checkpoint that could not be written must not cost that one
-            )
+            # A checkpoint that could not be written must not cost that one.
+            state.best = best_before
 
     @contextmanager
     def saved_on_error(self, trainer: CoryTrainer) -> Iterator[None]:

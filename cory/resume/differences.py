@@ -52,14 +52,7 @@ class Difference(NamedTuple):
         return f"{self.key}: {self.old!r} -> {self.new!r}"
 
 
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Those of `setting_differences` as texts."""
-    return map(str, setting_differences(saved, wanted))
-
-
-def setting_differences(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any]
-) -> Iterator[Difference]:
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Difference]:
     """Differences of the config.yaml of two runs, in what matters.
 
     Fingerprints count only if both have one.
@@ -78,7 +71,7 @@ def in_words(
     """Differences as a message has them: where only the content of a file differs, its name in place of hashes.
 
     Args:
-        changes: those of `setting_differences`. saved, wanted: of the two runs, as there.
+        changes: those of `differences`. saved, wanted: of the two runs, as there.
     """
     texts = []
     for change in changes:

@@ -20,7 +20,7 @@ from cory.resume import checkpoint
 from cory.resume.advice import MENDED_REWARD, new_run, resume_command
 from cory.resume.best import check_resumed
 from cory.resume.checkpoint import Damaged, RunState
-from cory.resume.differences import DATA, Difference, in_words, setting_differences
+from cory.resume.differences import DATA, Difference, differences, in_words
 from cory.run.output import lock
 from cory.run.record import (
     best_folder,
@@ -322,7 +322,7 @@ def _changed(
         accepted += ("model.revision",)
     return [
         change
-        for change in setting_differences(saved, wanted)
+        for change in differences(saved, wanted)
         if change.key not in accepted and not change.key.startswith(GUARDS)
     ]
 

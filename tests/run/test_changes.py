@@ -12,7 +12,7 @@ from test_resume import count_good, make_trainer, one  # noqa: F401
 from cory.config import CheckpointConfig
 from cory.errors import UserError
 from cory.resume import find
-from cory.resume.differences import in_words, setting_differences
+from cory.resume.differences import differences, in_words
 
 BROKEN = """
 calls = [0]
@@ -145,7 +145,7 @@ def test_of_several_rewards_those_that_changed_are_named():
     wanted = {
         "fingerprint": saved["fingerprint"] | {"reward_sha256": "1+3+3", "team_reward_sha256": "6"}
     }
-    changes = list(setting_differences(saved, wanted))
+    changes = list(differences(saved, wanted))
     assert in_words(changes, saved, wanted) == [
         "the source of the reward, two.py, or a file beside it that it imports, has changed",
         "the source of the team reward, team.all, has changed",

@@ -729,3 +729,12 @@ def test_agents_are_removed_if_asked(tmp_path, judged):
         "base",
         f"{judged[0].folder.name}/agent_1",
     ]
+
+
+def test_agents_that_no_evaluation_judges_are_not_removed(tmp_path):
+    (tmp_path / "trial.yaml").write_text(SMALL)
+    with pytest.raises(
+        UserError,
+        match=r"--discard-agents: expected a scale with `evaluate`.*got 'tiny' of .*trial",
+    ):
+        trial(tmp_path, "--discard-agents", "--dry-run")
