@@ -29,6 +29,7 @@ class Shape:
     algorithm: str = "ppo"
     group: int = 1  # chains per query
     architecture: str = "gpt2"  # or llama
+    beginning: int = 0  # tokens that stand before every query, as examples do
 
     @property
     def heads(self) -> int:
@@ -75,6 +76,8 @@ SHAPES = {
         )
         for group in (2, 4, 8)
     },
+    # A pair whose prompts begin with the same examples.
+    "few_shot": Shape(6, 512, 8192, 32, (40, 60), 0, 40, 1, 64, kl_penalty="kl", beginning=200),
     # The small pair on which the authors' code was timed at 42 s an iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
     # The toy setting of IMDB.
@@ -190,8 +193,9 @@ def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) ->
 
     rng = np.random.default_rng(0)
     low, high = shape.query
+    examples = [f"w{i}" for i in range(shape.beginning)]
     queries = [
-        " ".join(f"w{i}" for i in rng.integers(0, shape.vocabulary - 2, n))
+        " ".join([*examples, *(f"w{i}" for i in rng.integers(0, shape.vocabulary - 2, n))])
         for n in rng.integers(low, high + 1, max(rows, shape.batch))
     ]
     extra = " ".join(["w1"] * shape.observer)

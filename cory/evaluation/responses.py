@@ -117,7 +117,6 @@ def respond(
             sampling.max_new_tokens,
             generator,
             logits,
-            stems=True,
         )
         if kl and base is not model:
             with model.disable_adapter() if base is None else nullcontext():

@@ -155,13 +155,14 @@ def sample(
     max_new_tokens: int,
     generator: torch.Generator,
     seen: Sequence[list[torch.Tensor]] = (),
-    stems: bool = False,
     ends: Sequence[int] | None = None,
 ) -> list[torch.Tensor]:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
     Draws what `model.generate` would, with less work: a prompt that several queries share is read
-    once, and rows that have ended leave the batch. A model that remembers more than keys and
+    once, what prompts begin with in common, too (`read_stems`), and rows that have ended leave the
+    batch. That changes logits in their last bits, as does a static cache (`settings.cache`,
+    `static.py`). A model that remembers more than keys and
     values, such as Mamba, is run by `generate`, which knows its cache; the tokens are drawn here
     all the same.
 
@@ -170,9 +171,7 @@ def sample(
     the token that completes its first stop text, or after `max_new_tokens` tokens. All random
     numbers come from `generator` (`cory/streams.py`). `seen`, where given, has a list for each
     query, which gets the logits (vocabulary) of each of its tokens, as they are before warping.
-    With `stems` common beginnings of prompts are read once, too (`read_stems`); that changes logits
-    in their last bits. So does a static cache (`settings.cache`, `static.py`). `ends`: the end
-    tokens; by default the model's.
+    `ends`: the end tokens; by default the model's.
     """
     if settings.cache == "static":
         check_family(model)
@@ -194,7 +193,7 @@ def sample(
             model, ids[copies], mask[copies], max_new_tokens, drawing, stopping
         )
 
-    begun = read_stems(model, distinct, pad_token(tokenizer)) if stems else None
+    begun = read_stems(model, distinct, pad_token(tokenizer))
     texts: Texts | StaticTexts
     if begun is None:
         texts = unread(model, ids, mask, [len(prompt) < width for prompt in distinct])

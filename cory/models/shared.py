@@ -1,33 +1,33 @@
-"""Prompts that several rows share, read once in a pass (Prefix Grouper, arXiv 2506.05433).
+"""Beginnings that prompts share, read once in a pass (after Prefix Grouper, arXiv 2506.05433).
 
-The responses to a prompt stand behind one copy of it:
+Rows whose prompts begin alike stand behind one copy of their stem: a group's whole prompt, the examples of
+a few-shot prompt, a system prompt.
 
-    [pad prompt | response pad | response pad | ...]
+    [pad stem | rest of a prompt, its response, pad | rest, response, pad | ...]
 
-A response sees the prompt and itself, and its positions go on from the prompt's. So a pass reads
-`P + G (R - 1)` tokens in place of `G (P + R - 1)`.
+A row sees the stem and itself, and its positions go on from the stem's. So `n` rows are read as `S + n T`
+tokens in place of `n (S + T)`.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from cory.models.window import Window, attends_by_positions
+from cory.models.window import Window, attends_by_positions, stems_of
 from cory.parallel.devices import to_device
 
-# The most of a plain pass's work that a pass with shared prompts may take, or laying out does not
-# pay.
+# The most of a plain pass's work that a pass with shared stems may take, or laying out does not pay.
 WORTHWHILE = 0.9
 
 
 class SharedPrompts(NamedTuple):
-    """A batch with a row for each different prompt, and `L` positions.
+    """A batch with a row for each stem, and `L` positions.
 
-    input_ids, position_ids: (prompts, L). mask: (prompts, 1, L, L), which position sees which.
-    width: how many of the positions, at the end, predict response tokens. predicting: (rows of the
-    window, R), which of these, row after row, predicts each response token.
+    input_ids, position_ids: (stems, L). mask: (stems, 1, L, L), which position sees which. width: L.
+    predicting: (rows of the window, R), which of all these positions, row after row, predicts each response token.
 
     In the order in which a policy's wrapper takes them.
     """
@@ -39,24 +39,42 @@ class SharedPrompts(NamedTuple):
     predicting: Tensor
 
 
+class Group(NamedTuple):
+    """Rows of a batch, and how many tokens their prompts begin with in common."""
+
+    stem: int
+    rows: list[int]
+
+
+class Layout(NamedTuple):
+    """What is read as one: groups of at most `size` rows, and the widest stem, and what else of a row, in tokens."""
+
+    groups: list[Group]
+    size: int
+    stem_width: int
+    rest_width: int
+
+    @property
+    def length(self) -> int:
+        return self.stem_width + self.size * self.rest_width
+
+
 def share_prompts(model: PreTrainedModel, batch: Window) -> SharedPrompts | None:
-    """The batch with each prompt once; None if the model cannot take an arbitrary mask, or if
+    """The batch with what prompts share read once; None if the model cannot take an arbitrary mask, or if
     that would not be much less work.
     """
     if model.config._attn_implementation != "sdpa" or not attends_by_positions(model):
         return None
-    members: dict[int, list[int]] = {}
-    for row, prompt in enumerate(batch.prompt_index):
-        members.setdefault(prompt, []).append(row)
-    size = max(map(len, members.values()))
-    later = batch.response_ids.shape[1] - 1  # response tokens that predict another
-    prompt_width = batch.input_ids.shape[1] - later
-    length = prompt_width + size * later
     hidden = model.config.get_text_config().hidden_size
-    shared = _operations(len(members), length, hidden)
-    if shared > WORTHWHILE * _operations(len(batch.input_ids), prompt_width + later, hidden):
+
+    def work(layout: Layout) -> int:
+        return _operations(len(layout.groups), layout.length, hidden)
+
+    best = min(_layouts(batch), key=work)
+    rows, length = batch.input_ids.shape
+    if work(best) > WORTHWHILE * _operations(rows, length, hidden):
         return None
-    return _lay_out(batch, list(members.values()), size, prompt_width)
+    return _lay_out(batch, best)
 
 
 def _operations(rows: int, length: int, hidden: int) -> int:
@@ -64,47 +82,81 @@ def _operations(rows: int, length: int, hidden: int) -> int:
     return rows * length * (24 * hidden**2 + 4 * hidden * length)
 
 
-def _lay_out(batch: Window, groups: list[list[int]], size: int, prompt_width: int) -> SharedPrompts:
-    """`groups`: the rows that share a prompt, at most `size` each.
+def _layouts(batch: Window) -> Iterator[Layout]:
+    """By whole prompts and by beginnings, with each number of rows behind a stem: many attend to much."""
+    prompts = list(dict.fromkeys(batch.prompts))
+    for stems in (prompts, stems_of(prompts)):
+        stem_of = dict(zip(prompts, stems, strict=True))
+        rows_of: dict[tuple[int, ...], list[int]] = {}
+        for row, prompt in enumerate(batch.prompts):
+            rows_of.setdefault(stem_of[prompt], []).append(row)
+        rest_width = max(
+            len(batch.prompts[row]) - len(stem) + batch.response_lengths[row] - 1
+            for stem, rows in rows_of.items()
+            for row in rows
+        )
+        for size in range(1, max(map(len, rows_of.values())) + 1):
+            groups = [
+                Group(len(stem), rows[start : start + size])
+                for stem, rows in rows_of.items()
+                for start in range(0, len(rows), size)
+            ]
+            yield Layout(groups, size, max(map(len, rows_of)), rest_width)
 
-    Two rows with the prompt `p q` and the responses `a b c` and `d e f` are read as one. Of its
-    last 5 positions, `predicting` has [[0, 1, 2], [0, 3, 4]]:
+
+def _lay_out(batch: Window, layout: Layout) -> SharedPrompts:
+    """Two rows with the prompt `p q` and the responses `a b c` and `d e f` are read as one, which
+    `predicting` says with [[1, 2, 3], [1, 4, 5]]:
 
         token       p  q    a  b  d  e      (a response's last token predicts nothing)
         part        0  0    1  1  2  2
         predicts    -  a, d b  c  e  f
+
+    With the prompts `p q` and `p r` it is [[1, 2, 3], [4, 5, 6]]:
+
+        token       p    q  a  b  r  d  e
+        part        0    1  1  1  2  2  2
+        predicts    -    a  b  c  d  e  f
     """
     device = batch.input_ids.device
-    later = batch.input_ids.shape[1] - prompt_width
-    # Smaller groups are filled up with their first row, which is masked there.
-    filled = [[*rows, *[rows[0]] * (size - len(rows))] for rows in groups]
-    is_member = [[place < len(rows) for place in range(size)] for rows in groups]
-    rows = to_device(torch.tensor(filled), device)
-    members = to_device(torch.tensor(is_member), device)
-
-    def laid_out(x: Tensor) -> Tensor:
-        return torch.cat([x[rows[:, 0], :prompt_width], x[rows, prompt_width:].flatten(1)], 1)
-
-    is_token = laid_out(batch.attention_mask).bool()
-    is_token[:, prompt_width:] &= members.repeat_interleave(later, 1)
-    # The prompt is part 0, each response one of its own.
-    parts = torch.arange(1, size + 1, device=device).repeat_interleave(later)
-    parts = torch.cat([torch.zeros(prompt_width, dtype=parts.dtype, device=device), parts])
-    length = len(parts)
-    sees = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    later = batch.response_ids.shape[1] - 1  # response tokens that predict another
+    width = batch.input_ids.shape[1]
+    # Where in the batch's rows, one after the other, the token of a position stands; -1 is padding.
+    source = torch.full((len(layout.groups), layout.length), -1)
+    predicting = torch.empty(len(batch.prompts), later + 1, dtype=torch.long)
+    for number, (stem, rows) in enumerate(layout.groups):
+        for place, row in enumerate(rows):
+            prompt_length = len(batch.prompts[row])
+            begin = row * width + width - later - prompt_length  # of its prompt
+            if place == 0:
+                source[number, layout.stem_width - stem : layout.stem_width] = torch.arange(
+                    begin, begin + stem
+                )
+            rest = prompt_length - stem
+            tokens = rest + batch.response_lengths[row] - 1
+            start = layout.stem_width + place * layout.rest_width
+            source[number, start : start + tokens] = torch.arange(
+                begin + stem, begin + stem + tokens
+            )
+            # The last token of a prompt predicts the first of the response.
+            first = start + rest - 1 if rest else layout.stem_width - 1
+            last = start + layout.rest_width - 1
+            predicting[row, 0] = number * layout.length + first
+            predicting[row, 1:] = number * layout.length + torch.arange(
+                start + rest, start + rest + later
+            ).clamp(max=last)
+    source = to_device(source, device)
+    is_token = source >= 0
+    source = source.clamp(min=0)
+    # The stem is part 0, each row's rest one of its own.
+    parts = torch.arange(1, layout.size + 1, device=device).repeat_interleave(layout.rest_width)
+    parts = torch.cat([parts.new_zeros(layout.stem_width), parts])
+    sees = torch.ones(layout.length, layout.length, dtype=torch.bool, device=device).tril()
     sees &= (parts == 0) | (parts == parts[:, None])
-
-    width = 1 + size * later
-    index = torch.empty(len(batch.prompt_index), later + 1, dtype=torch.long)
-    for number, group in enumerate(groups):
-        for place, row in enumerate(group):
-            first = number * width
-            index[row, 0] = first  # the prompt's last token predicts every response's first
-            index[row, 1:] = first + 1 + place * later + torch.arange(later)
     return SharedPrompts(
-        laid_out(batch.input_ids),
+        batch.input_ids.flatten()[source],
         sees & is_token[:, None, None],
-        laid_out(batch.position_ids),
-        width,
-        to_device(index, device),
+        batch.position_ids.flatten()[source],
+        layout.length,
+        to_device(predicting, device),
     )

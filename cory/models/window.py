@@ -29,8 +29,8 @@ class Window(NamedTuple):
     nothing.
 
     Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask
-    (batch, R). `prompt_index` says which of the different prompts each row has. It and the lengths
-    of prompts and responses are Python ints, so that reading them does not wait for the device.
+    (batch, R). `prompts`, as tokens, and the lengths of responses are Python's, so that reading them
+    does not wait for the device.
     """
 
     input_ids: Tensor
@@ -38,15 +38,18 @@ class Window(NamedTuple):
     position_ids: Tensor
     response_ids: Tensor
     response_mask: Tensor
-    prompt_lengths: list[int]
+    prompts: list[tuple[int, ...]]
     response_lengths: list[int]
-    prompt_index: list[int]
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        return list(map(len, self.prompts))
 
     def select(self, indices: Sequence[int]) -> "Window":
         """The rows of these indices, in that order, without padding that all of them share."""
-        prompt_lengths = [self.prompt_lengths[i] for i in indices]
+        prompts = [self.prompts[i] for i in indices]
         response_lengths = [self.response_lengths[i] for i in indices]
-        left = max(self.prompt_lengths) - max(prompt_lengths)
+        left = max(self.prompt_lengths) - max(map(len, prompts))
         right = max(self.response_lengths) - max(response_lengths)
         chosen = to_device(torch.tensor(indices), self.input_ids.device)
         texts = (chosen, slice(left, self.input_ids.shape[1] - right))
@@ -57,9 +60,8 @@ class Window(NamedTuple):
             position_ids=self.position_ids[texts],
             response_ids=self.response_ids[responses],
             response_mask=self.response_mask[responses],
-            prompt_lengths=prompt_lengths,
+            prompts=prompts,
             response_lengths=response_lengths,
-            prompt_index=[self.prompt_index[i] for i in indices],
         )
 
     @property
@@ -76,15 +78,14 @@ class Window(NamedTuple):
 
         Rows with the same prompt stand together.
         """
-        indices = range(len(self.prompt_lengths)) if indices is None else indices
-        longest: dict[int, int] = {}  # row of each prompt
+        indices = range(len(self.prompts)) if indices is None else indices
+        longest: dict[tuple[int, ...], int] = {}  # row of each prompt
         for i in indices:
-            length = self.prompt_lengths[i] + self.response_lengths[i]
-            prompt = self.prompt_index[i]
+            prompt = self.prompts[i]
+            length = len(prompt) + self.response_lengths[i]
             longest[prompt] = max(longest.get(prompt, 0), length)
-        order = sorted(
-            indices, key=lambda i: (longest[self.prompt_index[i]], self.prompt_index[i], i)
-        )
+        first = {prompt: i for i, prompt in reversed(list(enumerate(self.prompts)))}
+        order = sorted(indices, key=lambda i: (longest[self.prompts[i]], first[self.prompts[i]], i))
         return (order[start : start + size] for start in range(0, len(order), size))
 
 
@@ -118,16 +119,14 @@ def pack(
     def placed(tensor: Tensor) -> Tensor:
         return tensor if device is None else to_device(tensor, device)
 
-    numbers: dict[tuple[int, ...], int] = {}  # of the prompts, in the order of their first rows
     return Window(
         input_ids=placed(input_ids),
         attention_mask=placed(attention_mask),
         position_ids=placed(position_ids),
         response_ids=placed(response_ids),
         response_mask=placed(response_mask),
-        prompt_lengths=[len(query) for query in queries],
+        prompts=[tuple(query.tolist()) for query in queries],
         response_lengths=[len(response) for response in responses],
-        prompt_index=[numbers.setdefault(tuple(query.tolist()), len(numbers)) for query in queries],
     )
 
 

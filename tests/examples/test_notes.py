@@ -113,7 +113,7 @@ def test_a_run(world, tmp_path, monkeypatch, name):
     assert all(row["task_reward"] == 0 for row in run.history if row["role"] == "note_taker")
 
 
-@pytest.mark.parametrize("name", ["experiment", "pilot"])
+@pytest.mark.parametrize("name", ["experiment", "pilot", "pilot_eta"])
 def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
     monkeypatch.chdir(ROOT)
     changes = {"model.name": str(world / "model"), "task.dataset": str(world)}

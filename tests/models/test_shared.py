@@ -1,4 +1,4 @@
-"""Prompts that several rows share, read once."""
+"""Beginnings that prompts share, read once."""
 
 import pytest
 import torch
@@ -7,16 +7,31 @@ from test_window import tiny
 from cory.models.shared import share_prompts
 from cory.models.window import BY_POSITIONS, forward, pack, whole_mask
 
-PROMPTS = [torch.arange(3, 33), torch.arange(3, 24), torch.arange(5, 45)]
-# Rows of a prompt need not stand together, and prompts may have different numbers of rows.
-ROWS = [0, 1, 0, 2, 1, 0, 1, 1]
 LENGTHS = [5, 1, 3, 7, 2, 4, 6, 5]
+EXAMPLES = torch.arange(40, 68)
 
 
-def batch():
+def prompts_of_groups():
+    """Rows of a prompt need not stand together, and prompts may have different numbers of rows."""
+    prompts = [torch.arange(3, 33), torch.arange(4, 24), torch.arange(5, 45)]
+    return [prompts[number] for number in (0, 1, 0, 2, 1, 0, 1, 1)]
+
+
+def prompts_with_examples():
+    """The last one is all that the others share."""
+    rests = [torch.randint(3, 40, (length,)) for length in (4, 1, 6, 3, 5, 2, 4)]
+    return [torch.cat([EXAMPLES, rest]) for rest in rests] + [EXAMPLES]
+
+
+def prompts_with_two_kinds_of_examples():
+    prompts = [torch.cat([EXAMPLES, torch.randint(3, 40, (2,))]) for _ in range(5)]
+    return prompts + [torch.cat([EXAMPLES.flip(0)[:20], torch.tensor([i])]) for i in (7, 9, 7)]
+
+
+def batch(prompts=prompts_of_groups):
     torch.manual_seed(0)
     responses = [torch.randint(3, 40, (length,)) for length in LENGTHS]
-    return pack([PROMPTS[row] for row in ROWS], responses, 0)
+    return pack(prompts(), responses, 0)
 
 
 def plainly(model, window):
@@ -38,11 +53,15 @@ def shared(model, window):
 
 
 @pytest.mark.parametrize("name", BY_POSITIONS)
-def test_a_response_sees_its_prompt_and_itself(name):
+@pytest.mark.parametrize(
+    ("prompts", "rows"),
+    [(prompts_of_groups, 3), (prompts_with_examples, 1), (prompts_with_two_kinds_of_examples, 2)],
+)
+def test_a_response_sees_its_prompt_and_itself(name, prompts, rows):
     """Logits, hidden states and gradients are those of rows with a prompt each."""
     model = tiny(name).double()
-    window = batch()
-    assert len(share_prompts(model, window).input_ids) == len(PROMPTS)
+    window = batch(prompts)
+    assert len(share_prompts(model, window).input_ids) == rows
     outputs, gradients = [], []
     for way in (plainly, shared):
         model.zero_grad()
@@ -60,11 +79,17 @@ def test_a_response_sees_its_prompt_and_itself(name):
 def test_a_batch_is_laid_out_only_where_that_is_less_work():
     model = tiny("gpt2")
     responses = [torch.arange(3, 8)] * 8
-    alone = pack([torch.arange(3, 13 + i) for i in range(8)], responses, 0)
+    alone = pack([torch.arange(3 + i, 13 + i) for i in range(8)], responses, 0)
     assert share_prompts(model, alone) is None
     # Behind one another, long responses attend to more than they save.
     long = pack([torch.tensor([3])] * 8, [torch.arange(3, 40)] * 8, 0)
     assert share_prompts(model, long) is None
+
+
+def test_long_rows_stand_behind_several_copies():
+    """Behind one copy, each of many rows would attend to all others."""
+    many = pack([torch.arange(3, 33)] * 16, [torch.arange(3, 13)] * 16, 0)
+    assert 1 < len(share_prompts(tiny("gpt2"), many).input_ids) < 16
 
 
 @pytest.mark.parametrize(

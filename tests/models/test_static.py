@@ -41,14 +41,12 @@ def draw_queries(*lengths):
     return [torch.randint(11, 100, (length,), generator=generator) for length in lengths]
 
 
-def sampled(model, tokenizer, queries, longest=20, stems=False, ends=ENDS, **settings):
+def sampled(model, tokenizer, queries, longest=20, ends=ENDS, **settings):
     """Responses, and the logits (tokens, vocabulary) of each."""
     seen = [[] for _ in queries]
     generator = torch.Generator().manual_seed(7)
     settings = SamplingConfig(max_new_tokens=longest, **settings)
-    responses = sample(
-        model, tokenizer, queries, settings, longest, generator, seen, stems=stems, ends=ends
-    )
+    responses = sample(model, tokenizer, queries, settings, longest, generator, seen, ends=ends)
     return responses, [torch.stack(row).float() for row in seen]
 
 
@@ -78,7 +76,7 @@ def test_prompts_of_one_length_with_warpers_and_stems(tokenizer, programs):
     assert_equal(model, tokenizer, queries)
     assert_equal(model, tokenizer, queries, temperature=0.7, top_k=20, repetition_penalty=1.3)
     start = draw_queries(12)[0]
-    assert_equal(model, tokenizer, [torch.cat([start, query]) for query in queries], stems=True)
+    assert_equal(model, tokenizer, [torch.cat([start, query]) for query in queries])
 
 
 def test_what_was_in_the_buffers_does_not_count(tokenizer, programs):

@@ -59,8 +59,7 @@ def test_reading_beginnings_once_changes_no_logits(model, tokenizer, prompts):  
         assert read == [packed.input_ids.numel()]  # nothing to share: one pass
 
 
-@pytest.mark.parametrize("stems", [False, True])
-def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer, stems):  # noqa: F811
+def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer):  # noqa: F811
     queries = rows(tokenizer, [*APART, *APART, *ALIKE])
     model.generation_config.eos_token_id = model.config.eos_token_id = list(
         range(3, 300, 3)
@@ -68,7 +67,7 @@ def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer, stems):  # no
     seen: list[list[torch.Tensor]] = [[] for _ in queries]
     settings = SamplingConfig(temperature=0.5)
     responses = sample(
-        model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1), seen, stems=stems
+        model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1), seen
     )
     again = sample(model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1))
     assert all(torch.equal(a, b) for a, b in zip(responses, again, strict=True))

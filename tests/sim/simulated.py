@@ -13,6 +13,7 @@ The shims, which a real backend brings by itself:
 * autocast: linear layers and matrix products take bfloat16 inputs
 * accelerate's choice of a device
 * `tolist` and what is asked of a storage, which torch refuses for subclasses of Tensor
+* the causal mask of attention is made here, as torch would make it on the one device that it knows
 * modules are moved by swapping their parameters, so that tied weights stay tied
 """
 
@@ -273,8 +274,23 @@ def install() -> None:
         autocast.impl(name, _in_bfloat16(getattr(torch.ops.aten, name)))
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    torch.nn.functional.scaled_dot_product_attention = _with_a_mask(
+        torch.nn.functional.scaled_dot_product_attention
+    )
     install.libraries = [library, autocast, fallback]  # they end with the last reference
     PartialState.default_device = property(lambda state: _default)
+
+
+def _with_a_mask(attention):
+    """Attention whose causal mask is on the device of its query."""
+
+    def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+        if is_causal:
+            length = query.shape[-2]
+            attn_mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        return attention(query, key, value, attn_mask, dropout_p, **options)
+
+    return run
 
 
 def _in_bfloat16(operation):
