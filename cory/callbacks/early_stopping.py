@@ -54,8 +54,10 @@ class EarlyStopping(Callback):
             if self.waited >= patience:  # the run was extended past that
                 self.waited = 0
             self._add(rewards, index, run)
+        # A run that patience had ended, and that is continued all the same, waits anew.
         if self.waited >= patience and distributed.broadcast_object(_is_extended(trainer)):
             self.waited = 0
+        # Without the best agents in their folder, the next ones are the best.
         if self.best is not None and distributed.broadcast_object(not _best_is_saved(run)):
             self.best = None
             self.waited = 0

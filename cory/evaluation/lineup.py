@@ -159,18 +159,10 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
     for agent, weights in agents.items():
         # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
         kl_base = weights.base if config.agents and not settings.base else base
-        index = _index(agent)
-        answering = config.resolve(config.of_agent(index).model.name)
-        is_own_base = not config.is_trained(index) and kl_base.name == answering
-        # A template changes prompts, not weights.
-        if replace(kl_base, chat_template=base.chat_template) != base and not is_own_base:
-            is_candidate = any(
-                candidate.weights.model == kl_base for candidate in lineup.candidates.values()
+        if not _answers_already(lineup, kl_base, config, _index(agent)):
+            lineup.candidates[f"base of {agent}"] = Candidate(
+                Weights(kl_base, None, kl_base), run_task
             )
-            if not is_candidate:
-                lineup.candidates[f"base of {agent}"] = Candidate(
-                    Weights(kl_base, None, kl_base), run_task
-                )
         lineup.candidates[agent] = Candidate(
             Weights(weights.model, weights.adapter, kl_base), run_task
         )
@@ -182,6 +174,17 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
         _add_after_itself(lineup, names[0])
     if 2 < config.cory.num_roles <= len(names):
         _add_long_chains(lineup, names, config.cory.num_roles)
+
+
+def _answers_already(lineup: Lineup, kl_base: ModelConfig, config: Config, agent: int) -> bool:
+    """Whether an agent's base is a candidate, or is the agent itself, which is not trained."""
+    base = lineup.candidates["base"].weights.model
+    if replace(kl_base, chat_template=base.chat_template) == base:
+        return True  # a template changes prompts, not weights
+    if any(candidate.weights.model == kl_base for candidate in lineup.candidates.values()):
+        return True
+    own_model = config.resolve(config.of_agent(agent).model.name)
+    return not config.is_trained(agent) and kl_base.name == own_model
 
 
 def _add_after_itself(lineup: Lineup, name: str) -> None:
