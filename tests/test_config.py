@@ -248,6 +248,7 @@ def test_flags_override_the_file():
             r"agents\[1\]: unknown key 'modle'. Did you mean 'model'\?",
         ),
         (["--agents", "3"], "agents.*3"),
+        (["--seed="], "seed: expected an integer, got ''"),
     ],
 )
 def test_bad_values_are_named(argv, message):
@@ -402,6 +403,10 @@ def test_keys_may_be_assigned_one_after_the_other_and_are_checked_together():
         ("ppo:\n  batch_sise: 3\n", "unknown key 'ppo.batch_sise'.*Did you mean 'ppo.batch_size'"),
         ("itertions: 3\n", "Did you mean 'iterations'"),
         ("ppo: [1\n", "bad.yaml"),
+        (
+            "ppo: {gamma: 0.5}\nseed: 1\nppo:\n  batch_size: 8\n",
+            "bad.yaml: expected each key once, got 'ppo' again in line 3",
+        ),
         ("ppo: null\n", r"bad.yaml: ppo: expected a block of settings, got None"),
         ("task: 3\n", r"bad.yaml: task: expected a block of settings, got 3"),
         ("seed: null\n", r"bad.yaml: seed: expected a valid integer, got None"),
@@ -414,6 +419,14 @@ def test_bad_files_are_named(tmp_path, text, message, monkeypatch):
     with pytest.raises(UserError, match=message):
         load(ImdbConfig, CONFIGS[0], ["--config", str(tmp_path / "bad.yaml")])
     assert not (tmp_path / "pwned").exists()
+
+
+def test_the_file_with_the_bad_value_is_named(tmp_path):
+    for name, seed in (("bad.yaml", "x"), ("good.yaml", "3")):
+        (tmp_path / name).write_text(f"seed: {seed}\n")
+    files = ["--config", str(tmp_path / "bad.yaml"), "--config", str(tmp_path / "good.yaml")]
+    with pytest.raises(UserError, match=r"bad\.yaml: seed"):
+        load(ImdbConfig, None, files)
 
 
 def test_help_documents_every_key_and_print_config_prints_them():

@@ -7,11 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import yaml
+
 from cory.cli import invocation
 from cory.cli.help import help_text
 from cory.cli.messages import YAML, explained, similar_file
 from cory.config import Config, Settings, blocks, keys
 from cory.errors import UserError
+from cory.run.record import run_of_checkpoint
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -102,6 +105,7 @@ def read_command_line(
         if not Path(file).is_file():
             hint = similar_file(Path(file), YAML)
             raise UserError(f"config: expected an existing YAML file, got {file!r}{hint}")
+        _check_keys(Path(file))
     resumed = _run_of(chosen.resume)
     if not files and (resumed or default):
         files = [str(resumed / "config.yaml" if resumed else default)]
@@ -132,6 +136,28 @@ def read_command_line(
         _keep_single_agent(before)
     changed = dict(_changed_keys(before, config))
     return CommandLine(config, _setting_name(files, prefix), changed)
+
+
+def _check_keys(file: Path) -> None:
+    """Raises a UserError if a key stands twice in a block, of which the last would count."""
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
+        return  # the message is the parser's
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise UserError(
+                    f"{file}: expected each key once, got {key.value!r} again in line {line}"
+                )
+            seen.add(key.value)
+            nodes.append(value)
 
 
 def _keep_single_agent(config: Config) -> None:
@@ -237,9 +263,8 @@ def resumed_run(argv: Sequence[str]) -> Path | None:
 def _run_of(resume: str | None) -> Path | None:
     """The run folder named by `--resume`: itself, or that of a checkpoint; None: no such folder."""
     path = Path(resume or "auto")
-    return next(
-        (run for run in (path, path.parent.parent) if (run / "config.yaml").is_file()), None
-    )
+    runs = (path, run_of_checkpoint(path))
+    return next((run for run in runs if (run / "config.yaml").is_file()), None)
 
 
 def _parse(kind: type[C], parser: "ArgumentParser", argv: Sequence[str]) -> C:
@@ -268,12 +293,13 @@ def _blamed_file(
     """The configuration file's name, for a message, if the file alone, without flags, is refused too."""
     from jsonargparse import ArgumentError
 
-    if not files or files[-1] in str(error):
+    if any(file in str(error) for file in files):
         return ""
-    try:
-        _parse(kind, parser, ["--config", files[-1]]).check()
-    except (ArgumentError, UserError):
-        return f"{files[-1]}: "
+    for file in files:
+        try:
+            _parse(kind, parser, ["--config", file]).check()
+        except (ArgumentError, UserError):
+            return f"{file}: "
     return ""
 
 

@@ -132,10 +132,10 @@ def _unexpected(word: str, keys: Sequence[str]) -> str:
 
 def _wrong_type(key: str, complaint: str) -> str:
     """Of a value that is of none of the types of its key."""
-    expected, _, value = re.split(r"( Given value: |\. Got value: )", complaint, maxsplit=1)
+    expected, *value = re.split(r" Given value: |\. Got value: ", complaint, maxsplit=1)
     types = re.findall(r"Expected a (typing\.Literal\[.*?\]|<class '\w+'>)", expected)
     texts = [TYPES.get(name) or _choices(name) for name in dict.fromkeys(types)]
-    return f"{key}: expected {' or '.join(texts)}, got {value!r}"
+    return f"{key}: expected {' or '.join(texts)}, got {''.join(value)!r}"
 
 
 def _choices(literal: str) -> str:

@@ -13,6 +13,7 @@ from cory.resume.checkpoint import may_have_none
 # Changed settings, by their keys, with which a run may continue where it failed.
 AS_BEFORE: Mapping[str, Any] = MappingProxyType({})
 MENDED_REWARD: Mapping[str, Any] = MappingProxyType({"accept_changes": "reward"})
+WITHOUT_PATIENCE: Mapping[str, Any] = MappingProxyType({"guards.patience": None})
 SKIPPING: Mapping[str, Any] = MappingProxyType({"guards.on_nonfinite": "skip"})
 
 

@@ -39,6 +39,7 @@ REWARDS = {
     "fingerprint.team_reward_sha256": "team_reward",
 }
 DATA = ("fingerprint.dataset_sha256", "fingerprint.rows")
+HELD_OUT = "fingerprint.held_out_sha256"
 
 
 class Difference(NamedTuple):
@@ -60,8 +61,13 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator
     free = set(FREE)
     if saved.get("ppo", {}).get("schedule", "constant") != "constant":
         free.remove("iterations")
-    if not (saved.get("fingerprint") and wanted.get("fingerprint")):
+    fingerprints = [settings.get("fingerprint") or {} for settings in (saved, wanted)]
+    if not all(fingerprints):
         free.add("fingerprint")
+    # Held-out rewards are compared with earlier ones only for patience.
+    has_patience = wanted.get("guards", {}).get("patience") is not None
+    if not (has_patience and all("held_out_sha256" in each for each in fingerprints)):
+        free.add(HELD_OUT)
     yield from _different_keys(saved, wanted, free, "")
 
 
@@ -82,6 +88,10 @@ def in_words(
             texts.append(f"the training data {name} has changed")
         elif change.key == DATA[1]:
             texts.append(str(change._replace(key="its rows")))
+        elif change.key == HELD_OUT:
+            texts.append(
+                "the held-out queries, whose rewards guards.patience compares, have changed"
+            )
         else:
             texts.append(str(change))
     return texts

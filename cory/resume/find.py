@@ -17,16 +17,17 @@ from cory.errors import UserError
 from cory.plural import counted
 from cory.provenance.models import check_models
 from cory.resume import checkpoint
-from cory.resume.advice import MENDED_REWARD, new_run, resume_command
+from cory.resume.advice import MENDED_REWARD, WITHOUT_PATIENCE, new_run, resume_command
 from cory.resume.best import check_resumed
 from cory.resume.checkpoint import Damaged, RunState
-from cory.resume.differences import DATA, Difference, differences, in_words
+from cory.resume.differences import DATA, HELD_OUT, Difference, differences, in_words
 from cory.run.output import lock
 from cory.run.record import (
     best_folder,
     finished_iterations,
     read_settings,
     recorded_iterations,
+    run_of_checkpoint,
     stopped_by,
 )
 
@@ -94,7 +95,7 @@ def find_resumed(
     check_resumed(config)
     path = Path(config.resume)
     if (path / "manifest.json").exists():
-        run = path.parent.parent
+        run = run_of_checkpoint(path)
         if (run / "config.yaml").exists():
             lock(run, locks)
         return _from_checkpoint(path, config, wanted, agents)
@@ -216,7 +217,7 @@ def _from_checkpoint(
     path: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]
 ) -> Resumed:
     """Continues a run from a checkpoint that is named. Going back before what is done needs `overwrite`."""
-    run = path.parent.parent
+    run = run_of_checkpoint(path)
     try:
         state = checkpoint.read(path, agents)
     except Damaged as error:
@@ -287,6 +288,8 @@ def _checked(
             hint = f". If the reward was changed on purpose: {command}"
         elif any(change.key in DATA for change in changed):
             hint = f". {new_run(run)}"
+        elif [change.key for change in changed] == [HELD_OUT]:
+            hint = f". To go on without them: {resume_command(run, WITHOUT_PATIENCE)}"
         raise UserError(
             f"resume: expected the settings of {str(run)!r}, got others: {listed}{hint}"
         )

@@ -73,10 +73,12 @@ def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
             _check_empty(folder)
             remove_partial(folder)
             return folder
+        runs = Path("runs")
+        runs.mkdir(exist_ok=True)
         for number in itertools.count(1):
-            folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+            folder = runs / (name if number == 1 else f"{name}-{number}")
             with suppress(FileExistsError):
-                folder.mkdir(parents=True)
+                folder.mkdir()
                 lock(folder, locks)
                 return folder
         raise AssertionError
@@ -152,8 +154,23 @@ def staged(folder: Path) -> Iterator[Path]:
         for path in sorted(partial.iterdir()):
             target = folder / path.name
             if path.is_dir() and target.exists():
-                remove(target)
-            path.replace(target)
+                _replace_folder(target, path)
+            else:
+                path.replace(target)
+
+
+def _replace_folder(target: Path, new: Path) -> None:
+    """Puts a folder in the place of another. There is no other moment without one than between two
+    renames.
+    """
+    aside = partial_name(target)
+    target.rename(aside)
+    try:
+        new.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager

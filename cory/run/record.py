@@ -28,13 +28,31 @@ def read_settings(run: Path) -> dict[str, Any]:
     return settings
 
 
+LINE_BREAKS = "\x85\u2028\u2029"  # which YAML reads as spaces or other line breaks
+
+
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as prompts, as blocks."""
+    """Writes texts of several lines, such as prompts, as blocks, and quotes what the configuration's
+    loader would read as something else.
+    """
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    has_lines = "\n" in text.strip("\n")
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if has_lines else None)
+    style = None
+    if _is_number(text) or any(character in text for character in LINE_BREAKS):
+        style = '"'
+    elif "\n" in text.strip("\n"):
+        style = "|"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _is_number(text: str) -> bool:
+    """Such as 1e3, which is text in YAML and a number to its loader here."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 _Dumper.add_representer(str, _text)
@@ -43,6 +61,11 @@ _Dumper.add_representer(str, _text)
 def yaml_text(settings: Mapping[str, Any]) -> str:
     """Settings as YAML for people to read, in their order."""
     return yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def run_of_checkpoint(path: Path) -> Path:
+    """RUN, of RUN/checkpoints/iter-000002, also where the path is relative to the middle one."""
+    return path.parent.parent if path.parent != Path() else path.resolve().parent.parent
 
 
 def recorded_iterations(run: Path) -> int:
@@ -76,7 +99,7 @@ def stopped_by(run: Path) -> str | None:
 
 def best_folder(run: Path) -> Path:
     """Where the best agents of a run are (`guards.patience`). It is named by the run, as rows of an evaluation are."""
-    return run / f"{run.name}-best"
+    return run / f"{run.resolve().name}-best"  # by whatever path it was reached
 
 
 def run_of_best(folder: Path) -> Path | None:

@@ -200,6 +200,17 @@ def test_what_no_longer_counts_is_not_the_best(config, planned, monkeypatch, how
     assert json.loads((run / "run-best/summary.json").read_text()) == reached
 
 
+def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):
+    """They could replace the best agents by worse ones."""
+    run = train(config, Stop(2))
+    best = (run / "run-best/summary.json").read_text()
+    with pytest.raises(UserError, match="the held-out queries, whose rewards") as refused:
+        train(config, iterations=4, resume=str(run), eval_queries=2)
+    assert "--guards.patience null" in str(refused.value)
+    train(config, iterations=4, resume=str(run), eval_queries=2, guards=GuardsConfig())
+    assert (run / "run-best/summary.json").read_text() == best
+
+
 def test_the_team_reward_counts(config, monkeypatch):
     """Beside a team reward alone, every task reward is 0."""
     from cory.callbacks import held_out

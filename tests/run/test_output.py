@@ -2,9 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cory.cli.main import main
 from cory.errors import UserError
 from cory.resume import checkpoint
 from cory.run import folder
+from cory.run.output import new_folder, staged
 from cory.run.signals import Interrupted
 
 __all__ = ["ended", "finished", "held_out", "one", "whole"]  # fixtures
@@ -222,6 +224,27 @@ def test_a_run_and_an_evaluation_do_not_take_each_others_folders(config, held_ou
     with pytest.raises(UserError, match="resume: expected auto, or the folder of a run"):
         make_run(config, 1, iterations=1, resume=str(evaluation_place))
     assert content(tmp_path) == before
+
+
+def test_killed_while_the_old_one_is_removed_the_new_folder_is_in_place(tmp_path, monkeypatch):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best/old").touch()
+    monkeypatch.setattr(shutil, "rmtree", kill)
+
+    def work():
+        with staged(tmp_path) as stage:
+            (stage / "best").mkdir()
+            (stage / "best/new").touch()
+
+    killed(work)
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["new"]
+
+
+def test_a_link_that_leads_nowhere_is_no_folder_for_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to(tmp_path / "nowhere")
+    with ExitStack() as locks, pytest.raises(UserError, match="a folder that can be written"):
+        new_folder(None, "run", locks)
 
 
 def test_a_folder_that_is_filled_is_complete_or_absent(tmp_path):

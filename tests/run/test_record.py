@@ -1,8 +1,13 @@
 """How settings are written for people, and read again."""
 
+from dataclasses import asdict
+from pathlib import Path
+
 import yaml
 
-from cory.run.record import yaml_text
+from cory.cli.load import load
+from cory.run.record import best_folder, run_of_checkpoint, yaml_text
+from imdb_train.config import ImdbConfig
 
 
 def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
@@ -24,3 +29,21 @@ def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
         "    {question}",
         "  Answer:",
     ]
+
+
+def test_texts_that_look_like_numbers_or_lines_stay_texts(tmp_path):
+    flags = ["--sampling.stop", "['1e3', '\\n']", "--model.revision", "1234e56"]
+    config, _ = load(ImdbConfig, None, [*flags, "--task.observer_prompt", "a\x85b\u2028c\n d"])
+    (tmp_path / "config.yaml").write_text(yaml_text(asdict(config)), encoding="utf-8")
+    assert load(ImdbConfig, None, ["--config", str(tmp_path / "config.yaml")])[0] == config
+
+
+def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    (run / "checkpoints/iter-000002").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(run)
+    monkeypatch.chdir(run)
+    assert {best_folder(path).name for path in (run, Path(), tmp_path / "link")} == {"run-best"}
+    monkeypatch.chdir(run / "checkpoints")
+    assert run_of_checkpoint(Path("iter-000002")) == run.resolve()
+    assert run_of_checkpoint(Path("run/checkpoints/iter-000002")) == Path("run")
