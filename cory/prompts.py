@@ -52,15 +52,20 @@ def placeholders(template: str, where: str) -> list[str]:
     is looked up.
     """
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        fields = list(string.Formatter().parse(template))
     except ValueError as error:
         expected = "a template with placeholders like {prompt}"
         raise UserError(f"{where}: expected {expected}, got {template!r} ({error})") from None
-    for name in names:
-        if not name.isidentifier():
+    names = []
+    for _, name, form, conversion in fields:
+        if name is None:  # the text after the last one
+            continue
+        if not name.isidentifier() or form or conversion:
+            got = f"{name}{'!' if conversion else ''}{conversion or ''}{':' if form else ''}{form}"
             raise UserError(
-                f"{where}: expected plain names in braces, got {{{name}}} in {template!r}"
+                f"{where}: expected plain names in braces, got {{{got}}} in {template!r}"
             )
+        names.append(name)
     return names
 
 

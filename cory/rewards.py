@@ -154,10 +154,15 @@ def names(rewards: Sequence[Reward]) -> list[str]:
 
     >>> names([Reward(len, name="a.py:good"), Reward(len, name="a.py:short"), Reward(len, name="b.py:good")])
     ['good', 'short', 'good_2']
+    >>> names([Reward(len, name=name) for name in ("a.py:good", "b.py:good_2", "c.py:good")])
+    ['good', 'good_2', 'good_3']
     """
     result: list[str] = []
     for reward in rewards:
         name = reward.short_name
-        number = sum(other.short_name == name for other in rewards[: len(result)]) + 1
-        result.append(name if number == 1 else f"{name}_{number}")
+        number = 1
+        while name in result:
+            number += 1
+            name = f"{reward.short_name}_{number}"
+        result.append(name)
     return result

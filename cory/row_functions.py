@@ -3,7 +3,7 @@
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -108,7 +108,8 @@ def _call(functions: Sequence[RowFunction], rows: Columns) -> list[Any]:
     for function in functions:
         arguments = function.arguments(rows)
         try:
-            results.append(function.function(**arguments))
+            values = function.function(**arguments)
+            results.append(list(values) if isinstance(values, Iterator) else values)
         except Exception as error:
             results.append(error)
     return coroutines.wait(results)
@@ -140,8 +141,7 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
             value = value.item()
         if value is None and function.unit == "completion":
             numbers.append(math.nan)
-        elif isinstance(value, Real) and math.isfinite(value):
-            number = float(value)
+        elif isinstance(value, Real) and math.isfinite(number := _as_float(value)):
             if abs(number) > LARGEST:
                 raise UserError(
                     f"{function}: expected a number of at most {LARGEST:.2g}, got {value!r} "
@@ -149,10 +149,19 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
                 )
             numbers.append(number)
         else:
+            got = "a huge integer" if isinstance(value, int) else repr(value)
             raise UserError(
-                f"{function}: expected a finite number, got {value!r} {_where(function, row, rows)}"
+                f"{function}: expected a finite number, got {got} {_where(function, row, rows)}"
             )
     return numbers
+
+
+def _as_float(value: Real) -> float:
+    """Infinite for an integer that no float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _blamed(function: RowFunction, error: Exception, rows: Columns) -> UserError:

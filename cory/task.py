@@ -164,7 +164,7 @@ class Task:
 
     def __post_init__(self) -> None:
         for name in self.metrics:
-            if name in RECORDED:
+            if name in (*RECORDED, *self.reward_metrics):
                 raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
         self.check_rows(self.dataset)
 
@@ -184,6 +184,12 @@ class Task:
         for row, prompt in enumerate(dataset["prompt"]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
         self.prompts.check_columns(names)
+        for name in {*self.prompts.columns()} & {*names}:
+            for row, value in enumerate(dataset[name]):
+                if value is None:
+                    raise UserError(
+                        f"dataset, column {name!r}, row {row + 1}: expected a value for a role's prompt, got null"
+                    )
 
     def render(
         self,

@@ -91,7 +91,7 @@ class PositiveLogit:
         self.separator = separator
         # Identified in config.yaml, so that another model behind this name is refused.
         self.models = {"task.reward_model": (recorded_as or name, name)}
-        self.max_length = getattr(model.config, "max_position_embeddings", None)
+        self.max_length = _most_tokens(model)
 
     @torch.no_grad()
     def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
@@ -117,6 +117,16 @@ class PositiveLogit:
         return rewards.tolist()
 
 
+def _most_tokens(model: PreTrainedModel) -> int | None:
+    """How long a text a classifier can read; None: any."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    embeddings = getattr(model.base_model, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    if positions is None or padding is None:
+        return positions
+    return positions - padding - 1  # RoBERTa's positions begin after that of padding
+
+
 def queries(
     config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> Dataset:
@@ -131,6 +141,11 @@ def queries(
         texts = toy.reviews(split)
     else:
         texts = load_dataset(config.dataset, split, [config.text_column])[config.text_column]
+        for row, text in enumerate(texts):
+            if not isinstance(text, str | None):
+                raise UserError(
+                    f"task.text_column: expected texts, got {text!r} in row {row + 1} of {config.text_column!r}"
+                )
     texts = [text for text in texts if text and text.strip() and len(text) >= config.min_chars]
     if not texts:
         raise UserError(

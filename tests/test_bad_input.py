@@ -352,6 +352,13 @@ def test_formats_that_are_read(tmp_path, ending):
     assert list(load_dataset(str(tmp_path), "train", ["text"])["text"]) == ["one", "two"]
 
 
+def test_reviews_that_are_no_texts(tokenizer, tmp_path):
+    (tmp_path / "train.csv").write_text("stars\n1\n2\n")
+    settings = ImdbTaskConfig(dataset=str(tmp_path / "train.csv"), text_column="stars", min_chars=0)
+    with refuses("task.text_column: expected texts, got 1 in row 1 of 'stars'"):
+        queries(settings, "train", tokenizer, 0)
+
+
 def test_no_review_is_long_enough(reviews, tokenizer):
     with refuses("dataset: expected reviews of at least 5000 characters, got none"):
         queries(ImdbTaskConfig(dataset=str(reviews), min_chars=5000), "train", tokenizer, 0)
@@ -415,6 +422,8 @@ def test_observer_prompt_longer_than_the_context(config):
         ),
         ("{prompt[0]}", "{prompt}{response}", r"pioneer prompt: expected plain names in braces"),
         ("{}", "{prompt}{response}", r"pioneer prompt: expected plain names in braces"),
+        ("{prompt!r}", "{prompt}{response}", r"expected plain names in braces, got \{prompt!r\}"),
+        ("{prompt}", "{prompt}{response:.3}", r"plain names in braces, got \{response:.3\}"),
     ],
 )
 def test_bad_templates(pioneer, observer, message):
@@ -427,6 +436,14 @@ def test_template_over_a_missing_column():
         r"observer prompt: expected placeholders among .*'prompt', 'response'.*got \{hint\}"
     ):
         Task.from_prompts(["a"], len, RolePrompts(observer="{prompt}{response}{hint}"))
+
+
+def test_column_of_a_template_without_a_value():
+    rows = datasets.Dataset.from_dict(
+        {"prompt": ["a", "b"], "hint": ["x", None], "other": [None, 1]}
+    )
+    with refuses("dataset, column 'hint', row 2: expected a value, .* got null"):
+        Task(rows, len, RolePrompts("{prompt}{hint}"))
 
 
 # Rewards
@@ -448,6 +465,14 @@ def test_template_over_a_missing_column():
         (
             lambda prompts, completions: [0.0] * 3 + [math.inf] * 13,
             r"expected a finite number, got inf in row 4",
+        ),
+        (
+            lambda prompts, completions: [10**400] * 16,
+            r"expected a finite number, got a huge integer in row 1",
+        ),
+        (
+            lambda prompts, completions: (text + 1 for text in completions),
+            r"TypeError: .* raised at test_bad_input.py, line \d+, in row 1",
         ),
     ],
 )

@@ -128,15 +128,25 @@ def _hash(key: str, path: Path) -> str:
         source = waiting.pop(0).read_bytes()
         digest.update(source)
         for name in _imported(source):
-            beside = path.with_name(f"{name}.py")
-            if not beside.is_file() or beside in seen:
+            files = [file for file in _files_beside(path, name) if file not in seen]
+            if not files:
                 continue
-            imported = getattr(sys.modules.get(name), "__file__", None) or beside
-            if Path(imported).resolve() != beside.resolve():
-                raise UserError(f"{key}: expected {name!r} to be {beside}, got {str(imported)!r}")
-            seen.add(beside)
-            waiting.append(beside)
+            imported = getattr(sys.modules.get(name), "__file__", None) or files[0]
+            if Path(imported).resolve() != files[0].resolve():
+                raise UserError(f"{key}: expected {name!r} to be {files[0]}, got {str(imported)!r}")
+            seen.update(files)
+            waiting += files
     return digest.hexdigest()[:16]
+
+
+def _files_beside(path: Path, module: str) -> list[Path]:
+    """The file of a module beside another file, or all files of a package; empty if it is elsewhere."""
+    package = path.with_name(module)
+    first = package / "__init__.py"
+    if first.is_file():
+        return [first, *sorted(file for file in package.rglob("*.py") if file != first)]
+    file = path.with_name(f"{module}.py")
+    return [file] if file.is_file() else []
 
 
 def _imported(source: bytes) -> list[str]:

@@ -10,7 +10,12 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from cory.agent import make_agents
 from cory.cli.load import load
@@ -72,6 +77,23 @@ def test_reward_is_the_positive_logit_of_query_plus_response(classifier_folder):
         [x.item() for x in expected], rel=1e-4
     )
     # Longer than its context: cut.
+    assert len(reward(prompts=["good " * 500], completions=[" film"])) == 1
+
+
+def test_a_classifier_whose_positions_begin_after_padding_reads_fewer_tokens(
+    classifier_folder, tmp_path
+):
+    tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
+    model = RobertaForSequenceClassification(
+        RobertaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=66, pad_token_id=tokenizer.pad_token_id,
+            label2id={"NEGATIVE": 0, "POSITIVE": 1}, id2label={0: "NEGATIVE", 1: "POSITIVE"},
+        )
+    )  # fmt: skip
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    reward = PositiveLogit(str(tmp_path), batch_size=1, device=torch.device("cpu"))
     assert len(reward(prompts=["good " * 500], completions=[" film"])) == 1
 
 

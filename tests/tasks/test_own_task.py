@@ -384,6 +384,21 @@ def test_the_fingerprint_tells_rewards_apart(here):
     assert prints()["reward_sha256"] != first["reward_sha256"]
 
 
+def test_the_fingerprint_has_the_packages_beside_a_file(here):
+    (here / "helpers").mkdir()
+    (here / "helpers/__init__.py").write_text("from helpers.inner import value\n")
+    (here / "packed.py").write_text("from helpers import value\n")
+    hashes = set()
+    for number in (1, -1):
+        for module in [name for name in sys.modules if name.split(".")[0] == "helpers"]:
+            del sys.modules[module]
+        source = f"def value(completions):\n    return [{number}.0] * len(completions)\n"
+        (here / "helpers/inner.py").write_text(source)
+        (loaded,) = PythonFiles().load("task.reward", ["packed.py:value"])
+        hashes.add(loaded.sha256)
+    assert len(hashes) == 2
+
+
 def test_files_of_one_name_in_two_folders(here):
     for number in (1, 2):
         (here / str(number)).mkdir()
@@ -804,6 +819,15 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
             r"metric function fails: KeyError: 'gone', raised at watch\.py, line 15",
         ),
         (
+            {
+                "task": {
+                    "reward": ["rewards.py:good", "rewards.py:short"],
+                    "metrics": "other.py:reward_short",
+                }
+            },
+            r"metrics: expected a name that no other metric has, got 'reward_short'",
+        ),
+        (
             {"callbacks": "watch.py:length"},
             r"callbacks: expected a class derived from cory\.Callback",
         ),
@@ -817,7 +841,9 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
 )
 def test_bad_metrics_and_callbacks(here, policy_folder, command, changes, message):
     (here / "watch.py").write_text(METRICS)
-    (here / "other.py").write_text("def kl(completions):\n    return [0.0] * len(completions)\n")
+    zeros = "    return [0.0] * len(completions)\n"
+    functions = [f"def {name}(completions):\n{zeros}" for name in ("kl", "reward_short")]
+    (here / "other.py").write_text("\n".join(functions))
     task = {"dataset": "prompts.jsonl", "reward": "rewards.py:good", **changes.pop("task", {})}
     write_config(here, policy_folder, task=task, **changes)
     status, _, error = command("cory.train", "--config", "my.yaml")
