@@ -442,7 +442,7 @@ def test_column_of_a_template_without_a_value():
     rows = datasets.Dataset.from_dict(
         {"prompt": ["a", "b"], "hint": ["x", None], "other": [None, 1]}
     )
-    with refuses("dataset, column 'hint', row 2: expected a value, .* got null"):
+    with refuses("dataset, column 'hint', row 2: expected a value for a role's prompt, got null"):
         Task(rows, len, RolePrompts("{prompt}{hint}"))
 
 
