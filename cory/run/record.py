@@ -39,7 +39,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
-    if _is_number(text) or any(character in text for character in LINE_BREAKS):
+    if _is_number(text) or not text.strip("\n") or any(each in text for each in LINE_BREAKS):
         style = '"'
     elif "\n" in text.strip("\n"):
         style = "|"
