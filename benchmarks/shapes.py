@@ -77,7 +77,9 @@ SHAPES = {
         for group in (2, 4, 8)
     },
     # A pair whose prompts begin with the same examples.
-    "few_shot": Shape(6, 512, 8192, 32, (40, 60), 0, 40, 1, 64, kl_penalty="kl", beginning=200),
+    "few_shot": Shape(
+        4, 256, 8192, 32, (40, 60), 0, 40, 2, 256, kl_penalty="kl", epochs=1, beginning=200
+    ),
     # The small pair on which the authors' code was timed at 42 s an iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
     # The toy setting of IMDB.

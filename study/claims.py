@@ -88,7 +88,7 @@ CLAIMS = [
           (-SIMILAR, SIMILAR), IMDB, per_gain(CORY, PPO, "task_reward")),
     Claim("E1", "PPO's KL is more than twice CORY's", "KL, PPO / CORY", (2, math.inf), IMDB,
           between(PPO, CORY, end("kl"), ratio)),
-    Claim("E1", "PPO's KL is more than twice CORY's, which has the published script's settings",
+    Claim("E1", "PPO's KL is more than twice CORY's, which has three of the published script's settings",
           "KL, PPO / CORY, all three", (2, math.inf), ("imdb_confounders",),
           between(PPO, "CORY, all three", end("kl"), ratio)),
     Claim("E1", "CORY's combined reward rises", "combined reward, last - first 10 iterations", ABOVE, IMDB,

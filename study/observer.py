@@ -33,6 +33,7 @@ from study.intervals import Interval, over_queries
 if TYPE_CHECKING:
     import numpy as np
 
+    from cory.prompts import RolePrompts
     from cory.task import Task
 
 KINDS = ("worst", "middle", "best")  # the pioneer's responses to a query, by their reward
@@ -142,15 +143,16 @@ def probe(
     from cory.models.families import check_model
     from cory.models.load import load_policy
     from cory.parallel.devices import choose_device
-    from cory.prompts import RolePrompts
     from study.coupling import repeated
 
-    names = {template: name for name, template in wordings.items()}
+    own = task.prompts.template(1)
     tasks = {
-        names.get(template, template): replace(
-            task, prompts=RolePrompts(task.prompts.pioneer, template)
-        )
-        for template in dict.fromkeys([task.prompts.observer, *wordings.values()])
+        next((name for name, wording in wordings.items() if wording == own), own): task,
+        **{
+            name: replace(task, prompts=_worded(task.prompts, wording))
+            for name, wording in wordings.items()
+            if wording != own
+        },
     }
     model = replace(config.model, name=config.resolve(config.model.name))
     device = choose_device(config.device)
@@ -173,7 +175,8 @@ def probe(
     differ = np.flatnonzero(pioneer.max(1) > pioneer.min(1))
     if len(differ) < 2:
         raise UserError(
-            f"queries: expected some of which {samples} responses differ in their reward, got {len(differ)}"
+            f"queries: expected some of which {samples} responses differ in their reward, got {len(differ)}. "
+            "A first role that earns nothing by itself cannot be probed"
         )
 
     # The observer answers each of these responses `answers` times.
@@ -197,6 +200,14 @@ def probe(
             )
     alone = mean_interval(pioneer.mean(1).tolist())
     return Probe(alone, float(pioneer.std()), len(differ), len(pioneer), readings)
+
+
+def _worded(prompts: "RolePrompts", wording: str) -> "RolePrompts":
+    """The prompts with another one for the second role."""
+    if len(prompts.roles) < 2:
+        return replace(prompts, observer=wording)
+    first, second, *others = prompts.roles
+    return replace(prompts, roles=(first, replace(second, prompt=wording), *others))
 
 
 def table(name: str, probe: Probe) -> str:
@@ -276,8 +287,9 @@ def command_line(
         measured = probe(config, task, chosen, args.queries, args.samples, args.answers)
         print(table(config.model.name, measured))
         if args.out:
-            numbers = json.dumps(asdict(measured), indent=2).replace("NaN", "null")
-            replace_text(args.out, numbers)
+            # JSON has no NaN.
+            numbers = json.loads(json.dumps(asdict(measured)), parse_constant=lambda _: None)
+            replace_text(args.out, json.dumps(numbers, indent=2))
 
 
 if __name__ == "__main__":

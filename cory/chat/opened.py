@@ -26,7 +26,7 @@ from cory.provenance.models import check_models, policy_models
 from cory.resume import checkpoint
 from cory.resume.checkpoint import RunState
 from cory.rewards import MissingColumns
-from cory.run.record import read_settings
+from cory.run.record import named, read_settings, run_of_checkpoint
 from cory.task import Task
 from cory.tasks.kind import TaskKind, kind_of_run, run_config
 
@@ -37,8 +37,8 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
 
     Raises a UserError: no such run, it has neither saved agents nor a valid checkpoint, or a setting does not fit it.
     """
-    path = Path(settings.run)
-    run = path.parent.parent if (path / "manifest.json").exists() else path
+    path = named(Path(settings.run))
+    run = run_of_checkpoint(path) if (path / "manifest.json").exists() else path
     recorded = read_settings(run)
     fingerprint = recorded.get("fingerprint") or {}
     kind = kind_of_run(recorded)

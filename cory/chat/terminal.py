@@ -44,7 +44,7 @@ def talk(chain: Chain) -> None:
                     print(f"{name}: {printable(str(value))}")
                 print(shown(answers, shutil.get_terminal_size().columns), flush=True)
         except UserError as error:
-            print(f"error: {error}", flush=True)
+            print(f"error: {printable(str(error))}", flush=True)
         except KeyboardInterrupt:
             chain.forget()
             print("\nstopped")
@@ -100,5 +100,5 @@ def shown(answers: list[Answer], width: int) -> str:
 
 def _say_notes(chain: Chain) -> None:
     for note in chain.notes:
-        print(note, flush=True)
+        print(printable(note), flush=True)
     chain.notes.clear()

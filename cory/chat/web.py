@@ -92,7 +92,7 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
                     ]
             except UserError as error:
                 errors.append(str(error))
-            lines = [*besides, *chain.notes, *errors]
+            lines = [*besides, *map(printable, [*chain.notes, *errors])]
             chain.notes.clear()
             return [*shown, gradio.update(value="\n".join(lines), visible=bool(lines))]
 

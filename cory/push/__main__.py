@@ -13,6 +13,7 @@ from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.config import HubConfig
 from cory.run.output import filled
+from cory.run.record import named
 from cory.tasks.kind import run_config
 
 
@@ -29,7 +30,7 @@ def run() -> None:
         "--look", type=Path | None, help="write what would be uploaded to this new folder instead"
     )
     arguments = parser.of()
-    folder = Path(arguments.run)
+    folder = named(Path(arguments.run))
     hub = HubConfig(arguments.repository, arguments.public, arguments.base)
     if arguments.look is None:
         hub.check_token()

@@ -256,7 +256,7 @@ def flags(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     result = []
     for (number, agent, flag), rows in flagged.items():
         worst = max(rows, key=lambda row: row["kl"])
-        meaning = MEANING.get(flag, "{flag}").format(flag=flag, **worst)
+        meaning = MEANING[flag].format_map(worst) if flag in MEANING else flag
         iterations = [row["iteration"] for row in rows]
         result.append(
             {

@@ -63,6 +63,11 @@ def yaml_text(settings: Mapping[str, Any]) -> str:
     return yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+def named(folder: Path) -> Path:
+    """The folder by a path that ends with its name: not `.` or `..`."""
+    return folder if folder.name not in ("", "..") else folder.resolve()
+
+
 def run_of_checkpoint(path: Path) -> Path:
     """RUN, of RUN/checkpoints/iter-000002, also where the path is relative to the middle one."""
     return path.parent.parent if path.parent != Path() else path.resolve().parent.parent

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from browser import browser
@@ -362,6 +363,12 @@ def test_queries_that_cannot_be_answered_leave_the_chat_open(train, capsys, monk
         and "/seed" in errors[3]
     )
     assert len(errors) == 4 and said.count("agent_2 as observer") == 2
+
+
+def test_control_characters_in_notes_are_shown_as_escapes(capsys):
+    chain = SimpleNamespace(notes=["Queries such as: the \x1b[31mfilm"])
+    terminal._say_notes(chain)
+    assert capsys.readouterr().out == "Queries such as: the \\x1b[31mfilm\n" and not chain.notes
 
 
 def test_control_characters_are_shown_as_escapes():

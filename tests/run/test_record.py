@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from cory.cli.load import load
-from cory.run.record import best_folder, run_of_checkpoint, yaml_text
+from cory.run.record import best_folder, named, run_of_checkpoint, yaml_text
 from imdb_train.config import ImdbConfig
 
 
@@ -44,6 +44,7 @@ def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch
     (tmp_path / "link").symlink_to(run)
     monkeypatch.chdir(run)
     assert {best_folder(path).name for path in (run, Path(), tmp_path / "link")} == {"run-best"}
+    assert named(Path()) == run.resolve() and named(Path("run")) == Path("run")
     monkeypatch.chdir(run / "checkpoints")
     assert run_of_checkpoint(Path("iter-000002")) == run.resolve()
     assert run_of_checkpoint(Path("run/checkpoints/iter-000002")) == Path("run")

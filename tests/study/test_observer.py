@@ -153,6 +153,16 @@ def test_a_probe_reads_with_and_without_the_chat_template_and_in_wordings_of_one
     assert [chat for chat, _ in asked] == [False] + [False, True] * 4
     assert asked[-1][1].startswith("<") and asked[-1][1].endswith(asked[0][1])
 
+    asked.clear()
+    roles = (
+        "[{name: writer}, {name: critic, prompt: 'Critic: {prompt}{writer}', max_new_tokens: 3}]"
+    )
+    imdb_observer.command_line([*flags, "--roles", roles, "--wording", "Better: {prompt}{writer}"])
+    rows = capsys.readouterr().out
+    assert "| Critic: {prompt}{writer} |" in rows and "| Better: {prompt}{writer} |" in rows
+    firsts = {prompt.split(":")[0] for _, prompt in asked[1:]}
+    assert {"Critic", "Better"} <= firsts
+
 
 def test_a_saved_agent_is_measured_in_place_of_the_toy_policy(tokenizer, tmp_path):
     folder = tmp_path / "agent"
