@@ -108,7 +108,8 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
         if words[2] == "study.experiment" and not PLACEHOLDER.search(words[3]):
             monkeypatch.chdir(ROOT)
             experiment([*(w for w in words[3:]), "--dry-run", "--runs", str(tmp_path)])
-            assert "--config" in capsys.readouterr().out
+            out = capsys.readouterr().out
+            assert "--config" in out or "To do: nothing" in out  # all rows are there
         return
     script, argv = words[1], words[2:]
     if script == "-c":

@@ -16,6 +16,7 @@ from cory.agent import make_agents
 from cory.chat.chain import Chain
 from cory.chat.config import ChatConfig
 from cory.cli.arguments import typed
+from cory.cli.load import run_of_checkpoint
 from cory.config import Config, ParallelConfig, changed
 from cory.errors import UserError
 from cory.evaluation.lineup import changed_prompts, prompts_of_run, reward_differs
@@ -26,7 +27,7 @@ from cory.provenance.models import check_models, policy_models
 from cory.resume import checkpoint
 from cory.resume.checkpoint import RunState
 from cory.rewards import MissingColumns
-from cory.run.record import named, read_settings, run_of_checkpoint
+from cory.run.record import named, read_settings
 from cory.task import Task
 from cory.tasks.kind import TaskKind, kind_of_run, run_config
 

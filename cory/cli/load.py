@@ -14,7 +14,6 @@ from cory.cli.help import help_text
 from cory.cli.messages import YAML, explained, similar_file
 from cory.config import Config, Settings, blocks, keys
 from cory.errors import UserError
-from cory.run.record import run_of_checkpoint
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -265,6 +264,11 @@ def _run_of(resume: str | None) -> Path | None:
     path = Path(resume or "auto")
     runs = (path, run_of_checkpoint(path))
     return next((run for run in runs if (run / "config.yaml").is_file()), None)
+
+
+def run_of_checkpoint(path: Path) -> Path:
+    """RUN, of RUN/checkpoints/iter-000002, also where the path is relative to the middle one."""
+    return path.parent.parent if path.parent != Path() else path.resolve().parent.parent
 
 
 def _parse(kind: type[C], parser: "ArgumentParser", argv: Sequence[str]) -> C:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cory.cli.load import run_of_checkpoint
 from cory.config import Config
 from cory.errors import UserError
 from cory.plural import counted
@@ -27,7 +28,6 @@ from cory.run.record import (
     finished_iterations,
     read_settings,
     recorded_iterations,
-    run_of_checkpoint,
     stopped_by,
 )
 

@@ -68,11 +68,6 @@ def named(folder: Path) -> Path:
     return folder if folder.name not in ("", "..") else folder.resolve()
 
 
-def run_of_checkpoint(path: Path) -> Path:
-    """RUN, of RUN/checkpoints/iter-000002, also where the path is relative to the middle one."""
-    return path.parent.parent if path.parent != Path() else path.resolve().parent.parent
-
-
 def recorded_iterations(run: Path) -> int:
     """The number of iterations in metrics.jsonl, without a line that was cut short by a kill."""
     last = -1

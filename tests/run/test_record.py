@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from cory.cli.load import load
-from cory.run.record import best_folder, named, run_of_checkpoint, yaml_text
+from cory.cli.load import load, run_of_checkpoint
+from cory.run.record import best_folder, named, yaml_text
 from imdb_train.config import ImdbConfig
 
 
