@@ -43,13 +43,16 @@ def held_out(source: str, metric: str = "combined_reward", groups: str = "") -> 
     return comparison.held_out(read_study(ROOT / "results" / source), metric, _listed(groups, "|"))
 
 
-def held_out_by_agent(source: str, metrics: str = "combined_reward", groups: str = "") -> Rows:
-    """Held out, by group and way of answering."""
+def held_out_by_agent(
+    source: str, metrics: str = "combined_reward", groups: str = "", answers: str = ""
+) -> Rows:
+    """Held out, by group and way of answering; `answers` names some of these ways."""
     from study import comparison
     from study.frame import read_study
 
     study = read_study(ROOT / "results" / source)
-    return comparison.held_out_by_agent(study, _listed(metrics, ","), _listed(groups, "|"))
+    rows = comparison.held_out_by_agent(study, _listed(metrics, ","), _listed(groups, "|"))
+    return [row for row in rows if not answers or row["answers"] in _listed(answers, "|")]
 
 
 def training(
