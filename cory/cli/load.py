@@ -255,13 +255,14 @@ def _parser(kind: type[Config]) -> "ArgumentParser":
 
 def resumed_run(argv: Sequence[str]) -> Path | None:
     """The folder of the run that a command line continues; None: none, or `--resume auto`."""
-    resume = _files_and_run(argv).resume
-    return None if resume in (None, "", "auto") else _run_of(resume)
+    return _run_of(_files_and_run(argv).resume)
 
 
 def _run_of(resume: str | None) -> Path | None:
     """The run folder named by `--resume`: itself, or that of a checkpoint; None: no such folder."""
-    path = Path(resume or "auto")
+    if resume in (None, "", "auto"):
+        return None
+    path = Path(resume)
     runs = (path, run_of_checkpoint(path))
     return next((run for run in runs if (run / "config.yaml").is_file()), None)
 

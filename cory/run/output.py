@@ -3,7 +3,8 @@ absent.
 
 What is written goes first under a hidden name, `.partial-NUMBER-NAME`, beside its place, and is
 renamed when it is complete. A process that is killed leaves such a hidden file or folder behind;
-the next one that writes removes it.
+the next one that writes removes it. A folder that is being replaced has the hidden name
+`.replaced-NUMBER-NAME`; the next one that writes puts it back if nothing has taken its place.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from cory.errors import UserError
 
 LOCK = ".lock"  # locks the folder that it is in; it stays there, empty
 PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-.+")
+REPLACED = re.compile(r"\.replaced-[0-9a-f]{8}-(.+)")
 
 
 class Taken(UserError):
@@ -74,7 +76,7 @@ def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
             remove_partial(folder)
             return folder
         runs = Path("runs")
-        runs.mkdir(exist_ok=True)
+        runs.mkdir(exist_ok=True)  # fails if that is a file or a broken link
         for number in itertools.count(1):
             folder = runs / (name if number == 1 else f"{name}-{number}")
             with suppress(FileExistsError):
@@ -104,10 +106,20 @@ def _is_left(path: Path, folder: Path) -> bool:
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes what killed processes have left partly written in a folder, which this process has locked."""
+    """Removes what killed processes have left partly written in a folder, which this process has locked.
+
+    A folder that was to be replaced, and was not, gets its name back.
+    """
     for path in folder.glob(".partial-*"):
         if PARTIAL.fullmatch(path.name):
             remove(path)
+    for path in folder.glob(".replaced-*"):
+        if match := REPLACED.fullmatch(path.name):
+            target = folder / match[1]
+            if target.exists():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.rename(target)
 
 
 def remove(path: Path) -> None:
@@ -160,17 +172,13 @@ def staged(folder: Path) -> Iterator[Path]:
 
 
 def _replace_folder(target: Path, new: Path) -> None:
-    """Puts a folder in the place of another. There is no other moment without one than between two
-    renames.
+    """Moves a folder to the place of an older one. After a kill between the two renames, `remove_partial` puts the
+    older one back.
     """
-    aside = partial_name(target)
-    target.rename(aside)
-    try:
-        new.rename(target)
-    except OSError:
-        aside.rename(target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    replaced = target.with_name(f".replaced-{secrets.token_hex(4)}-{target.name}")
+    target.rename(replaced)
+    new.rename(target)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 from contextlib import ExitStack, suppress
@@ -20,7 +19,7 @@ from cory.cli.main import main
 from cory.errors import UserError
 from cory.resume import checkpoint
 from cory.run import folder
-from cory.run.output import new_folder, staged
+from cory.run.output import new_folder
 from cory.run.signals import Interrupted
 
 __all__ = ["ended", "finished", "held_out", "one", "whole"]  # fixtures
@@ -226,18 +225,35 @@ def test_a_run_and_an_evaluation_do_not_take_each_others_folders(config, held_ou
     assert content(tmp_path) == before
 
 
-def test_killed_while_the_old_one_is_removed_the_new_folder_is_in_place(tmp_path, monkeypatch):
+@pytest.mark.parametrize("when", ["between the renames", "before the old one is deleted"])
+def test_killed_while_a_folder_is_replaced_there_is_the_old_one_or_the_new_one(
+    tmp_path, monkeypatch, when
+):
+    from cory.run import output
+
     (tmp_path / "best").mkdir()
-    (tmp_path / "best/old").touch()
-    monkeypatch.setattr(shutil, "rmtree", kill)
+    (tmp_path / "best/agent").write_text("old")
+    rename = Path.rename
 
-    def work():
-        with staged(tmp_path) as stage:
-            (stage / "best").mkdir()
-            (stage / "best/new").touch()
+    def killed_at_the_new(path, target):
+        if (path / "agent").read_text() == "new":
+            kill()
+        return rename(path, target)
 
-    killed(work)
-    assert [path.name for path in (tmp_path / "best").iterdir()] == ["new"]
+    def replace_best():
+        if when == "between the renames":
+            monkeypatch.setattr(Path, "rename", killed_at_the_new)
+        else:
+            monkeypatch.setattr(output.shutil, "rmtree", kill)
+        with output.staged(tmp_path) as new:
+            (new / "best").mkdir()
+            (new / "best/agent").write_text("new")
+
+    killed(replace_best)
+    output.remove_partial(tmp_path)
+    expected = "old" if when == "between the renames" else "new"
+    assert (tmp_path / "best/agent").read_text() == expected
+    assert only(tmp_path) == {"best"} and not list(tmp_path.glob(".replaced-*"))
 
 
 def test_a_link_that_leads_nowhere_is_no_folder_for_runs(tmp_path, monkeypatch):
