@@ -12,14 +12,21 @@ def wait(values: Sequence[Any]) -> list[Any]:
     """The values, each coroutine replaced by what it returns or the exception that it raises. All run concurrently."""
 
     async def finished(value: Any) -> Any:
-        return await value if inspect.isawaitable(value) else value
+        try:
+            return await value if inspect.isawaitable(value) else value
+        except (SystemExit, KeyboardInterrupt) as error:  # these would end the loop of all calls
+            return error
 
     async def together() -> list[Any]:
         return await asyncio.gather(*map(finished, values), return_exceptions=True)
 
     if not any(map(inspect.isawaitable, values)):
         return list(values)
-    return asyncio.run_coroutine_threadsafe(together(), _loop()).result()
+    results = asyncio.run_coroutine_threadsafe(together(), _loop()).result()
+    for result in results:
+        if isinstance(result, SystemExit | KeyboardInterrupt):
+            raise result
+    return results
 
 
 @functools.cache

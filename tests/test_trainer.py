@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import run_iteration, sentences
-from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from cory.agent import make_agents
@@ -324,6 +325,12 @@ def test_special_tokens_never_reach_text(tokenizer):
     assert tokenizer.decode(spelled) == "<|endoftext|>"
     assert plain_text(tokenizer, torch.tensor(ids + spelled)) == "good film"
     assert plain_text(tokenizer, torch.tensor(ids + nested)) == "good film"
+    # As in the tokenizers of chat models, of which no setting names it.
+    unnamed = deepcopy(tokenizer)
+    unnamed.add_tokens(AddedToken("<|turn|>", special=True))
+    spelled = tokenizer("<|turn|>")["input_ids"]
+    assert plain_text(tokenizer, torch.tensor(ids + spelled)) == "good film<|turn|>"
+    assert plain_text(unnamed, torch.tensor(ids + spelled)) == "good film"
 
 
 def test_a_response_keeps_the_space_before_its_first_word(tokenizer):

@@ -26,6 +26,13 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
             raise UserError(
                 f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}"
             )
+        sizes = ("hidden_size", "word_embed_proj_dim")
+        if not any(hasattr(pretrained_model.config, name) for name in sizes):
+            came = f"a model of type {pretrained_model.config.model_type}"
+            raise UserError(
+                f"model.name: expected a model whose configuration has one of {sizes}, which TRL's value head reads, "
+                f"got {came}. The other algorithms need no value head"
+            )
         super().__init__(pretrained_model)
         # TRL's own loading sets it, which we do without.
         self.is_peft_model = isinstance(pretrained_model, PeftModel)

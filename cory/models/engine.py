@@ -68,9 +68,13 @@ class Engine:
         self.http.trust_env = False  # no proxy
         if key := os.environ.get("VLLM_API_KEY"):
             self.http.headers["Authorization"] = f"Bearer {key}"
-        served = [
-            model for model in self._ask("GET", "/v1/models")["data"] if not model.get("parent")
-        ]
+        listed = self._ask("GET", "/v1/models") or {}  # of another server it may be a page
+        served = [model for model in listed.get("data", []) if not model.get("parent")]
+        if not served or "max_model_len" not in served[0]:
+            raise UserError(
+                f"sampling.engine_url: expected a vLLM server with a model, got one that serves {served}. "
+                f"Start one with: {self.started_by}"
+            )
         # Its name for the base; tokens.
         self.base, self.longest = served[0]["id"], served[0]["max_model_len"]
         self.names: dict[str, str] = {}  # by agent: the server's name for its weights

@@ -53,7 +53,7 @@ def encode(
         raise UserError(f"model.name: expected {expected}, got {name!r}")
     options = chat_template if isinstance(chat_template, Mapping) else {}
     for key in options:  # a template ignores what it does not know
-        is_read = key in tokenizer.chat_template and key not in (
+        is_read = key in tokenizer.get_chat_template() and key not in (
             "messages",
             "add_generation_prompt",
         )
@@ -96,9 +96,12 @@ def plain_text(
     """
     before = [] if turn else tokenizer("a", add_special_tokens=False)["input_ids"]
     text = _decode(tokenizer, [*before, *ids.tolist()])[len(_decode(tokenizer, before)) :]
+    # Chat models have special tokens that no setting of the tokenizer names.
+    added = tokenizer.added_tokens_decoder.values()
+    special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
     while True:
         cleaned = text
-        for token in tokenizer.all_special_tokens:
+        for token in special:
             cleaned = cleaned.replace(token, "")
         if cleaned == text:
             break
@@ -386,4 +389,4 @@ def check_lengths(
 
 def context_length(model: PreTrainedModel) -> int | None:
     """Tokens that the model can attend to; None if its configuration does not say."""
-    return getattr(model.config, "max_position_embeddings", None)
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -48,7 +48,8 @@ def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
     shard = partial(fully_shard, mesh=_mesh(), reshard_after_forward=True, offload_policy=offload)
     if not is_sharded(policy):  # LoRA agents may share it
         names = getattr(policy, "_no_split_modules", None) or ()
-        for layer in [module for module in policy.modules() if type(module).__name__ in names]:
+        layers = [module for module in policy.modules() if type(module).__name__ in names]
+        for layer in reversed(layers):  # one within another goes first
             shard(layer, mp_policy=half)
         shard(policy, mp_policy=half)
     # The value head; its own root, as sampling starts at the policy.
@@ -141,7 +142,8 @@ def part_like(tensor: Tensor, other: Tensor) -> Tensor:
     tensor = tensor.to(other.device)
     if not isinstance(other, DTensor) or tensor.shape != other.shape:
         return tensor
-    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
+    part = distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
+    return part.to(other.device)  # the CPU's where parameters are offloaded
 
 
 def whole_weights(policy: nn.Module, name: str = "") -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
 import datasets
 import pytest
@@ -228,6 +229,12 @@ def test_no_server_and_other_servers(settings, server):
         match=r"--model 'own/model 2' .*--revision v1 --trust-remote-code --quantization bi",
     ):
         Engine(own)
+    for answer in (None, {"data": [{"id": "another server's model"}]}):
+        with (
+            mock.patch.object(Engine, "_ask", return_value=answer),
+            pytest.raises(UserError, match="expected a vLLM server with a model, got"),
+        ):
+            Engine(settings)
     server.key = "secret"
     with pytest.raises(UserError, match="answers 401"):
         make_agents(settings)

@@ -364,6 +364,18 @@ def test_an_async_reward_that_raises():
         score(judge, ["a", "b"], ["good", "bad"], {})
 
 
+def test_an_async_reward_may_end_the_program():
+    async def keyless(completions):
+        sys.exit("no API key")
+
+    async def good(completions):
+        return [1.0] * len(completions)
+
+    with pytest.raises(SystemExit, match="no API key"):
+        score([Reward(keyless), Reward(good)], ["a"], ["a"], {})
+    assert score(good, ["a"], ["a"], {}).tolist() == [1.0]  # their loop goes on
+
+
 def test_the_fingerprint_tells_rewards_apart(here):
     def prints(**changes):
         sys.modules.pop("beside", None)
