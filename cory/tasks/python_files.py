@@ -23,7 +23,7 @@ class Loaded:
         value: it.
         file: the name of the file.
         name: of the value in the file.
-        sha256: the hash of the file and of what that imports beside it.
+        sha256: the hash of the file and of what that imports beside it, of packages all files.
     """
 
     value: Callable[..., Any]
@@ -128,34 +128,43 @@ def _hash(key: str, path: Path) -> str:
         source = waiting.pop(0).read_bytes()
         digest.update(source)
         for name in _imported(source):
-            files = [file for file in _files_beside(path, name) if file not in seen]
-            if not files:
+            beside = _files_of(name, path.parent)
+            if not beside or beside[0] in seen:
                 continue
-            imported = getattr(sys.modules.get(name), "__file__", None) or files[0]
-            if Path(imported).resolve() != files[0].resolve():
-                raise UserError(f"{key}: expected {name!r} to be {files[0]}, got {str(imported)!r}")
-            seen.update(files)
-            waiting += files
+            imported = getattr(sys.modules.get(name), "__file__", None) or beside[0]
+            if Path(imported).resolve() != beside[0].resolve():
+                raise UserError(
+                    f"{key}: expected {name!r} to be {beside[0]}, got {str(imported)!r}"
+                )
+            seen.update(beside)
+            waiting += beside
     return digest.hexdigest()[:16]
 
 
-def _files_beside(path: Path, module: str) -> list[Path]:
-    """The file of a module beside another file, or all files of a package; empty if it is elsewhere."""
-    package = path.with_name(module)
-    first = package / "__init__.py"
-    if first.is_file():
-        return [first, *sorted(file for file in package.rglob("*.py") if file != first)]
-    file = path.with_name(f"{module}.py")
+def _files_of(module: str, folder: Path) -> list[Path]:
+    """The files of a module or package in a folder, a package's `__init__.py` first; empty if there is none."""
+    if module == "cory":  # its version and commit are recorded by themselves
+        return []
+    package = folder / module
+    init = package / "__init__.py"
+    # A folder without that file is a package if nothing else has its name.
+    if init.is_file() or str(package) in getattr(sys.modules.get(module), "__path__", ()):
+        return sorted(package.rglob("*.py"), key=lambda file: (file != init, file))
+    file = folder / f"{module}.py"
     return [file] if file.is_file() else []
 
 
 def _imported(source: bytes) -> list[str]:
-    """The top-level modules that a source imports, wherever in it, each once."""
+    """The top-level modules that a source imports, wherever in it, each once; none that it names by leading dots."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # a file of a package that nothing has imported
+        return []
     modules = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules.append(node.module)
     return list(dict.fromkeys(module.split(".")[0] for module in modules))
