@@ -143,20 +143,28 @@ def _check_keys(file: Path) -> None:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
         return  # the message is the parser's
-    nodes = [root]
-    while nodes:
-        node = nodes.pop()
-        if not isinstance(node, yaml.MappingNode):
+    waiting = [root]
+    done = set()  # an alias may stand within what it names
+    while waiting:
+        node = waiting.pop()
+        if id(node) in done:
             continue
-        seen = set()
-        for key, value in node.value:
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise UserError(
-                    f"{file}: expected each key once, got {key.value!r} again in line {line}"
-                )
-            seen.add(key.value)
-            nodes.append(value)
+        done.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            _check_block(file, node)
+            waiting += [value for _, value in node.value]
+
+
+def _check_block(file: Path, block: yaml.MappingNode) -> None:
+    keys = set()
+    for key, _ in block.value:
+        name = str(key.value)
+        if name in keys:
+            line = key.start_mark.line + 1
+            raise UserError(f"{file}: expected each key once, got {name!r} again in line {line}")
+        keys.add(name)
 
 
 def _keep_single_agent(config: Config) -> None:
