@@ -289,7 +289,7 @@ def _checked(
         elif any(change.key in DATA for change in changed):
             hint = f". {new_run(run)}"
         elif [change.key for change in changed] == [HELD_OUT]:
-            hint = f". To go on without them: {resume_command(run, WITHOUT_PATIENCE)}"
+            hint = f". To go on without patience: {resume_command(run, WITHOUT_PATIENCE)}"
         raise UserError(
             f"resume: expected the settings of {str(run)!r}, got others: {listed}{hint}"
         )
