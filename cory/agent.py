@@ -407,7 +407,9 @@ def make_policy(plan: AgentPlan, base: LanguageModel) -> PolicyWithValueHead | W
     with Stream(config.seed, Purpose.INITIALIZATION, agent=plan.index).as_global():
         if config.lora.rank:
             adapted = add_adapter(base, plan.name, config.lora)
-            adapted.peft_config[plan.name].base_model_name_or_path = config.model.name
+            adapter = adapted.peft_config[plan.name]
+            adapter.base_model_name_or_path = config.model.name
+            adapter.revision = config.model.revision
             policy = wrap(adapted)
         else:
             policy = wrap(copy.deepcopy(base))

@@ -135,8 +135,8 @@ def load_policy(
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
-        base_name = base_of(Path(model.name))
-        base, tokenizer = load_policy(replace(model, name=base_name, revision=None), device)
+        base_name, revision = base_of(Path(model.name))
+        base, tokenizer = load_policy(replace(model, name=base_name, revision=revision), device)
         policy = attach(base, Path(model.name))
         return policy.merge_and_unload() if merge else policy, adapter_tokenizer(
             Path(model.name), tokenizer
@@ -264,18 +264,22 @@ def _lora_tensors(names: Collection[str]) -> list[str]:
     return [name.replace(".default", "") for name in names if ".lora_" in name]
 
 
-def base_of(folder: Path) -> str:
-    """The model that a saved adapter is for. Raises a UserError if its configuration is damaged, or names none."""
+def base_of(folder: Path) -> tuple[str, str | None]:
+    """The model that a saved adapter is for, and its revision if it has one.
+
+    Raises a UserError if the adapter's configuration is damaged, or names no model.
+    """
     try:
-        name = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+        adapter = PeftConfig.from_pretrained(str(folder))
     except LOADING as error:
         raise UserError(
             f"model.name: expected an adapter, got {str(folder)!r} ({first_line(error)})"
         ) from None
+    name = adapter.base_model_name_or_path
     expect(
         bool(name), "model.name", "an adapter whose adapter_config.json names its base", str(folder)
     )
-    return name
+    return name, adapter.revision
 
 
 def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

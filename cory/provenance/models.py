@@ -69,9 +69,9 @@ def policy_models(config: Config) -> Models:
         key = f"agents[{index}].model.name" if config.agents else "model.name"
         folder = config.resolve(model.name)
         models[key] = {"name": model.name, "identity": model_identity(folder, model.revision)}
-        base = _base_of_adapter(Path(folder))
+        base, revision = _base_of_adapter(Path(folder))
         if base is not None:
-            models[f"{key} (base)"] = {"name": base, "identity": model_identity(base)}
+            models[f"{key} (base)"] = {"name": base, "identity": model_identity(base, revision)}
     return models
 
 
@@ -95,13 +95,14 @@ def check_models(
             )
 
 
-def _base_of_adapter(folder: Path) -> str | None:
+def _base_of_adapter(folder: Path) -> tuple[str | None, str | None]:
+    """The base that an adapter's folder names, and its revision; None for what it does not name."""
     try:
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return settings["base_model_name_or_path"] or None
-    except (OSError, ValueError, LookupError, TypeError):
+        return settings["base_model_name_or_path"] or None, settings.get("revision")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         # No adapter; loading it reports what is wrong.
-        return None
+        return None, None
 
 
 def _folder_hash(folder: Path) -> str:

@@ -16,6 +16,7 @@ from cory.errors import UserError
 from cory.evaluation.responses import respond
 from cory.models.load import load_policy
 from cory.prompts import RolePrompts
+from cory.provenance.models import policy_models
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -132,6 +133,38 @@ def test_saved_adapters_open_without_trl_and_answer_alike(config, merge):
         assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4)
         plain = AutoModelForCausalLM.from_pretrained(config.model.name)(input_ids=ids).logits
         assert not torch.allclose(got, plain, rtol=1e-3, atol=1e-3)
+
+
+def test_a_saved_adapter_names_the_revision_of_its_base(config, tokenizer, tmp_path, monkeypatch):
+    """A model of the Hub, whose branches have different weights, in the local cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    repository = tmp_path / "cache/models--user--name"
+    (repository / "refs").mkdir(parents=True)
+    for seed, (branch, commit) in enumerate({"main": "a" * 40, "v1": "b" * 40}.items()):
+        torch.manual_seed(seed)
+        make_gpt2(tokenizer).save_pretrained(repository / "snapshots" / commit)
+        tokenizer.save_pretrained(repository / "snapshots" / commit)
+        (repository / "refs" / branch).write_text(commit)
+
+    config = lora(replace(config, model=ModelConfig("user/name", revision="v1")))
+    trainer = make_trainer(config)
+    run = trainer.train()
+
+    ids = torch.randint(3, 300, (2, 7))
+    with torch.no_grad():
+        agent = trainer.agents[1]
+        agent.learner.policy.set_adapter("agent_2")
+        expected = agent.learner.policy.eval()(input_ids=ids).logits
+        saved = str(run.folder / "agent_2")
+        policy, _ = load_policy(ModelConfig(saved))
+        with_peft = peft.AutoPeftModelForCausalLM.from_pretrained(saved)
+        for loaded in (policy, with_peft):
+            logits = loaded.eval()(input_ids=ids).logits
+            assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+    started_from = replace(config, model=ModelConfig(saved), output=None)
+    base = policy_models(started_from)["model.name (base)"]
+    assert base == {"name": "user/name", "identity": f"commit:{'b' * 40}"}
 
 
 def test_an_adapter_to_start_from_is_part_of_the_reference(config, tmp_path):
