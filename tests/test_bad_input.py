@@ -282,6 +282,33 @@ def test_absent_device(device):
         choose_device(device)
 
 
+@pytest.mark.parametrize(
+    ("device", "processes", "said"),
+    [
+        ("cuda:0", 2, "expected auto or cuda with 2 processes on this machine, .*, got 'cuda:0'"),
+        ("cuda", 3, "expected at most as many processes as this machine has GPUs, 2, got 3"),
+    ],
+)
+def test_processes_that_would_share_a_gpu(monkeypatch, device, processes, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with refuses(f"device: {said}"):
+        choose_device(device)
+
+
+def test_each_process_has_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert choose_device("auto") == torch.device("cuda:0")
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert choose_device("auto") == torch.device("cuda:1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert choose_device("auto") == torch.device("cuda:1")
+
+
 def test_unknown_device():
     with refuses("device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'"):
         choose_device("gpu")

@@ -235,6 +235,7 @@ def _command(agents: Sequence[Config]) -> str:
         urlsplit(config.sampling.engine_url),
         "bfloat16" if config.precision == "bf16" else model.dtype,
     )
+    port = at.port or (443 if at.scheme == "https" else 80)
     more = f" --revision {model.revision}" if model.revision else ""
     more += " --trust-remote-code" if model.trust_remote_code else ""
     more += " --quantization bitsandbytes" if model.quantization == "4bit" else ""
@@ -243,7 +244,7 @@ def _command(agents: Sequence[Config]) -> str:
     lora = f" --enable-lora --max-lora-rank {most} --max-loras {len(ranks)}" if max(ranks) else ""
     return (
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
-        f"--model {shlex.quote(config.resolve(model.name))} --host {at.hostname} --port {at.port or 80} "
+        f"--model {shlex.quote(config.resolve(model.name))} --host {at.hostname} --port {port} "
         f"--dtype {dtype} --generation-config vllm{more}{lora}"
     )
 

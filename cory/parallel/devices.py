@@ -33,8 +33,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}") from None
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda":
+        device = _gpu_of_process(device, gpus)
     if device.type == "cuda" and device.index >= gpus:
         raise UserError(
             f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}"
@@ -44,6 +44,26 @@ def choose_device(name: str) -> torch.device:
             f"device: expected a device of this machine, which has no Apple GPU, got {name!r}"
         )
     return device
+
+
+def _gpu_of_process(device: torch.device, gpus: int) -> torch.device:
+    """The GPU of this process: of several processes on a machine each has the one of its number.
+
+    Raises a UserError if several processes would share a GPU.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if processes > 1 and device.index is not None:
+        raise UserError(
+            f"device: expected auto or cuda with {processes} processes on this machine, of which each has a GPU of its "
+            f"own, got {str(device)!r}"
+        )
+    if processes > 1 and processes > gpus:
+        raise UserError(
+            f"device: expected at most as many processes as this machine has GPUs, {gpus}, got {processes} "
+            "(--nproc_per_node)"
+        )
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", number if device.index is None else device.index)
 
 
 def configure(device: torch.device, sharded: bool = False) -> None:

@@ -215,6 +215,9 @@ def test_no_server_and_other_servers(settings, server):
         match=r"no answer .*\n.*--host 127.0.0.1 --port 9 --dtype float32 --generation-config vllm$",
     ):
         make_agents(nowhere)
+    secure = replace(nowhere.sampling, engine_url="https://127.0.0.1")
+    with pytest.raises(UserError, match=r"--host 127.0.0.1 --port 443 "):
+        make_agents(replace(nowhere, sampling=secure))
     with pytest.raises(UserError, match=r"--enable-lora --max-lora-rank 8 --max-loras 2$"):
         make_agents(learner(nowhere, "ppo", 4))
     model = {
