@@ -64,14 +64,20 @@ class PPOLearner(Learner):
     def targets(
         self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
-        """GAE on token rewards, over all rollouts together."""
+        """GAE on token rewards, whitened within each role: what one role earns more than another is no advantage."""
         kl_coef = self.kl_controller.value
         token_rewards = losses.token_rewards(rewards, old.kl, mask, kl_coef)  # Eq. 2
-        # Eq. 12
-        advantages, returns = losses.gae(
-            old.values, token_rewards, mask, self.ppo.gamma, self.ppo.lam, self.ppo.whiten_rewards
+        sizes = [len(rollout.completions) for rollout in rollouts]
+        by_role = zip(
+            old.values.split(sizes), token_rewards.split(sizes), mask.split(sizes), strict=True
         )
-        return Targets(advantages, returns)
+        of_roles = [
+            # Eq. 12
+            losses.gae(*role, self.ppo.gamma, self.ppo.lam, self.ppo.whiten_rewards)
+            for role in by_role
+        ]
+        advantages, returns = zip(*of_roles, strict=True)
+        return Targets(torch.cat(advantages), torch.cat(returns))
 
     def loss_terms(
         self,

@@ -361,6 +361,25 @@ def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
     assert stats[0].policy_loss == stats[1].policy_loss and stats[0].kl != stats[1].kl
 
 
+def test_a_role_that_earns_more_has_no_advantage_over_another(tokenizer):
+    """Each of an agent's two roles has the advantages that it has by itself."""
+    learner, _ = make_learner(tokenizer)
+    offsets, kept = [0.0, 5.0], []
+    rollouts, rewards = [], []
+    for k, offset in enumerate(offsets):
+        queries, responses, scores = ragged(seed=k)
+        rollouts.append(rollout_of(queries, responses))
+        rewards.append(scores + offset)
+    both = learner._prepare(rollouts, rewards).targets.advantages
+    for rollout, reward in zip(rollouts, rewards, strict=True):
+        alone = learner._prepare([rollout], [reward])
+        mask = alone.batch.response_mask
+        own = both[len(kept) * 8 : len(kept) * 8 + 8, : mask.shape[1]] * mask
+        assert torch.allclose(own, alone.targets.advantages * mask, rtol=1e-4, atol=1e-5)
+        kept.append(float((own * mask).sum()))
+    assert kept == pytest.approx([0, 0], abs=1e-3)
+
+
 def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
     learner, _ = make_learner(tokenizer)
     before = weights(learner)
