@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from study.frame import LAST, RUN, Study
+from study.frame import KL_GUARD, LAST, RUN, Study
 from study.intervals import Interval, difference, direction, geometric, holm, over_seeds, ratio
 
 ALIKE = (0.8, 1.25)  # two KLs whose ratio's interval lies between these are alike
@@ -199,11 +199,13 @@ def _starts(study: Study, role: str) -> "pd.Series[float]":
 def collapse_times(study: Study) -> pd.Series:
     """By run, T: the number of iterations after which an agent has collapsed; NaN if none does.
 
-    An agent has collapsed where its last 10 iterations have, by the rule of `cory.metrics.collapsed`.
+    An agent has collapsed where its last 10 iterations have, by the rule of `cory.metrics.collapsed`, and at the
+    latest where the guard of the KL has ended the run.
     """
     from cory.metrics import collapsed  # here, as it imports torch
 
-    runs = study.whole[[*RUN, "kl_bound"]].drop_duplicates(RUN)
+    runs = study.whole[[*RUN, "kl_bound", "stopped_by", "iterations"]].drop_duplicates(RUN)
+    stopped = runs[runs["stopped_by"] == KL_GUARD].set_index(RUN)["iterations"]
     metrics = runs.merge(study.metrics, on=RUN)
     first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first()
     metrics = metrics.join(first.rename("first"), on=[*RUN, "role"])
@@ -211,7 +213,7 @@ def collapse_times(study: Study) -> pd.Series:
 
     times = {}
     for run, of_run in metrics.groupby(RUN, sort=False):
-        ends = []
+        ends = [int(stopped[run])] if run in stopped.index else []
         for _, rows in of_run.groupby("agent"):
             # An agent in several roles has a row for each.
             by_iteration = rows.groupby("iteration")[["share", "kl", "kl_bound"]].mean()

@@ -39,7 +39,9 @@ LIMIT = "sampling.max_new_tokens"
 FACTS = [
     "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "first_role",
     "fixed_roles", "eta", "kl_bound", "key", "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
+    "stopped_by",
 ]  # fmt: skip
+KL_GUARD = "guards.stop_at_kl"  # the `stopped_by` of a run that has collapsed by its KL
 NUMBERS = {
     "seed": "Int64",
     "iterations": "Int64",
@@ -193,6 +195,7 @@ def of_run(
         "seconds": None,
         "megabytes": None,
         "problems": "; ".join(record.problems),
+        "stopped_by": record.stopped_by,
         **{key: str(settings.get(key, "")) for key in FINGERPRINT},
     }
     optional = [key for key in OPTIONAL if any(key in values for values in record.rows)]
@@ -267,11 +270,15 @@ def last(metrics: pd.DataFrame, iterations: int = LAST) -> pd.DataFrame:
 
 
 def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """By run and agent, the means over its last 10 iterations, and whether it collapsed (`cory.metrics.collapsed`)."""
+    """By run and agent, the means over its last 10 iterations, and whether it collapsed.
+
+    By the rule of `cory.metrics.collapsed`; so have the agents of a run that the guard of the KL ended.
+    """
     from cory.metrics import collapsed  # here, as it imports torch
 
-    runs = runs[[*RUN, "kl_bound"]].drop_duplicates(RUN)
+    runs = runs[[*RUN, "kl_bound", "stopped_by"]].drop_duplicates(RUN)
     metrics = runs.merge(metrics, on=RUN)  # in the order of the runs
+    stopped = runs.set_index(RUN)["stopped_by"] == KL_GUARD
     first = (
         metrics[metrics["iteration"] == 0]
         .groupby([*RUN, "role"])["distinct_2"]
@@ -288,6 +295,7 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     )
     ended = zip(final["share"], final["kl"], final["kl_bound"], strict=True)
     final["collapsed"] = [collapsed(*values) for values in ended]
+    final["collapsed"] |= stopped.reindex(pd.MultiIndex.from_frame(final[RUN])).to_numpy()
     return final.drop(columns=["share", "kl_bound"])
 
 
@@ -329,6 +337,8 @@ def read_study(folder: Path) -> Study:
             runs["first_role"] = role_name(0)
         if "fixed_roles" not in runs:
             runs["fixed_roles"] = "False"
+        if "stopped_by" not in runs:
+            runs["stopped_by"] = ""
         truths = {key: runs[key] == "True" for key in ("baseline", "fixed_roles")}
         runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
         # Names may be such as None, NA or 2.

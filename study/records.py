@@ -26,6 +26,7 @@ class Record:
         rows: of its metrics.jsonl, those of whole iterations.
         samples: before and after training, by agent; empty for a run that has not ended.
         stopped: whether it was ended early on purpose (`guards.stop_at_kl`, a callback).
+        stopped_by: the guard that ended it early, such as `guards.stop_at_kl`; empty if none did.
         ended_early: when and by what, in words; empty if it did not.
         problems: in words; empty for a run that ended as it should.
     """
@@ -35,6 +36,7 @@ class Record:
     rows: list[dict[str, Any]]
     samples: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     stopped: bool = False
+    stopped_by: str = ""
     ended_early: str = ""
     problems: list[str] = field(default_factory=list)
 
@@ -107,6 +109,7 @@ def _read_summary(record: Record) -> None:
         summary = json.loads((record.folder / "summary.json").read_text(encoding="utf-8"))
         record.samples = summary.get("samples", {})
         record.stopped = summary.get("stopped", False)
+        record.stopped_by = summary.get("stopped_by", "")
         record.ended_early = ended_early(summary, record.settings["iterations"])
         ended = summary.get("iterations", recorded)
     except (OSError, ValueError, AttributeError):

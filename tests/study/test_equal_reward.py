@@ -1,7 +1,11 @@
 """KL at equal task reward and the time to collapse, against cases worked by hand."""
 
+import json
+
 import pandas as pd
 import pytest
+import yaml
+from handmade import compared, make_run
 
 from study.comparison import role_ends
 from study.equal_reward import (
@@ -13,7 +17,7 @@ from study.equal_reward import (
     pairs,
     running_means,
 )
-from study.frame import FACTS, assemble
+from study.frame import FACTS, assemble, read_study, write_study
 
 
 def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
@@ -235,6 +239,24 @@ def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
     assert [row["collapsed"] for row in rows] == ["3 of 5", "5 of 5"]
     assert rows[0]["mean of min(T, 40)"].startswith("29.8 ± ")
     assert rows[1]["difference"].startswith("+6.2 (")
+
+
+def test_a_run_that_its_kl_has_ended_has_collapsed_then(tmp_path):
+    """The mean of its last ten iterations is below the bound. One that ended by patience has not collapsed."""
+    for seed, guard in enumerate(["guards.stop_at_kl", "guards.patience", None]):
+        folder = make_run(tmp_path / f"run-seed{seed}", seed=seed, iterations=12 if guard else 30)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
+        if guard:
+            summary = {"iterations": 12, "stopped": True, "stopped_by": guard}
+            (folder / "summary.json").write_text(json.dumps(summary))
+
+    study = compared(tmp_path)
+    write_study(study, tmp_path)
+    for of_run in (study, read_study(tmp_path)):
+        assert collapse_times(of_run).droplevel("group").fillna(0).to_dict() == {0: 12, 1: 0, 2: 0}
+        assert of_run.final["collapsed"].astype(str).tolist() == ["True", "False", "False"]
+        assert [row["collapsed"] for row in collapses(of_run)] == ["1 of 3"]
 
 
 def test_an_agent_in_both_roles_has_collapsed_by_its_last_ten_iterations():
