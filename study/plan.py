@@ -168,8 +168,9 @@ class Planned:
         """`missing`, `begun` or `finished`.
 
         Raises:
-            UserError: the folder holds a run of other settings, or a finished one of other rewards, data or models.
-                One that has begun compares those itself when it is resumed.
+            UserError: the folder holds a run of other settings, a finished one of other rewards, data or models, or one
+                of fewer iterations that is finished and has no checkpoints. One that has begun compares its rewards,
+                data and models itself when it is resumed.
         """
         if not (self.folder / "config.yaml").exists():
             return "missing"
@@ -179,7 +180,8 @@ class Planned:
         changed = dict.fromkeys(map(str, differences(run.settings, self.settings)))
         planned = run.settings["iterations"]
         wanted = self.settings["iterations"]
-        if planned > wanted:  # a run of fewer is continued
+        can_go_on = run.problems or any((self.folder / "checkpoints").glob("iter-*"))
+        if planned > wanted or (planned < wanted and not can_go_on):
             changed[f"iterations: {planned} -> {wanted}"] = None
         ended = run.stopped or run.iterations >= wanted
         finished = ended and not run.problems

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from subprocess import PIPE
 
 import pytest
@@ -185,6 +186,21 @@ def test_a_finished_run_of_files_that_have_changed_is_not_taken_for_one_of_the_n
         UserError, match=rf"runs/tiny/.*got one of other settings \({changed}.*--runs"
     ):
         planned().state()
+
+
+def test_a_finished_run_of_fewer_iterations_is_continued_while_it_has_checkpoints(tmp_path):
+    spec = tmp_path / "trial.yaml"
+    spec.write_text(SMALL)
+    item = experiment.plan(experiment.read_experiment(spec), "tiny", {}, tmp_path / "runs")[0]
+    make_run(item.folder, iterations=3)
+    fewer = item.settings | {"iterations": 3}
+    (item.folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(fewer))))
+    more = replace(item, settings=item.settings | {"iterations": 5})
+    (item.folder / "checkpoints/iter-000003").mkdir(parents=True)
+    assert more.state() == "begun"
+    shutil.rmtree(item.folder / "checkpoints")
+    with pytest.raises(UserError, match=r"settings \(iterations: 3 -> 5\)\. Name another folder"):
+        more.state()
 
 
 def test_runs_are_made_seed_by_seed_or_of_the_first_seeds_alone(tmp_path, capsys):
