@@ -328,6 +328,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     for note in _other_versions(results):
         print(note, flush=True)
     check_out(out)
+    results.check_rows()
 
     def after(item: Planned, seconds: float) -> str:
         finish(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cory.errors import UserError
 from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
+from cory.plural import counted
 from cory.run.output import replace_text
 from study.plan import FIRST_RUN, ROOT, Planned, is_module, start
 from study.ray_engine import die_with_parent
@@ -97,6 +98,23 @@ class Results:
         self.recorded = {
             item.folder: by_key[item.key()] for item in self.planned if item.key() in by_key
         }
+
+    def check_rows(self) -> None:
+        """Raises a UserError if the folder holds runs that are not of this plan, whose rows would be lost."""
+        keys = {item.key() for item in self.planned}
+        others = [
+            row
+            for row in self.rows
+            if row.folder == self.out
+            and not (row.key in keys and row.evaluation == self.evaluation)
+        ]
+        if others:
+            runs = f"{counted(len(others), 'run')} of other settings, models, data or evaluation"
+            raise UserError(
+                f"--out: expected a folder of this experiment, got {str(self.out)!r}, which has {runs}, such as "
+                f"{others[0].group} with seed {others[0].seed}. Name a new folder beside it, which takes over the rows "
+                "of runs that are the same; or remove that one"
+            )
 
     def estimate(self, missing: Sequence[Planned]) -> tuple[float, int]:
         """The seconds of some runs one after the other, and how many of them are by the seconds of earlier runs.
@@ -224,7 +242,7 @@ class Results:
     def write(self, parts: "Sequence[Study]") -> None:
         """Adds runs to the files, in the order of the plan; they take the place of older rows of the same runs.
 
-        Rows of other runs go: those that the plan does not have, or has with other settings or another evaluation.
+        Rows of other runs go, which `check_rows` has refused before.
         """
         from study.frame import BASE, Run, join, runs_of, write_study
 

@@ -276,6 +276,7 @@ def test_a_run_of_more_iterations_is_another_run(tmp_path):
     (item.folder / "metrics.jsonl").write_text(
         "".join((item.folder / "metrics.jsonl").open().readlines()[:2])
     )
+    (item.folder / "checkpoints/iter-000002").mkdir(parents=True)
     assert item.state() == "begun"  # a run of fewer is continued
 
 
@@ -465,6 +466,11 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
     kept = json.loads((tmp_path / "out/first_run.json").read_text())
     assert kept["needs"] == ["task.reward_model"] and len(kept["records"]) == 2
     assert str(ROOT) not in json.dumps(kept) and str(tmp_path) not in json.dumps(kept)
+    rows = (tmp_path / "out/runs.csv").read_text()
+    others = "1 run of other settings, models, data or evaluation, such as PPO with seed 0"
+    with pytest.raises(UserError, match=f"--out: expected a folder of .*, which has {others}"):
+        experiment.command_line([*argv[:-4], *argv[-2:], "--runs", str(tmp_path / "others")])
+    assert (tmp_path / "out/runs.csv").read_text() == rows
     out = capfd.readouterr().out
     assert "2 runs, 0 with a row, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
     (log,) = (tmp_path / "runs/tiny").glob("*such*.log")
