@@ -206,7 +206,7 @@ def _setting_name(files: Sequence[str], prefix: str) -> str:
     file = Path(files[-1] if files else "cory.yaml")
     is_run = file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
     if is_run:
-        return file.parent.name
+        return file.absolute().parent.name
     return f"{prefix}_{file.stem}".lstrip("_")
 
 

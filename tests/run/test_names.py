@@ -74,6 +74,19 @@ def test_the_baseline_of_a_chains_file_is_named_by_its_method_alone(tmp_path):
     assert run_name(line.setting, line.changed) == "imdb_ppo_chain"
 
 
+def test_a_run_of_another_runs_settings_is_named_by_it_from_wherever_it_is_made(
+    tmp_path, monkeypatch
+):
+    run = tmp_path / "first"
+    run.mkdir()
+    (run / "config.yaml").write_text("seed: 3\n")
+    (run / "metrics.jsonl").write_text("")
+    for folder, file in ((tmp_path, "first/config.yaml"), (run, "config.yaml")):
+        monkeypatch.chdir(folder)
+        line = read_command_line(ImdbConfig, Path(file), [], "imdb_cory")
+        assert run_name(line.setting, line.changed) == "first"
+
+
 def test_names_are_those_of_folders():
     for value in ("../../etc", "a/b", "a\\b", "é" * 300, "x\n", ".", "{prompt}: {response}?"):
         made = run_name("cory", {"task.observer_prompt": value})
