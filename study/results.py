@@ -101,19 +101,19 @@ class Results:
 
     def check_rows(self) -> None:
         """Raises a UserError if the folder holds runs that are not of this plan, whose rows would be lost."""
-        keys = {item.key() for item in self.planned}
-        others = [
-            row
-            for row in self.rows
-            if row.folder == self.out
-            and not (row.key in keys and row.evaluation == self.evaluation)
-        ]
-        if others:
-            runs = f"{counted(len(others), 'run')} of other settings, models, data or evaluation"
+        study = self.study()
+        if study is None:
+            return
+        runs = study.runs
+        planned = runs["key"].isin([item.key() for item in self.planned])
+        others = runs[~(planned & (runs["evaluation"] == self.evaluation))]
+        if len(others):
+            number = f"{counted(len(others), 'run')} of other settings, models, data or evaluation"
+            example = f"{others['group'].iloc[0]} with seed {others['seed'].iloc[0]}"
             raise UserError(
-                f"--out: expected a folder of this experiment, got {str(self.out)!r}, which has {runs}, such as "
-                f"{others[0].group} with seed {others[0].seed}. Name a new folder beside it, which takes over the rows "
-                "of runs that are the same; or remove that one"
+                f"--out: expected a folder of this experiment, got {str(self.out)!r}, which has {number}, such as "
+                f"{example}. Name a new folder beside it, which takes over the rows of runs that are the same; or "
+                "remove that one"
             )
 
     def estimate(self, missing: Sequence[Planned]) -> tuple[float, int]:
@@ -150,19 +150,18 @@ class Results:
         return read_study(self.out) if (self.out / "runs.csv").exists() else None
 
     def take_recorded(self) -> None:
-        """Copies the rows of runs that other folders hold, as this experiment's."""
+        """Takes the rows of runs that other folders hold, or this one under another name, as this experiment's."""
         from study.frame import read_study
 
-        sources = {
-            row.folder: read_study(row.folder)
-            for row in self.recorded.values()
-            if row.folder != self.out
-        }
+        sources: dict[Path, Study] = {}
         parts = []
         for item in self.planned:
             row = self.recorded.get(item.folder)
-            if row and row.folder in sources:
-                parts.append(self._renamed(sources[row.folder], row, item))
+            if row is None or (row.folder, row.group) == (self.out, item.of.name):
+                continue
+            if row.folder not in sources:
+                sources[row.folder] = read_study(row.folder)
+            parts.append(self._renamed(sources[row.folder], row, item))
         if parts:
             self.write(parts)
 
@@ -248,7 +247,7 @@ class Results:
 
         study = join(parts)
         before = self.study()
-        if before and (before.runs["key"] != "").any():  # else of an older format
+        if before:
             replaced = set(runs_of(study.runs))
             others = [run for run in runs_of(before.runs) if run not in replaced]
             study = join([study, before.of_runs([(BASE, None), *others])])

@@ -644,18 +644,37 @@ def test_rows_without_a_comparison_are_gone_on_with_and_another_file_of_that_nam
     assert other.read_text() == "date,kilometres\n"
 
 
-def test_rows_of_other_settings_or_of_an_older_format_go(tmp_path, judged):
+def test_rows_without_a_hash_are_not_written_over(tmp_path, judged):
     out = tmp_path / "results/a"
     out.mkdir(parents=True)
-    for name in ("runs.csv", "final.csv", "held_out.csv"):  # without a hash
+    names = ("runs.csv", "final.csv", "held_out.csv")
+    for name in names:
         shutil.copy(ROOT / "results/gsm8k_curves" / name, out / name)
     (out / "comparison.md").write_text("# Older\n")
+    with pytest.raises(UserError, match=r"--out: .* which has \d+ runs of other settings"):
+        trial(tmp_path)
+    for name in names:
+        assert (out / name).read_bytes() == (ROOT / "results/gsm8k_curves" / name).read_bytes()
+
+
+def test_rows_of_a_group_that_has_another_name_now_are_kept_under_it(tmp_path, judged, capsys):
     trial(tmp_path)
+    out = tmp_path / "results/a"
+    before = list(csv.DictReader(open(out / "runs.csv")))
+    text = (tmp_path / "trial.yaml").read_text()
+    (tmp_path / "trial.yaml").write_text(text.replace("  PPO:", "  alone:", 1))
+    capsys.readouterr()
+    trial(tmp_path)
+    assert "4 runs, 4 with a row" in capsys.readouterr().out
     rows = list(csv.DictReader(open(out / "runs.csv")))
-    assert [(row["group"], row["seed"]) for row in rows] == [
-        (item.of.name, str(item.seed)) for item in judged
-    ]
-    assert len(list(csv.DictReader(open(out / "held_out.csv")))) == 1 + 4
+    assert [row["key"] for row in rows] == [row["key"] for row in before]
+    assert {row["family"] for row in before} == {"PPO"} and {row["family"] for row in rows} == {
+        "alone"
+    }
+    held_out = {row["group"] for row in csv.DictReader(open(out / "held_out.csv"))}
+    assert {row["group"] for row in rows} < held_out and not held_out & {
+        row["group"] for row in before
+    }
 
 
 def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_path, judged):
