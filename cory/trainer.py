@@ -123,8 +123,8 @@ class CoryTrainer:
                 return self._finished_run(config_record, resumed)
 
             with (
-                self._open_run(config_record, resumed, locks) as self.run,
                 Signals() as self.signals,
+                self._open_run(config_record, resumed, locks) as self.run,
             ):
                 with self._explaining_errors("the beginning of the run"):
                     self._notify("on_train_begin", self.run)
