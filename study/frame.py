@@ -30,7 +30,8 @@ RUN = ["group", "seed"]
 # The combined reward follows from these.
 STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
 TEAM = "team_reward"
-OPTIONAL = (TEAM, "explained_variance")  # stored beside them where runs have them
+# Stored beside them where runs have them.
+OPTIONAL = (TEAM, "explained_variance", "gradient_norm", "skipped_steps", "dropped_steps")
 PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]

@@ -121,7 +121,8 @@ def test_groups_whose_names_look_like_numbers_or_missing_values_keep_their_rows(
 def test_files_of_240_runs_stay_small(tmp_path):
     rows = [
         {"iteration": k, "agent": "agent_1", "role": "pioneer", "task_reward": k / 7, "kl": k / 3,
-         "distinct_2": 0.123456789, "response_tokens": 15.87654321, "explained_variance": 0.123456789}
+         "distinct_2": 0.123456789, "response_tokens": 15.87654321, "explained_variance": 0.123456789,
+         "gradient_norm": k / 9, "skipped_steps": 0, "dropped_steps": k % 2}
         for k in range(100)
     ]  # fmt: skip
     run = make_run(tmp_path / "r/a", iterations=100)
@@ -129,6 +130,9 @@ def test_files_of_240_runs_stay_small(tmp_path):
         "".join(json.dumps(row | {"combined_reward": 0.0}) + "\n" for row in rows)
     )
     write_study(compared(tmp_path / "r"), tmp_path)
+    (values,) = read_study(tmp_path).final.to_dict("records")
+    assert values["gradient_norm"] == pytest.approx(94.5 / 9, rel=1e-5)
+    assert (values["skipped_steps"], values["dropped_steps"]) == (0, 0.5)
     # 12 arms of 20 seeds, most of them with a row for each of two roles
     assert (tmp_path / "metrics.csv.gz").stat().st_size * 2 * 240 < 2e6
 
