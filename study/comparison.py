@@ -4,7 +4,7 @@ Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -21,6 +21,13 @@ TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined
           "chain_kl": "KL, all calls", "tokens_read": "tokens read", "tokens_written": "tokens written"}  # fmt: skip
 CALLS = {1: "one call", 2: "two calls"}
 Rows = list[dict[str, str]]
+
+
+class Answering(NamedTuple):
+    """A group, and how it answers, such as `agent_2 after agent_1`."""
+
+    group: str
+    answers: str
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
@@ -213,6 +220,38 @@ def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str
                 )
             rows.append(row)
     return rows
+
+
+def against_rivals(
+    study: Study, chain: Answering, rivals: Sequence[Answering], metric: str
+) -> Rows:
+    """A metric on held-out queries of a group's way of answering and of its rivals', and how far each is below it."""
+    percent = is_share(metric)
+    digits = 0 if percent else 2
+    ours = _by_seed(study, chain, metric)
+    rows = []
+    for rival in [chain, *rivals]:
+        theirs = _by_seed(study, rival, metric)
+        row = {"group": rival.group, "answers": rival.answers, "n": str(len(theirs))}
+        row[TITLES.get(metric, metric)] = over_seeds(theirs).plus_minus(digits, percent)
+        if rival.group == BASE:
+            row["n"] = ""
+            theirs = ours * 0 + theirs.iloc[0]
+        scale = 100 if percent else 1
+        apart = difference(scale * ours, scale * theirs).text(f"+.{digits}f")
+        row[f"{chain.group} minus it"] = "" if rival == chain else apart
+        rows.append(row)
+    return rows
+
+
+def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[float]":
+    """A metric of a group's way of answering, by seed; the base's has a single value."""
+    rows = study.held_out
+    rows = rows[(rows["group"] == answering.group) & (rows["answers"] == answering.answers)]
+    values = rows.set_index("seed")[metric].dropna()
+    if not len(values):
+        raise LookupError(f"no row of {answering.group!r}, {answering.answers!r}, with {metric}")
+    return values
 
 
 def is_share(metric: str) -> bool:

@@ -55,6 +55,16 @@ def held_out_by_agent(
     return [row for row in rows if not answers or row["answers"] in _listed(answers, "|")]
 
 
+def rivals(source: str, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
+    """A chain, `GROUP: ANSWERS`, against rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
+    from study import comparison
+    from study.frame import read_study
+
+    named = [comparison.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
+    study = read_study(ROOT / "results" / source)
+    return comparison.against_rivals(study, named[0], named[1:], metric)
+
+
 def training(
     source: str, metrics: str = "task_reward,kl,combined_reward", groups: str = ""
 ) -> Rows:
@@ -148,6 +158,7 @@ def advantage(source: str, groups: str = "") -> Rows:
 KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out,
     "held_out_by_agent": held_out_by_agent,
+    "rivals": rivals,
     "training": training,
     "training_by_role": training_by_role,
     "equal_reward": equal_reward,

@@ -48,6 +48,25 @@ def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
         tables.command_line(["--check"])
 
 
+def test_a_chain_against_its_rivals(here):
+    page = here / "README.md"
+    rivals = "PPO: agent_1|base (untrained): base after itself"
+    described = f'rivals credit chain="causal: agent_2 after agent_1" rivals="{rivals}" metric=combined_reward'
+    page.write_text(f"<!-- table: {described} -->\n<!-- end -->\n")
+    tables.command_line([])
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+    held_out = read_study(ROOT / "results/imdb_credit").held_out.set_index(["group", "answers"])
+    chain = held_out.loc[("causal", "agent_2 after agent_1")].set_index("seed")["combined_reward"]
+    ppo = held_out.loc[("PPO", "agent_1")].set_index("seed")["combined_reward"]
+    base = held_out.loc[("base (untrained)", "base after itself"), "combined_reward"]
+    assert rows[0][-1] == "causal minus it |" and rows[1][-1] == " |"
+    assert rows[1][:3] == ["| causal", "agent_2 after agent_1", str(len(chain))]
+    assert rows[2][:2] == ["| PPO", "agent_1"]
+    assert rows[2][-1].startswith(f"{(chain - ppo).mean():+.2f} (")
+    assert rows[3][2:4] == ["", f"{base:.2f}"]
+    assert rows[3][-1].startswith(f"{chain.mean() - base:+.2f} (")
+
+
 def test_an_excerpt_has_the_rows_of_the_page_of_results(here):
     """Both pages say the same of a pair, although it is corrected for more pairs on one of them."""
     (here / "results/imdb_cures").symlink_to(ROOT / "results/imdb_cures")
@@ -74,6 +93,10 @@ def test_an_excerpt_has_the_rows_of_the_page_of_results(here):
         ("held_out nowhere", "expected a folder of results, with a runs.csv"),
         ("held_out credit metrik=kl", "metrik"),
         ("held_out credit metric=kll", "kll"),
+        (
+            "rivals credit chain='PPO: agent_1' rivals='causal: agent_3'",
+            "no row of 'causal', 'agent_3'",
+        ),
     ],
 )
 def test_a_mistake_names_the_page(here, description, message):
