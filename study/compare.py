@@ -3,6 +3,7 @@
     python -m study.compare runs/imdb_cory_tiny-seed* runs/imdb_ppo_tiny-seed*
     python -m study.compare 'runs/*' --baseline PPO --over ppo.init_kl_coef --out results/frontier
     python -m study.compare results/imdb_cures                               # again from its files, without the runs
+    python -m study.compare results/notes --role answerer                    # one role's curves, where others earn 0
 
 Runs whose settings differ in their seed alone form a group. Definitions: docs/metrics.md, "Comparison".
 """
@@ -27,9 +28,8 @@ FILES = ("comparison.md", "runs.csv", "metrics.csv.gz", "final.csv", "held_out.c
          "held_out.png", "over.png", "frontier.png", "report.html")  # fmt: skip
 RUN_COLUMNS = {"experiment", "scale", "group", "seed", "key"}  # of every runs.csv
 EQUAL_REWARD_NOTE = (
-    "Where the mean of ten iterations first reaches a task reward: the role that answers the query alone, with the "
-    "number of runs that reach it in brackets. The figure has the whole way; a marker is the mean of the last ten "
-    "iterations."
+    "Where the mean of ten iterations first reaches a task reward: {}, with the number of runs that reach it in "
+    "brackets. The figure has the whole way; a marker is the mean of the last ten iterations."
 )
 
 
@@ -52,9 +52,18 @@ def _has_runs(file: Path) -> bool:
 
 
 def write(
-    study: "Study", out: Path, title: str = "Comparison", question: str = "", command: str = ""
+    study: "Study",
+    out: Path,
+    title: str = "Comparison",
+    question: str = "",
+    command: str = "",
+    role: str | None = None,
 ) -> Path:
     """Writes comparison.md with its figures, CSV files and report.html into `out`; replaces those of an earlier one.
+
+    Args:
+        role: whose curves and KL at equal task reward are shown; None: curves of each agent, and the KL of the role
+            that answers the query alone.
 
     Returns:
         comparison.md.
@@ -72,15 +81,15 @@ def write(
     with staged(out) as complete:
         write_study(study, complete)
         if len(study.metrics):
-            plot_curves(study, complete / "curves.png")
-            if len(running_means(study, study.first_role)):
-                plot_paths(study, complete / "paths.png")
+            plot_curves(study.of_role(role) if role else study, complete / "curves.png")
+            if len(running_means(study, role or study.first_role)):
+                plot_paths(study, complete / "paths.png", role)
         if len(study.held_out):
             plot_held_out(study, complete / "held_out.png")
         if study.over:
             plot_over(study, complete / "over.png")
             plot_frontier(study, complete / "frontier.png")
-        page = comparison_page(study, title, question, command)
+        page = comparison_page(study, title, question, command, role)
         (complete / "comparison.md").write_text(page, encoding="utf-8")
         if study.records:  # the report shows completions, which are not among the files
             write_comparison_page(study, complete / "report.html", title, question)
@@ -106,7 +115,9 @@ def _earlier_files(out: Path, runs_csv: Path) -> list[str]:
     return files
 
 
-def comparison_page(study: "Study", title: str, question: str, command: str) -> str:
+def comparison_page(
+    study: "Study", title: str, question: str, command: str, role: str | None = None
+) -> str:
     """The page of a comparison: held-out evaluation first, then training, under the same names."""
     from study import comparison, equal_reward
     from study.frame import metric_columns
@@ -139,11 +150,13 @@ def comparison_page(study: "Study", title: str, question: str, command: str) -> 
     if len(study.metrics):
         parts += [
             "![curves](curves.png)\n",
-            "Running means over up to 10 iterations; bands are 95 % intervals.\n",
+            f"{f'Of the {role}. ' if role else ''}Running means over up to 10 iterations; bands are 95 % intervals.\n",
         ]
-        at_equal_reward = equal_reward.equal_reward(study)
+        at_equal_reward = equal_reward.equal_reward(study, role)
         if at_equal_reward:  # a run has ten iterations
-            parts += section("KL at equal task reward", EQUAL_REWARD_NOTE, at_equal_reward)
+            whose = f"the {role}" if role else "the role that answers the query alone"
+            note = EQUAL_REWARD_NOTE.format(whose)
+            parts += section("KL at equal task reward", note, at_equal_reward)
             parts += ["![paths](paths.png)\n"]
         parts += section("End of training, by agent", "", comparison.ends_by_agent(study))
         if study.metrics["role"].nunique() > 1:
@@ -181,6 +194,11 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         type=str | None,
         help="Key of the settings to plot results against: ppo.init_kl_coef",
     )
+    parser.add_argument(
+        "--role",
+        type=str | None,
+        help="Whose curves and KL at equal task reward. null: each agent's curves, and the first role's KL",
+    )
     args = parser.of(argv)
     check_out(Path(args.out))
     from study.frame import of_records, read_study
@@ -191,7 +209,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         study = read_study(Path(args.runs[0]))
     else:
         study = of_records([read(path) for path in find(args.runs)], args.over, args.baseline)
-    path = write(study, Path(args.out))
+    path = write(study, Path(args.out), role=args.role)
     print(html.unescape(path.read_text(encoding="utf-8").split("## Settings")[0]))
     print(f"Written to {path}")
 

@@ -13,14 +13,14 @@ A run is identified by its `group` and `seed`. The files hold six significant di
 import gzip
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from cory.config import role_name
-from cory.errors import UserError
+from cory.errors import UserError, expect
 from cory.run.output import replacing
 from study.groups import DATA, Group, folders, group, method, single, typical, varying
 from study.records import Record, flat, shown
@@ -112,6 +112,17 @@ class Study:
             final=self.final[self.final["seed"].isin(seeds)],
             held_out=self.held_out[without_seed | self.held_out["seed"].isin(seeds)],
         )
+
+    def of_role(self, role: str) -> "Study":
+        """With the metrics of one role alone, whichever agent has it, as those of one agent.
+
+        Raises:
+            UserError: no run has the role.
+        """
+        roles = list(self.metrics["role"].unique())
+        expect(role in roles, "--role", f"one of {roles}", role)
+        metrics = self.metrics[self.metrics["role"] == role].assign(agent=role)
+        return replace(self, metrics=metrics)
 
     def of_runs(self, runs: Sequence[Run]) -> "Study":
         """The rows of some runs, in the order of `runs`."""

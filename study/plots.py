@@ -135,14 +135,14 @@ def _over_iterations(axis: Axes) -> None:
     _without_frame(axis)
 
 
-def plot_paths(study: Study, path: Path) -> None:
+def plot_paths(study: Study, path: Path, role: str | None = None) -> None:
     """KL over task reward on the way of the training: two groups on one line pay the same KL for a task reward.
 
-    Of the role that answers the query alone: the geometric mean of its KL where its task reward first reaches a level,
-    up to the last level that nine in ten runs reach, and a marker at the end of training. The groups of the first panel
-    are grey in the others (`panels`).
+    Of a role, by default the one that answers the query alone: the geometric mean of its KL where its task reward first
+    reaches a level, up to the last level that nine in ten runs reach, and a marker at the end of training. The groups
+    of the first panel are grey in the others (`panels`).
     """
-    means = running_means(study, study.first_role)
+    means = running_means(study, role or study.first_role)
     first, *others = panels(study, [name for name in study.groups if name in set(means["group"])])
     down = math.ceil((1 + len(others)) / PANELS)
     across = math.ceil((1 + len(others)) / down)

@@ -404,6 +404,27 @@ def test_ticks_of_iterations_are_whole_numbers(tmp_path, monkeypatch):
     assert ticks and all(tick == int(tick) for tick in ticks)
 
 
+@pytest.mark.usefixtures("drawn_figures")
+def test_the_curves_of_one_role(tmp_path, monkeypatch):
+    make_run(tmp_path / "pair", agents=2)
+    make_run(tmp_path / "alone")
+    drawn = {}
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.update({path.stem: figure.axes}))
+    study = compared(tmp_path)
+    page = write(study, tmp_path / "out", role="observer").read_text()
+    assert (
+        "Of the observer. Running means" in page
+        and "first reaches a task reward: the observer," in page
+    )
+    (curve,) = drawn["curves"][0].get_lines()  # no single agent is an observer
+    observer = study.metrics[study.metrics["role"] == "observer"]
+    assert list(curve.get_ydata()[:1]) == list(observer["task_reward"][:1])
+    assert observer["agent"].nunique() == 2  # agents exchange roles
+    assert len(drawn["paths"]) == 1
+    with pytest.raises(UserError, match=r"--role: expected one of .*'observer'.*, got 'reader'"):
+        write(study, tmp_path / "other", role="reader")
+
+
 def test_a_run_whose_metrics_are_cut_short_is_named(tmp_path):
     folder = make_run(tmp_path / "a")
     summary = json.loads((folder / "summary.json").read_text())
