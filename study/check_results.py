@@ -11,6 +11,7 @@ exactly; elsewhere the task reward of the first record within 0.05. Ends with an
 import json
 import math
 import platform
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,10 +83,23 @@ def _without_runs_own(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_local(value: Any) -> bool:
-    """Whether a value, or one in a list, names a file or folder of this machine: /FOLDER/FIRST_RUN.py:NAME, ..."""
+    """Whether a value, or one in a list, names a file or folder of this machine that the repository has not:
+    /FOLDER/FIRST_RUN.py:NAME, models/NAME, ..."""
     if isinstance(value, list):
         return any(map(_is_local, value))
-    return isinstance(value, str) and Path(value.partition(":")[0]).is_absolute()
+    if not isinstance(value, str):
+        return False
+    path = Path(value.partition(":")[0])
+    return path.is_absolute() or ("/" in value and (ROOT / path).exists() and not _is_tracked(path))
+
+
+def _is_tracked(path: Path) -> bool:
+    """Whether git has a file, or one in a folder, so that every clone has it. Without git: yes."""
+    try:
+        done = subprocess.run(["git", "ls-files", "--", path], cwd=ROOT, capture_output=True)
+    except OSError:
+        return True
+    return bool(done.stdout or done.returncode)
 
 
 def _changed(settings: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from cory.plural import counted
 from study.frame import BASE, LAST, METRICS, RUN, Study, last
 from study.groups import DATA
 from study.intervals import Interval, difference, hypervolume, nondominated, over_seeds
@@ -24,7 +25,7 @@ Rows = list[dict[str, str]]
 
 
 class Answering(NamedTuple):
-    """A group, and how it answers, such as `agent_2 after agent_1`."""
+    """A group, and how it answers, such as `agent_2 after agent_1` or, over all orders, `two calls`."""
 
     group: str
     answers: str
@@ -55,7 +56,8 @@ def ends(study: Study, metrics: Sequence[str] = tuple(METRICS)) -> Rows:
         base = study.base_of(name)
         row = {"group": name, "n": str(reward[name].count())}
         row |= {
-            TITLES[m]: over_seeds(study.by_seed(m)[name].dropna()).plus_minus() for m in metrics
+            TITLES.get(m, m): over_seeds(study.by_seed(m)[name].dropna()).plus_minus()
+            for m in metrics
         }
         if "combined_reward" in metrics:
             row["difference"] = _shown_difference(reward, name, base)
@@ -127,7 +129,7 @@ def role_ends(
             continue
         row = {"group": name, "n": str(means[metrics[0]][name].count())}
         for metric in metrics:
-            row[TITLES[metric]] = over_seeds(means[metric][name].dropna()).plus_minus()
+            row[TITLES.get(metric, metric)] = over_seeds(means[metric][name].dropna()).plus_minus()
             shown = _shown_difference(means[metric], name, study.base_of(name))
             row[f"difference, {TITLES[metric]}"] = shown
         rows.append(row)
@@ -245,7 +247,13 @@ def against_rivals(
 
 
 def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[float]":
-    """A metric of a group's way of answering, by seed; the base's has a single value."""
+    """A metric of a group's way of answering, by seed; the base's has a single value.
+
+    `one call` and `two calls` are means over agents or orders (`held_out_by_seed`).
+    """
+    for calls, title in CALLS.items():
+        if answering.answers == title:
+            return held_out_by_seed(study, metric, calls)[answering.group].dropna()
     rows = study.held_out
     rows = rows[(rows["group"] == answering.group) & (rows["answers"] == answering.answers)]
     values = rows.set_index("seed")[metric].dropna()
@@ -369,6 +377,7 @@ def caveats(study: Study) -> list[str]:
                 f"{name}: seed {repeated.iloc[0]} occurs more than once; such runs are not repetitions"
             )
     notes += _ended_early(study)
+    notes += _skipped_steps(study)
     versions = sorted(set(study.whole["version"]))
     if len(versions) > 1:
         notes.append(f"runs of several code versions: {', '.join(map(short_version, versions))}")
@@ -380,6 +389,21 @@ def caveats(study: Study) -> list[str]:
         notes.append(
             f"runs of unequal length in iterations ({text}): final values are of each run's own end"
         )
+    return notes
+
+
+def _skipped_steps(study: Study) -> list[str]:
+    """The runs in which optimizer steps were left out, as what they computed was not finite."""
+    if "skipped_steps" not in study.metrics:
+        return []
+    notes = []
+    for (name, seed), steps in (
+        study.metrics.groupby(RUN, sort=False)["skipped_steps"].sum().items()
+    ):
+        if steps:
+            notes.append(
+                f"{name}, seed {seed}: {counted(int(steps), 'optimizer step')} left out, not finite"
+            )
     return notes
 
 

@@ -24,12 +24,17 @@ Rows = list[dict[str, str]]
 def running_means(study: Study, role: str) -> pd.DataFrame:
     """Task reward and KL of a role, means over its last 10 iterations: a row for each run and iteration from the tenth.
 
-    Whichever agent has the role; only runs without a problem.
+    Whichever agent has the role; only runs without a problem. One that the guard of the KL has ended before has a row
+    of all its iterations, as leaving it out would flatter its group.
     """
     whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
     rows = whole[whole["role"] == role].sort_values("iteration")
-    means = rows.groupby(RUN, sort=False)[["task_reward", "kl"]].rolling(LAST).mean().dropna()
-    return means.reset_index(RUN)
+    columns = ["task_reward", "kl"]
+    means = rows.groupby(RUN, sort=False)[columns].rolling(LAST).mean().dropna().reset_index(RUN)
+    stopped = study.runs[study.runs["stopped_by"] == KL_GUARD][RUN]
+    short = stopped[~pd.MultiIndex.from_frame(stopped).isin(pd.MultiIndex.from_frame(means[RUN]))]
+    of_short = rows.merge(short.drop_duplicates(), on=RUN).groupby(RUN, sort=False)[columns].mean()
+    return pd.concat([means, of_short.reset_index()]) if len(of_short) else means
 
 
 def kl_at(means: pd.DataFrame, level: float) -> pd.Series:

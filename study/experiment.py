@@ -345,14 +345,19 @@ def command_line(argv: Sequence[str] | None = None) -> None:
                 out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n"
             )
         results.take_recorded()
+        not_evaluated = []
         for item in to_evaluate:
-            finish(item, results, None, args.discard_agents)
+            try:
+                finish(item, results, None, args.discard_agents)
+            except UserError as error:
+                print(f"{item.folder.name}: FAILED ({error})", flush=True)
+                not_evaluated.append(item)
         engine = Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address)
-        failed = run_all(list(missing), engine, after)
+        failed = not_evaluated + run_all(list(missing), engine, after)
         study = results.study()
         if study is None:
             raise UserError(
-                f"no run has ended; the output of the first one is in {planned[0].folder}.log"
+                f"no run has ended well; the output of the first one is in {planned[0].folder}.log"
             )
         in_study = set(study.runs["run"])  # a run of a later seed may have ended earlier
         study.records = [

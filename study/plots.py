@@ -35,8 +35,8 @@ HELD_OUT = {"task_reward": "task reward", "team_reward": "team reward", "chain_k
 def plot_curves(study: Study, path: Path) -> None:
     """Task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs.
 
-    Where runs have different lengths, each iteration counts those that reached it. More curves than can be told apart
-    become small multiples (`panels`).
+    Where runs have different lengths, the mean ends with the shortest, as those that go on may be the better ones; from
+    there each has a thin line. More curves than can be told apart become small multiples (`panels`).
     """
     of_agent = labels(study)
     if len(of_agent) > MOST_CURVES:
@@ -77,7 +77,8 @@ def _plot_curves_in_rows(study: Study, path: Path) -> None:
     for row, names in zip(axes, [first, *others], strict=True):
         for axis, metric in zip(row, CURVE_TITLES, strict=True):
             for name in first if names is not first else []:
-                means = _smooth(_by_iteration(study, name, None, metric)).mean(axis=1)
+                runs = _by_iteration(study, name, None, metric)
+                means = _smooth(runs).loc[: _shortest(runs)].mean(axis=1)
                 line = "-" if _style(study, name) is SINGLE else ":"
                 axis.plot(means, lw=1.6, label=f"{name}, as above", **{**GREY, "ls": line})
             for name in names:
@@ -117,12 +118,22 @@ def _smooth(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
 
 
+def _shortest(runs: pd.DataFrame) -> int:
+    """The last iteration of the run that ends first."""
+    return min(int(values.last_valid_index()) for _, values in runs.items())
+
+
 def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """The mean over runs by iteration, with its interval."""
+    """The mean over runs by iteration, with its interval; after the end of the shortest run, each run by itself."""
+    shortest = _shortest(runs)
     smooth = _smooth(runs)
+    of_all = smooth.loc[:shortest]
     bands = pd.DataFrame(
-        [over_seeds(row.dropna()) for _, row in smooth.iterrows()], index=smooth.index
+        [over_seeds(row.dropna()) for _, row in of_all.iterrows()], index=of_all.index
     )
+    for _, values in smooth.loc[shortest:].items():
+        if values.count() > 1:
+            axis.plot(values.dropna(), lw=0.7, alpha=0.7, **style)
     axis.plot(bands["value"], lw=1.6, label=f"{label} (n = {runs.shape[1]})", **style)
     axis.fill_between(
         bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, make_config
@@ -60,6 +61,22 @@ def test_the_first_records_come_out_exactly(kept, folders):
     assert "output" not in content["settings"] and "versions" not in content["settings"]
     assert set(content["needs"]) == set(folders) and str(kept) not in (kept / FIRST_RUN).read_text()
     assert check(kept, folders) == "3 records, exactly"
+
+
+def test_folders_beside_the_repositorys_files_are_needed_too(monkeypatch, tmp_path):
+    (tmp_path / "models/small").mkdir(parents=True)
+    (tmp_path / "imdb_train").symlink_to(ROOT / "imdb_train")
+    assert check_results._is_local("/models/small") and not check_results._is_local("models/small")
+    monkeypatch.setattr(check_results, "ROOT", tmp_path)
+    monkeypatch.setattr(check_results, "_is_tracked", lambda path: path.name != "small")
+    assert check_results._is_local(["models/small"])
+    assert not check_results._is_local("imdb_train/weights")
+    assert not check_results._is_local("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+def test_what_git_has_is_in_every_clone():
+    assert check_results._is_tracked(Path("examples/notes/rewards.py"))
+    assert not check_results._is_tracked(Path("examples/notes/out"))
 
 
 def test_on_another_processor_the_first_reward_is_compared(kept, folders, monkeypatch):

@@ -130,9 +130,15 @@ def test_files_of_240_runs_stay_small(tmp_path):
         "".join(json.dumps(row | {"combined_reward": 0.0}) + "\n" for row in rows)
     )
     write_study(compared(tmp_path / "r"), tmp_path)
-    (values,) = read_study(tmp_path).final.to_dict("records")
+    study = read_study(tmp_path)
+    (values,) = study.final.to_dict("records")
     assert values["gradient_norm"] == pytest.approx(94.5 / 9, rel=1e-5)
     assert (values["skipped_steps"], values["dropped_steps"]) == (0, 0.5)
+    (row,) = ends(study, ["gradient_norm"])
+    assert row["gradient_norm"] == f"{94.5 / 9:.2f}"
+    assert not any("left out" in note for note in caveats(study))
+    study.metrics.loc[3, "skipped_steps"] = 2
+    assert "PPO, seed 0: 2 optimizer steps left out, not finite" in caveats(study)
     # 12 arms of 20 seeds, most of them with a row for each of two roles
     assert (tmp_path / "metrics.csv.gz").stat().st_size * 2 * 240 < 2e6
 
@@ -402,6 +408,16 @@ def test_ticks_of_iterations_are_whole_numbers(tmp_path, monkeypatch):
     )
     plots.plot_curves(compared(tmp_path), tmp_path / "curves.png")
     assert ticks and all(tick == int(tick) for tick in ticks)
+
+
+@pytest.mark.usefixtures("drawn_figures")
+def test_a_mean_over_runs_ends_with_the_shortest(tmp_path, monkeypatch):
+    for seed, iterations in enumerate((5, 12, 12)):
+        make_run(tmp_path / f"run{seed}", seed, iterations=iterations, reward=seed)
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.extend(figure.axes[0].lines))
+    plots.plot_curves(compared(tmp_path), tmp_path / "curves.png")
+    assert sorted(len(line.get_xdata()) for line in drawn) == [5, 8, 8]  # two go on from the fifth
 
 
 @pytest.mark.usefixtures("drawn_figures")

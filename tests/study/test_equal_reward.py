@@ -259,6 +259,20 @@ def test_a_run_that_its_kl_has_ended_has_collapsed_then(tmp_path):
         assert [row["collapsed"] for row in collapses(of_run)] == ["1 of 3"]
 
 
+def test_a_run_that_its_kl_has_ended_before_ten_iterations_counts_with_what_it_has(tmp_path):
+    for seed, guard in enumerate(["guards.stop_at_kl", "guards.patience"]):
+        folder = make_run(tmp_path / f"run-seed{seed}", seed=seed, iterations=4, kl=60.0)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
+        summary = {"iterations": 4, "stopped": True, "stopped_by": guard}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    make_run(tmp_path / "run-seed2", seed=2, iterations=11)
+    means = running_means(compared(tmp_path), "pioneer")
+    assert means["seed"].tolist() == [2, 2, 0]
+    assert means["task_reward"].tolist() == pytest.approx([0.45, 0.55, 0.15])
+    assert means["kl"].tolist() == [1.0, 1.0, 60.0]
+
+
 def test_an_agent_in_both_roles_has_collapsed_by_its_last_ten_iterations():
     """Not by its last ten rows, which are five iterations: the mean of ten is 0.44 with 7 at 0.2, in iteration 22."""
     study = make_study({"PPO": lambda seed, k, role: (1.0, 1.0, 0.2 if k > 15 else 1.0)}, seeds=2)

@@ -751,11 +751,17 @@ def test_an_evaluation_starts_anew_if_the_first_run_has_changed(tmp_path, judged
     assert (folder / "calls.txt").read_text() == f"{judged[1].folder.name}\n"
 
 
-def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path, judged):
+def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path, judged, capsys):
     (tmp_path / "judge.py").write_text("raise SystemExit(2)")
-    with pytest.raises(UserError, match=r"judge.py --easy: failed with status 2, see"):
+    with pytest.raises(UserError, match="no run has ended well"):
         trial(tmp_path)
     assert len(list((tmp_path / "runs").rglob("checkpoints"))) == 4
+    said = capsys.readouterr().out
+    for item in judged:  # each is tried, as another's failure says nothing of it
+        assert (
+            f"{item.folder.name}: FAILED (" in said
+            and "judge.py --easy: failed with status 2" in said
+        )
 
 
 def test_agents_are_removed_if_asked(tmp_path, judged):

@@ -66,6 +66,15 @@ def test_a_chain_against_its_rivals(here):
     assert rows[3][2:4] == ["", f"{base:.2f}"]
     assert rows[3][-1].startswith(f"{chain.mean() - base:+.2f} (")
 
+    described = (
+        'rivals credit chain="causal: two calls" rivals="PPO: one call" metric=combined_reward'
+    )
+    page.write_text(f"<!-- table: {described} -->\n<!-- end -->\n")
+    tables.command_line([])
+    orders = [held_out.loc[("causal", f"agent_{i} after agent_{3 - i}")] for i in (1, 2)]
+    both = sum(order.set_index("seed")["combined_reward"] for order in orders) / 2
+    assert f" | {(both - ppo).mean():+.2f} (" in page.read_text()
+
 
 def test_an_excerpt_has_the_rows_of_the_page_of_results(here):
     """Both pages say the same of a pair, although it is corrected for more pairs on one of them."""
