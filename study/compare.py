@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Of every comparison; the first marks its folder.
 FILES = ("comparison.md", "runs.csv", "metrics.csv.gz", "final.csv", "held_out.csv", "curves.png", "paths.png",
-         "held_out.png", "over.png", "frontier.png", "report.html")  # fmt: skip
+         "held_out.png", "pass_at_k.png", "over.png", "frontier.png", "report.html")  # fmt: skip
 RUN_COLUMNS = {"experiment", "scale", "group", "seed", "key"}  # of every runs.csv
 EQUAL_REWARD_NOTE = (
     "Where the mean of ten iterations first reaches a task reward: {}, with the number of runs that reach it in "
@@ -72,9 +72,16 @@ def write(
         UserError: `out` is a file, or a folder with results of another kind.
     """
     from study.equal_reward import running_means
-    from study.frame import write_study
+    from study.frame import passes, write_study
     from study.page import write_comparison_page
-    from study.plots import plot_curves, plot_frontier, plot_held_out, plot_over, plot_paths
+    from study.plots import (
+        plot_curves,
+        plot_frontier,
+        plot_held_out,
+        plot_held_out_passes,
+        plot_over,
+        plot_paths,
+    )
 
     check_out(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -86,6 +93,8 @@ def write(
                 plot_paths(study, complete / "paths.png", role)
         if len(study.held_out):
             plot_held_out(study, complete / "held_out.png")
+            if len(passes(study)) > 1:
+                plot_held_out_passes(study, complete / "pass_at_k.png")
         if study.over:
             plot_over(study, complete / "over.png")
             plot_frontier(study, complete / "frontier.png")
@@ -120,7 +129,7 @@ def comparison_page(
 ) -> str:
     """The page of a comparison: held-out evaluation first, then training, under the same names."""
     from study import comparison, equal_reward
-    from study.frame import metric_columns
+    from study.frame import metric_columns, passes
     from study.markdown import markdown_table
     from study.records import short_version
 
@@ -145,6 +154,8 @@ def comparison_page(
         heading = f"Held out: {comparison.TITLES.get(judged_by, judged_by)}"
         parts += section(heading, comparison.HELD_OUT_NOTE, comparison.held_out(study, judged_by))
         parts += ["![held out](held_out.png)\n"]
+        if len(passes(study)) > 1:
+            parts += ["![pass@k](pass_at_k.png)\n"]
         parts += section("Held out, by agent", "", comparison.held_out_by_agent(study, metrics))
     parts += section("End of training", comparison.training_note(study), comparison.ends(study))
     if len(study.metrics):

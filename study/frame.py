@@ -401,6 +401,12 @@ def metric_columns(held_out: pd.DataFrame) -> list[str]:
     return [key for key in held_out if key not in HELD_OUT]
 
 
+def passes(study: Study) -> list[int]:
+    """The k of the pass@k that were measured."""
+    names = [str(key) for key in study.held_out]
+    return sorted(int(name.removeprefix("pass@")) for name in names if name.startswith("pass@"))
+
+
 def held_out_rows(
     rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[str, int]]
 ) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Figures of comparisons and of evaluations, as PNG."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from cory.report.plots import COLOURS, CURVE_TITLES, SMOOTHING, colours
 from cory.run.output import replacing
 from study.comparison import CALLS, held_out_by_seed, labels, points
 from study.equal_reward import common_levels, kl_at, running_means
-from study.frame import BASE, Study
+from study.frame import BASE, Study, passes
 from study.intervals import geometric, nondominated, over_seeds
 from study.records import natural
 
@@ -222,8 +222,19 @@ def _style(study: Study, name: str) -> dict[str, Any]:
 def plot_held_out(study: Study, path: Path) -> None:
     """Metrics on held-out queries by group, in one call and in two: means over seeds with their 95 % intervals."""
     metrics = {key: title for key, title in HELD_OUT.items() if key in study.held_out}
-    passes = [key for key in study.held_out if str(key).startswith("pass@")]
-    metrics |= {key: str(key) for key in passes[:1] + passes[1:][-1:]}
+    ks = passes(study)
+    metrics |= {f"pass@{k}": f"pass@{k}" for k in ks[:1] + ks[1:][-1:]}
+    plot_bars(_held_out_rows(study, metrics), metrics, path)
+
+
+def plot_held_out_passes(study: Study, path: Path) -> None:
+    """pass@k on held-out queries by group, in one call and in two (`plot_pass_at_k`)."""
+    ks = passes(study)
+    plot_pass_at_k(_held_out_rows(study, [f"pass@{k}" for k in ks]), ks, path)
+
+
+def _held_out_rows(study: Study, metrics: Iterable[str]) -> list[dict[str, Any]]:
+    """By group and number of calls: each metric, mean over seeds, and the half-width of its interval, `METRIC_ci`."""
     rows = []
     for name in [BASE, *study.groups]:
         for calls, title in CALLS.items():
@@ -235,7 +246,7 @@ def plot_held_out(study: Study, path: Path) -> None:
                     row |= {metric: interval.value, f"{metric}_ci": interval.high - interval.value}
             if len(row) > 1:
                 rows.append(row)
-    plot_bars(rows, metrics, path)
+    return rows
 
 
 def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], path: Path) -> None:
@@ -287,7 +298,7 @@ def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: P
     for row, colour in zip(rows, colours(len(rows)), strict=True):
         values = [row[f"pass@{k}"] for k in ks]
         errors = [row[f"pass@{k}_ci"] for k in ks]
-        style = "--" if " after " in row["name"] else "-"
+        style = "--" if " after " in row["name"] or row["name"].endswith(CALLS[2]) else "-"
         axis.errorbar(
             ks,
             values,
