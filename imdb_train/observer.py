@@ -12,6 +12,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
+from cory.cli.load import shipped
 from cory.cli.main import main
 from imdb_train.config import IMDB, OBSERVERS
 from study import observer
@@ -19,7 +20,7 @@ from study import observer
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """See the module."""
-    default = Path(__file__).resolve().parent.parent / "configs/imdb/tiny.yaml"
+    default = shipped("configs/imdb/tiny.yaml")
     observer.command_line(IMDB, OBSERVERS, default, argv)
 
 

@@ -9,6 +9,7 @@ continues one mood better than quoted. So a better response helps its reader, as
 import hashlib
 import os
 import random
+import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -159,7 +160,8 @@ def folder(name: str) -> str:
     if name == "tiny_large":
         if not LARGE.exists():
             raise UserError(
-                "model.name: tiny_large is not shipped. To make it: python imdb_train/make_weights.py tiny_large"
+                "model.name: tiny_large is not shipped. To make it: "
+                f"python {shlex.quote(os.path.relpath(SHIPPED.parent / 'make_weights.py'))} tiny_large"
             )
         return str(LARGE)
     return str(POLICY) if name == "tiny" else name

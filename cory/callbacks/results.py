@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -137,12 +138,20 @@ def _write_results(
 ) -> None:
     if not run.writes:
         return
-    from cory.report.plots import plot_curves  # here, as importing matplotlib takes a while
-
     for agent in trainer.trained_agents:
         _write_card(trainer, run, agent.name, summary["agents"][agent.name], folder)
     note = ended_early(summary, trainer.config.iterations)
-    plot_curves(run.history, folder / "curves.png", trainer.task.prompts.name(0), note)
+    try:
+        from cory.report.plots import plot_curves  # here, as importing matplotlib takes a while
+
+        plot_curves(run.history, folder / "curves.png", trainer.task.prompts.name(0), note)
+    except Exception as error:
+        if is_not_written(error):
+            raise
+        (trainer.run.folder / "curves.png").unlink(
+            missing_ok=True
+        )  # of before the run was extended
+        warnings.warn(f"curves.png could not be drawn ({error}); all else is saved", stacklevel=2)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
 

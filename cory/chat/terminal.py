@@ -19,10 +19,8 @@ def talk(chain: Chain) -> None:
     """Answers the lines of the standard input until it ends. Ctrl-C stops an answer, or at the prompt the chat."""
     with suppress(ImportError):
         import readline  # noqa: F401  (lets `input` edit lines)
-    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        # Bytes that are no text, characters that the terminal does not have.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=errors)
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no text
     asks = sys.stdin.isatty()
     if asks:
         print(help_text(chain))

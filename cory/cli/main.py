@@ -18,6 +18,11 @@ def main(work: Callable[[], None]) -> None:
     """
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(
+            stream, "reconfigure"
+        ):  # a text that the terminal cannot show is no reason to end
+            stream.reconfigure(errors="backslashreplace")
     try:
         work()
         _end_process_group()

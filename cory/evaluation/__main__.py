@@ -9,6 +9,8 @@ run with one answers twice, the second time as its own observer. See `cory/evalu
 import it: `cory.evaluate` is the function.
 """
 
+import shlex
+
 from cory.cli.main import main
 from cory.evaluation.command import evaluate_command
 from cory.evaluation.settings import EvaluationConfig
@@ -17,7 +19,8 @@ from cory.evaluation.settings import EvaluationConfig
 def run() -> None:
     folder = evaluate_command(None, EvaluationConfig, __doc__).folder
     print(
-        f"\nRows, responses and report.html are in {folder}; python -m study.report {folder} adds Markdown and a figure"
+        f"\nRows, responses and report.html are in {folder}; python -m study.report {shlex.quote(str(folder))} adds "
+        "Markdown and a figure"
     )
 
 

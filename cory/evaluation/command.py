@@ -1,5 +1,6 @@
 """The command of a task's evaluation: its settings, and the task that they make. Importing it does not import torch."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -97,7 +98,7 @@ def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfi
         if run_kind.name != kind.name:
             raise UserError(
                 f"{run}: expected a run of {kind.name}, got one of {run_kind.name}. Any run is evaluated by: "
-                f"python -m cory.evaluation {run}"
+                f"python -m cory.evaluation {shlex.quote(str(run))}"
             )
         config = as_config(kind.config, recorded, run / "config.yaml")
     config.seed = settings.seed

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from cory.cli.main import main
-from cory.run.output import filled
+from study.make import make_into
 
 FOLDER = Path(__file__).resolve().parent
 ROWS = {"train": 4000, "test": 500}
@@ -40,8 +40,7 @@ def make(folder: Path) -> None:
 
 def command_line() -> None:
     """See the module."""
-    with filled(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out") as folder:
-        make(folder)
+    make_into(FOLDER / "out", "arithmetic", ("train.jsonl", "test.jsonl"), make, __doc__)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from rewards import ORDERS, WINDS, right_call
 
 from cory.cli.main import main
 from cory.prompts import fill
-from cory.run.output import check_results_folder, staged
+from study.make import make_into
 from study.small_models import save_half, train_gpt2, train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent
@@ -90,11 +90,7 @@ def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
 
 def command_line() -> None:
     """See the module."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out"
-    check_results_folder(folder, ("model", "train.jsonl", "test.jsonl"))
-    folder.mkdir(parents=True, exist_ok=True)
-    with staged(folder) as complete:
-        make(complete)
+    make_into(FOLDER / "out", "lookout", ("model", "train.jsonl", "test.jsonl"), make, __doc__)
 
 
 if __name__ == "__main__":

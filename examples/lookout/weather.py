@@ -25,7 +25,7 @@ from rewards import WINDS, right_call
 
 from cory.cli.main import main
 from cory.prompts import fill
-from cory.run.output import check_results_folder, staged
+from study.make import make_into
 from study.small_models import save_half, train_gpt2, train_tokenizer
 
 FOG = (0, 25, 50, 75, 100)  # percent of the queries
@@ -95,11 +95,9 @@ def make(folder: Path, texts: int = 2 * TEXTS, steps: int = 2 * STEPS) -> None:
 
 def command_line() -> None:
     """See the module."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out/weather"
-    check_results_folder(folder, ("model", *(f"fog_{fog}" for fog in FOG)))
-    folder.mkdir(parents=True, exist_ok=True)
-    with staged(folder) as complete:
-        make(complete)
+    make_into(
+        FOLDER / "out/weather", "weather", ["model", *(f"fog_{fog}" for fog in FOG)], make, __doc__
+    )
 
 
 if __name__ == "__main__":

@@ -96,6 +96,20 @@ def test_a_run_stores_what_each_role_read_and_writes_its_report(config):
     assert "CORY with 2 agents" in (run.folder / "report.html").read_text()
 
 
+def test_curves_that_cannot_be_drawn_are_a_warning(config, monkeypatch):
+    """Such as where MPLBACKEND names none; what was learnt is saved."""
+    from cory.report import plots
+
+    def fail(*args):
+        raise ValueError("'Qt4Agg' is not a valid value for backend")
+
+    monkeypatch.setattr(plots, "plot_curves", fail)
+    with pytest.warns(UserWarning, match=r"curves.png could not be drawn \('Qt4Agg'"):
+        run = make_trainer(replace(config, iterations=1)).train()
+    assert (run.folder / "agent_1").is_dir() and (run.folder / "summary.json").exists()
+    assert not (run.folder / "curves.png").exists()
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError("full"), OSError(28, "No space left"), KeyError("flags")]
 )

@@ -24,6 +24,17 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+PRINT = """
+from cory.cli.main import main
+main(lambda: print("Le caf\u00e9"))
+"""
+
+
+def test_a_terminal_without_a_letter_shows_its_number(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert run(PRINT) == "Le caf\\xe9\n"
+
+
 # Apple
 
 CHOOSE = """
