@@ -108,7 +108,7 @@ def gae(
     values = values * mask
     rewards = rewards * mask
     if whiten_rewards:
-        rewards = whiten(rewards, mask, shift_mean=False)
+        rewards = whiten(rewards, mask, shift_mean=False) * mask  # padding earns nothing
 
     advantages = torch.zeros_like(values)
     advantage = torch.zeros_like(values[:, 0])
