@@ -92,6 +92,33 @@ def test_mini_batches_split_the_pioneers_rows_evenly(config):
     assert sizes == [3, 3, 4] * 3  # 10 rows in as few steps of at most 4 as that takes
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, [[6], [4, 4, 4]]), ({"cory": SHARED}, [[4, 5, 4, 5]])],
+    ids=["two agents", "shared"],
+)
+def test_no_mini_batch_is_empty(config, changes, expected):
+    """Mini-batches of one row, four to a step: the pioneer's 6 rows make one step, not two with 3 each."""
+    ppo = replace(
+        config.ppo, batch_size=12, mini_batch_size=1, gradient_accumulation_steps=4, ppo_epochs=1
+    )
+    trainer = make_trainer(replace(config, branches=2, ppo=ppo, **changes))
+    rows_of_steps = []
+    for agent in trainer.agents:
+        rows_of_steps.append(rows := [])
+        step = agent.learner._optimizer_step
+        agent.learner._optimizer_step = lambda update, indices, rows=rows, step=step: (
+            rows.append(len(indices)) or step(update, indices)
+        )
+    before = [state(agent) for agent in trainer.agents]
+    trainer.iteration(0)
+    assert rows_of_steps == expected
+    assert all(
+        not torch.equal(state(agent), old)
+        for agent, old in zip(trainer.agents, before, strict=True)
+    )
+
+
 def test_both_roles_of_one_agent_count_alike(config):
     """By plain gradient steps, an agent in both roles moves by the mean of what each role alone would move it."""
     ppo = replace(config.ppo, ppo_epochs=1, optimizer="SGD", learning_rate=0.01)

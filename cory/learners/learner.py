@@ -188,10 +188,10 @@ class Learner(ABC):
         update = self._prepare(rollouts, rewards)
 
         num_rows = len(update.batch.input_ids)
-        rows_per_step = self.mini_batch_size * self.ppo.gradient_accumulation_steps
+        num_steps = self._steps_per_epoch(num_rows)
         for _ in range(self.ppo.ppo_epochs):
             order = shuffle.permutation(num_rows).tolist()
-            for indices in _even_parts(order, math.ceil(num_rows / rows_per_step)):
+            for indices in _even_parts(order, num_steps):
                 self._optimizer_step(update, indices)
 
         stats = self._statistics(update)
@@ -222,6 +222,14 @@ class Learner(ABC):
                     f"expected {size} = {expected} prompts, responses and rewards of each rollout, "
                     f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
                 )
+
+    def _steps_per_epoch(self, num_rows: int) -> int:
+        """As few optimizer steps as the rows take, and no more than leave each mini-batch a row."""
+        mini_batches = self.ppo.gradient_accumulation_steps
+        steps = math.ceil(num_rows / (self.mini_batch_size * mini_batches))
+        # Branches give numbers of rows that are no multiple of a step's. With mini-batches of one row,
+        # some mini-batches of so many steps would have none.
+        return min(steps, max(1, num_rows // mini_batches))
 
     def _prepare(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> Update:
         """The update before its first step."""
