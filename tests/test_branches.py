@@ -11,7 +11,7 @@ from test_trainer import make_trainer, state
 
 from cory.agent import make_agents
 from cory.callbacks.callback import Callback
-from cory.config import CoryConfig
+from cory.config import CoryConfig, SamplingConfig
 from cory.trainer import CoryTrainer
 
 SHARED = CoryConfig(num_agents=1, chain_length=2)
@@ -119,15 +119,36 @@ def test_no_mini_batch_is_empty(config, changes, expected):
     )
 
 
-def test_both_roles_of_one_agent_count_alike(config):
-    """By plain gradient steps, an agent in both roles moves by the mean of what each role alone would move it."""
-    ppo = replace(config.ppo, ppo_epochs=1, optimizer="SGD", learning_rate=0.01)
-    config = replace(config, algorithm="reinforce", branches=4, ppo=ppo)
+@pytest.mark.parametrize(
+    ("algorithm", "kl_in"),
+    [("reinforce", "reward"), ("reinforce", "loss"), ("grpo", "loss"), ("ppo", "reward")],
+)
+def test_both_roles_of_one_agent_count_alike(config, algorithm, kl_in):
+    """By plain gradient steps, an agent in both roles moves by the mean of what each role alone would move it.
+
+    The KL and PPO's value loss have a part in it, as the policy differs from its reference.
+    """
+    ppo = replace(
+        config.ppo,
+        ppo_epochs=1,
+        optimizer="SGD",
+        learning_rate=1e-3,
+        kl_in=kl_in,
+        init_kl_coef=5.0,
+        vf_coef=1.0,
+    )
+    # PPO's losses are means over tokens, so that roles count alike if their responses are equally long.
+    config = replace(config, branches=4, ppo=ppo, sampling=SamplingConfig(6, 6))
+    config = replace(config, algorithm=algorithm, group_size=2 if algorithm == "grpo" else "auto")
     moved = []
     for held in ([0, 1], [0], [1]):
         trainer = make_trainer(replace(config, cory=SHARED))
         (agent,) = trainer.agents
         agent.learner.mini_batch_size = 16  # so that all rows make one step
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in agent.learner.model_params:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
         before = state(agent)
         learn = agent.learn
 

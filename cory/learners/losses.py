@@ -156,6 +156,7 @@ def ppo_losses(
     new: Sequence[Tensor],
     old: Sequence[Tensor],
     mask: Tensor,
+    weights: Tensor,
     cliprange: float,
     cliprange_value: float,
     vf_coef: float,
@@ -167,6 +168,7 @@ def ppo_losses(
             (batch, R).
         old: log-probabilities and values of the policy that sampled, advantages, returns.
         mask: 1 where there is a response token.
+        weights: (batch,), of each row in both losses.
         cliprange, cliprange_value: of the probability ratio and of the values.
         vf_coef: weight of the value loss.
     """
@@ -176,14 +178,14 @@ def ppo_losses(
     ratio = (logprobs - old_logprobs).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
-    policy_loss = _total(torch.max(unclipped, clipped), mask)  # Eq. 11
+    policy_loss = _total(weights[:, None] * torch.max(unclipped, clipped), mask)  # Eq. 11
 
     clipped_values = torch.max(
         torch.min(values, old_values + cliprange_value), old_values - cliprange_value
     )
     error = (values - returns).square()
     clipped_error = (clipped_values - returns).square()
-    value_loss = 0.5 * _total(torch.max(error, clipped_error), mask)
+    value_loss = 0.5 * _total(weights[:, None] * torch.max(error, clipped_error), mask)
 
     return LossTerms(
         loss=policy_loss + vf_coef * value_loss,  # Eq. 13
@@ -238,6 +240,7 @@ def group_losses(
     new: Sequence[Tensor],
     old: Sequence[Tensor],
     mask: Tensor,
+    weights: Tensor,
     algorithm: str,
     cliprange: float,
     longest: int,
@@ -255,6 +258,7 @@ def group_losses(
         old: log-probabilities of the policy that sampled and of the reference, advantages (equal
             along a row).
         mask: 1 where there is a response token.
+        weights: (batch,), of each response in the loss.
         algorithm: see above.
         cliprange: of the probability ratio.
         longest: most tokens of a response.
@@ -288,7 +292,7 @@ def group_losses(
         divisor = mask.sum(1) if algorithm == "grpo" else longest
         response_losses = ((policy_terms + kl_terms) * mask).sum(1) / divisor
 
-    loss = response_losses.sum()
+    loss = (weights * response_losses).sum()
     return LossTerms(
         loss=loss,
         policy_loss=loss,
