@@ -137,7 +137,8 @@ class LossTerms(NamedTuple):
     tokens.
 
     `loss` is the one that is minimized, and carries the gradient. The others: docs/metrics.md;
-    `ratio` is the probability ratio, `value_loss` PPO's alone.
+    `policy_loss` contains the KL where that is in the loss, `ratio` is the probability ratio,
+    `value_loss` PPO's alone.
     """
 
     loss: Tensor
