@@ -210,7 +210,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     rollout = Rollout([""] * size, [""] * size, queries, responses)
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")
-    update = Update([], batch, old, targets, learner.reward_moments)
+    update = Update([], batch, old, targets, torch.ones(size), learner.reward_moments)
     terms = learner._backward(update, list(range(size)), last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
     return {"advantages": targets.advantages[:, 0], "loss": terms.loss, **gradients}

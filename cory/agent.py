@@ -1,6 +1,7 @@
 """An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, whatever its role."""
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config
+from cory.config import Config, ModelConfig
 from cory.errors import one_of
 from cory.learners import losses
 from cory.learners.frozen import Frozen
@@ -344,6 +345,7 @@ def make_agents_of_base(
     policies = _make_policies(plans, base)
     reference = None  # with LoRA, the policy with its adapters off
     if trained and not trained[0].uses_lora:
+        _warn_of_half_precision(base, model)
         reference = _make_reference(base, config)
     elif not trained:
         base.requires_grad_(False).eval()
@@ -366,6 +368,18 @@ def make_agents_of_base(
             )
         )
     return agents
+
+
+def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
+    """Warns if all weights are to be trained in 16 bits. Numbers near 0.02 are then 0.0001 (bfloat16) apart."""
+    if base.dtype not in (torch.bfloat16, torch.float16):
+        return
+    dtype = str(base.dtype).removeprefix("torch.")
+    warnings.warn(
+        f"The weights of {model.name!r} are trained in {dtype} (model.dtype: {model.dtype}), which rounds steps as "
+        "small as Adam's away: they hardly change. Use --model.dtype float32, with --precision bf16 for speed",
+        stacklevel=3,
+    )
 
 
 def _make_policies(

@@ -569,7 +569,9 @@ def kl_of(kind):
 
 def group_losses_of(algorithm):
     rows = torch.ones(4, 2)
-    return losses.group_losses((rows, rows), (rows, rows, rows), rows, algorithm, 0.2, 2, 0.0)
+    return losses.group_losses(
+        (rows, rows), (rows, rows, rows), rows, rows[:, 0], algorithm, 0.2, 2, 0.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from test_trainer import make_trainer, state
 
 from cory.agent import make_agents
 from cory.callbacks.callback import Callback
-from cory.config import CoryConfig
+from cory.config import CoryConfig, SamplingConfig
 from cory.trainer import CoryTrainer
 
 SHARED = CoryConfig(num_agents=1, chain_length=2)
@@ -92,15 +92,63 @@ def test_mini_batches_split_the_pioneers_rows_evenly(config):
     assert sizes == [3, 3, 4] * 3  # 10 rows in as few steps of at most 4 as that takes
 
 
-def test_both_roles_of_one_agent_count_alike(config):
-    """By plain gradient steps, an agent in both roles moves by the mean of what each role alone would move it."""
-    ppo = replace(config.ppo, ppo_epochs=1, optimizer="SGD", learning_rate=0.01)
-    config = replace(config, algorithm="reinforce", branches=4, ppo=ppo)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, [[6], [4, 4, 4]]), ({"cory": SHARED}, [[4, 5, 4, 5]])],
+    ids=["two agents", "shared"],
+)
+def test_no_mini_batch_is_empty(config, changes, expected):
+    """Mini-batches of one row, four to a step: the pioneer's 6 rows make one step, not two with 3 each."""
+    ppo = replace(
+        config.ppo, batch_size=12, mini_batch_size=1, gradient_accumulation_steps=4, ppo_epochs=1
+    )
+    trainer = make_trainer(replace(config, branches=2, ppo=ppo, **changes))
+    rows_of_steps = []
+    for agent in trainer.agents:
+        rows_of_steps.append(rows := [])
+        step = agent.learner._optimizer_step
+        agent.learner._optimizer_step = lambda update, indices, rows=rows, step=step: (
+            rows.append(len(indices)) or step(update, indices)
+        )
+    before = [state(agent) for agent in trainer.agents]
+    trainer.iteration(0)
+    assert rows_of_steps == expected
+    assert all(
+        not torch.equal(state(agent), old)
+        for agent, old in zip(trainer.agents, before, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kl_in"),
+    [("reinforce", "reward"), ("reinforce", "loss"), ("grpo", "loss"), ("ppo", "reward")],
+)
+def test_both_roles_of_one_agent_count_alike(config, algorithm, kl_in):
+    """By plain gradient steps, an agent in both roles moves by the mean of what each role alone would move it.
+
+    The KL and PPO's value loss have a part in it, as the policy differs from its reference.
+    """
+    ppo = replace(
+        config.ppo,
+        ppo_epochs=1,
+        optimizer="SGD",
+        learning_rate=1e-3,
+        kl_in=kl_in,
+        init_kl_coef=5.0,
+        vf_coef=1.0,
+    )
+    # PPO's losses are means over tokens, so that roles count alike if their responses are equally long.
+    config = replace(config, branches=4, ppo=ppo, sampling=SamplingConfig(6, 6))
+    config = replace(config, algorithm=algorithm, group_size=2 if algorithm == "grpo" else "auto")
     moved = []
     for held in ([0, 1], [0], [1]):
         trainer = make_trainer(replace(config, cory=SHARED))
         (agent,) = trainer.agents
         agent.learner.mini_batch_size = 16  # so that all rows make one step
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in agent.learner.model_params:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
         before = state(agent)
         learn = agent.learn
 

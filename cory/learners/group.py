@@ -130,6 +130,7 @@ class GroupLearner(Learner):
         old: OldPolicy,
         targets: Targets,
         mask: Tensor,
+        weights: Tensor,
         mean_length: Tensor,
     ) -> LossTerms:
         """The clipped loss. Times the mean length, so that what becomes a mean over tokens is one over responses."""
@@ -137,6 +138,7 @@ class GroupLearner(Learner):
             (new.logprobs, entropies),
             (old.logprobs, old.ref_logprobs, targets.advantages),
             mask,
+            weights,
             self.config.algorithm,
             self.ppo.cliprange,
             self.config.sampling.max_new_tokens,

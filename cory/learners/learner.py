@@ -133,6 +133,7 @@ class Learner(ABC):
         old: OldPolicy,
         targets: Targets,
         mask: Tensor,
+        weights: Tensor,
         mean_length: Tensor,
     ) -> LossTerms:
         """What is minimized, and the statistics, summed over the response tokens of some rows.
@@ -140,6 +141,7 @@ class Learner(ABC):
         Args:
             new: these rows under the policy being trained; `old`, `targets`: the same rows.
             entropies, mask: (rows, R).
+            weights: (rows,), by which each row's part of the loss is multiplied.
             mean_length: response tokens per response, on average over the mini-batch.
         """
 
@@ -188,10 +190,10 @@ class Learner(ABC):
         update = self._prepare(rollouts, rewards)
 
         num_rows = len(update.batch.input_ids)
-        rows_per_step = self.mini_batch_size * self.ppo.gradient_accumulation_steps
+        num_steps = self._steps_per_epoch(num_rows)
         for _ in range(self.ppo.ppo_epochs):
             order = shuffle.permutation(num_rows).tolist()
-            for indices in _even_parts(order, math.ceil(num_rows / rows_per_step)):
+            for indices in _even_parts(order, num_steps):
                 self._optimizer_step(update, indices)
 
         stats = self._statistics(update)
@@ -223,6 +225,14 @@ class Learner(ABC):
                     f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
                 )
 
+    def _steps_per_epoch(self, num_rows: int) -> int:
+        """As few optimizer steps as the rows take, and no more than leave each mini-batch a row."""
+        mini_batches = self.ppo.gradient_accumulation_steps
+        steps = math.ceil(num_rows / (self.mini_batch_size * mini_batches))
+        # Branches give numbers of rows that are no multiple of a step's. With mini-batches of one row,
+        # some mini-batches of so many steps would have none.
+        return min(steps, max(1, num_rows // mini_batches))
+
     def _prepare(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> Update:
         """The update before its first step."""
         prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
@@ -237,15 +247,15 @@ class Learner(ABC):
         training_rewards, reward_moments = self._scale(training_rewards)
         with torch.no_grad():
             targets = self.targets(old, training_rewards, mask, rollouts)
-            if len({len(rollout.completions) for rollout in rollouts}) > 1:
-                weights = to_device(_role_weights(rollouts), self.device)
-                targets.advantages = targets.advantages * weights[:, None]
+        weights = to_device(_role_weights(rollouts), self.device)
 
         engine_logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
         engine_difference = None
         if engine_logprobs:
             engine_difference = difference(old.logprobs, engine_logprobs, mask)
-        return Update(rollouts, batch, old, targets, reward_moments, engine_difference, first_pass)
+        return Update(
+            rollouts, batch, old, targets, weights, reward_moments, engine_difference, first_pass
+        )
 
     def _is_first_mini_batch(self, batch: Window) -> bool:
         """Whether the first mini-batch is the whole batch, in one pass."""
@@ -534,7 +544,10 @@ class Learner(ABC):
         width = micro_batch.response_ids.shape[1]
         old = update.old.select(indices, width)
         targets = update.targets.select(indices, width)
-        return self.loss_terms(new, entropies, old, targets, micro_batch.response_mask, mean_length)
+        weights = update.weights[to_device(torch.tensor(indices), self.device)]
+        return self.loss_terms(
+            new, entropies, old, targets, micro_batch.response_mask, weights, mean_length
+        )
 
     def _retrying(self, compute: Callable[[], T]) -> T:
         """Runs `compute()`; makes passes smaller and repeats if memory runs out."""
@@ -634,7 +647,7 @@ def _to_lists(*vectors: Tensor) -> list[list[float]]:
 
 
 def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
-    """A weight for each row, 1 on average, by which rollouts of different sizes count alike.
+    """A weight for each row, 1 on average, by which rollouts of different sizes count alike; of equal sizes all are 1.
 
     A pioneer's response stands for as many chains as branch after it.
     """

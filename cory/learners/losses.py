@@ -108,7 +108,7 @@ def gae(
     values = values * mask
     rewards = rewards * mask
     if whiten_rewards:
-        rewards = whiten(rewards, mask, shift_mean=False)
+        rewards = whiten(rewards, mask, shift_mean=False) * mask  # padding earns nothing
 
     advantages = torch.zeros_like(values)
     advantage = torch.zeros_like(values[:, 0])
@@ -137,7 +137,8 @@ class LossTerms(NamedTuple):
     tokens.
 
     `loss` is the one that is minimized, and carries the gradient. The others: docs/metrics.md;
-    `ratio` is the probability ratio, `value_loss` PPO's alone.
+    `policy_loss` contains the KL where that is in the loss, `ratio` is the probability ratio,
+    `value_loss` PPO's alone.
     """
 
     loss: Tensor
@@ -156,6 +157,7 @@ def ppo_losses(
     new: Sequence[Tensor],
     old: Sequence[Tensor],
     mask: Tensor,
+    weights: Tensor,
     cliprange: float,
     cliprange_value: float,
     vf_coef: float,
@@ -167,6 +169,7 @@ def ppo_losses(
             (batch, R).
         old: log-probabilities and values of the policy that sampled, advantages, returns.
         mask: 1 where there is a response token.
+        weights: (batch,), of each row in both losses.
         cliprange, cliprange_value: of the probability ratio and of the values.
         vf_coef: weight of the value loss.
     """
@@ -176,14 +179,14 @@ def ppo_losses(
     ratio = (logprobs - old_logprobs).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
-    policy_loss = _total(torch.max(unclipped, clipped), mask)  # Eq. 11
+    policy_loss = _total(weights[:, None] * torch.max(unclipped, clipped), mask)  # Eq. 11
 
     clipped_values = torch.max(
         torch.min(values, old_values + cliprange_value), old_values - cliprange_value
     )
     error = (values - returns).square()
     clipped_error = (clipped_values - returns).square()
-    value_loss = 0.5 * _total(torch.max(error, clipped_error), mask)
+    value_loss = 0.5 * _total(weights[:, None] * torch.max(error, clipped_error), mask)
 
     return LossTerms(
         loss=policy_loss + vf_coef * value_loss,  # Eq. 13
@@ -238,6 +241,7 @@ def group_losses(
     new: Sequence[Tensor],
     old: Sequence[Tensor],
     mask: Tensor,
+    weights: Tensor,
     algorithm: str,
     cliprange: float,
     longest: int,
@@ -255,6 +259,7 @@ def group_losses(
         old: log-probabilities of the policy that sampled and of the reference, advantages (equal
             along a row).
         mask: 1 where there is a response token.
+        weights: (batch,), of each response in the loss.
         algorithm: see above.
         cliprange: of the probability ratio.
         longest: most tokens of a response.
@@ -288,7 +293,7 @@ def group_losses(
         divisor = mask.sum(1) if algorithm == "grpo" else longest
         response_losses = ((policy_terms + kl_terms) * mask).sum(1) / divisor
 
-    loss = response_losses.sum()
+    loss = (weights * response_losses).sum()
     return LossTerms(
         loss=loss,
         policy_loss=loss,

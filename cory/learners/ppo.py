@@ -86,6 +86,7 @@ class PPOLearner(Learner):
         old: OldPolicy,
         targets: Targets,
         mask: Tensor,
+        weights: Tensor,
         mean_length: Tensor,
     ) -> LossTerms:
         """The clipped losses of policy and values (Eq. 11, 13)."""
@@ -94,6 +95,7 @@ class PPOLearner(Learner):
             (new.logprobs, new.values, entropies),
             (old.logprobs, old.values, targets.advantages, targets.returns),
             mask,
+            weights,
             self.ppo.cliprange,
             self.ppo.cliprange_value,
             self.ppo.vf_coef,

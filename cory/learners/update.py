@@ -83,6 +83,7 @@ class Update:
     batch: Window  # the rows of all rollouts, one rollout after the other
     old: OldPolicy
     targets: Targets
+    weights: Tensor  # (batch,), of each row's part of the loss
     reward_moments: RunningMoments  # with this batch's rewards
     engine_difference: float | None = None  # where an engine has sampled
     # That gave the old log-probabilities, if it is also that of the first mini-batch.

@@ -314,7 +314,10 @@ class ModelPool:
     def loaded(
         self, model: ModelConfig, adapter: Path | None, base: ModelConfig
     ) -> Iterator[tuple[Any, PreTrainedModel | None, PreTrainedTokenizerBase]]:
-        """The model to answer with, `base` for its KL (None: itself with its adapter off), and its tokenizer."""
+        """The model to answer with, `base` for its KL (None: itself with its adapter off), and its tokenizer.
+
+        A model that is an adapter's folder is merged from the first time that `adapter` is put on it.
+        """
         if base != self.base_config:
             self.base = self.kept = None  # frees them before the next one is loaded
             self.base_config, (self.base, self.base_tokenizer) = base, self._load(base)
@@ -329,6 +332,13 @@ class ModelPool:
         if adapter is None:
             yield policy, self.base, tokenizer
             return
+        if isinstance(policy, PeftModel):
+            # A run that started from an adapter has merged it and trained others on that.
+            policy = policy.merge_and_unload()
+            if on_base:
+                self.base = policy
+            else:
+                self.kept = (model, policy, tokenizer)
         with_adapter = attach(policy, adapter)
         try:
             yield (

@@ -220,6 +220,28 @@ def test_adapters_share_one_base(config, held_out, tmp_path, monkeypatch):
     assert sum(alone.kl) / len(alone.kl) == pytest.approx(two, rel=1e-5)
 
 
+@pytest.mark.parametrize("other_base", [False, True])
+def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_base):
+    """Its agents are adapters on that one, merged into its own base."""
+    config = replace(config, iterations=2, lora=LoraConfig(rank=4))
+    first = make_run(config, 1)
+    start = replace(config.model, name=str(first / "agent_1"))
+    second = make_run(replace(config, model=start, output=str(tmp_path / "second")), 1)
+    kl_base = config.model if other_base else start
+    changes = {"base": config.model.name} if other_base else {}
+    rows = evaluate([second], held_out, settings(tmp_path, **changes)).rows
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
+
+    merged, tokenizer = load.load_policy(start)
+    policy = load.attach(merged, second / "agent_1").eval()
+    sampling = replace(config.sampling, min_new_tokens=1)
+    prompts = list(held_out.dataset["prompt"])
+    base, _ = load.load_policy(kl_base)
+    answers = respond(policy, base, tokenizer, prompts, sampling, 100, 0)
+    kl = sum(answers.kl) / len(answers.kl)
+    assert kl > 0 and rows[1]["kl"] == pytest.approx(kl, rel=1e-4)
+
+
 def test_full_models_are_in_memory_one_at_a_time(config, held_out, tmp_path, monkeypatch):
     import gc
     import weakref

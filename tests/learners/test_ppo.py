@@ -521,6 +521,36 @@ def test_responses_stop_at_their_first_end_token(tokenizer):
         assert len(row) == 12 or row[-1].item() in ends
 
 
+@pytest.mark.parametrize("whiten_rewards", [False, True])
+def test_padding_earns_nothing(whiten_rewards):
+    """GAE in a padded batch equals a plain loop over single responses."""
+    gamma, lam, lengths = 0.9, 0.8, [2, 5]
+    values, rewards = torch.randn(2, 2, 5, dtype=torch.float64)
+    mask = torch.tensor([[1] * length + [0] * (5 - length) for length in lengths])
+    tokens = mask.bool()
+    whitened = rewards
+    if whiten_rewards:
+        mean, std = rewards[tokens].mean(), rewards[tokens].std()
+        whitened = (rewards - mean) / std + mean
+
+    expected = []
+    for row, length in enumerate(lengths):
+        for t in range(length):
+            deltas = [
+                whitened[row, k]
+                + (gamma * values[row, k + 1] if k + 1 < length else 0)
+                - values[row, k]
+                for k in range(t, length)
+            ]
+            expected.append(sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas)))
+    expected = torch.stack(expected)
+
+    advantages, returns = losses.gae(values, rewards, mask, gamma, lam, whiten_rewards)
+    assert torch.allclose(returns[tokens], expected + values[tokens], atol=1e-6)
+    expected = (expected - expected.mean()) / expected.std()
+    assert torch.allclose(advantages[tokens], expected, atol=1e-6)
+
+
 def test_mini_batches_of_one_token(tokenizer):
     """Its values have no variance, which is no reason to end the run."""
     trainer, _ = make_learner(tokenizer, mini_batch_size=1)

@@ -220,6 +220,28 @@ def test_adapters_are_evaluated_beside_their_base(config):
     )
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
+def test_full_fine_tuning_in_16_bits_warns(config, tokenizer, tmp_path, dtype):
+    name = config.model.name
+    if dtype == "auto":
+        name = str(tmp_path / "half")
+        make_gpt2(tokenizer).to(torch.float16).save_pretrained(name)
+        tokenizer.save_pretrained(name)
+    config = replace(config, model=ModelConfig(name, dtype=dtype))
+    kind = "float16" if dtype == "auto" else "bfloat16"
+    with pytest.warns(
+        UserWarning, match=rf"in {kind} \(model.dtype: {dtype}\).*--model.dtype float32"
+    ) as warned:
+        make_agents(config)
+    assert sum("model.dtype" in str(warning.message) for warning in warned) == 1  # of two agents
+
+
+def test_adapters_on_a_base_in_16_bits_do_not_warn(config, recwarn):
+    make_agents(lora(replace(config, model=replace(config.model, dtype="bfloat16"))))
+    make_agents(config)
+    assert not any("model.dtype" in str(warning.message) for warning in recwarn)
+
+
 def test_target_modules_that_match_nothing(config):
     with pytest.raises(
         UserError, match=r"lora.target_modules: expected modules of .* among \['c_attn', 'c_fc'"
