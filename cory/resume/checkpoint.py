@@ -42,8 +42,8 @@ class RunState:
         iteration: the next one, from 0.
         config: the contents of config.yaml: settings, the task's fingerprint, versions.
         lengths: bytes of the run's files, by name. before: sample texts before training, by agent.
-        best: `value` and `iteration` of the best checkpoint, if any. agents: by name, the numbers
-            of its learner.
+        best: `metric`, `value` and `iteration` of the best checkpoint, if any, and of a held-out
+            reward `held_out_sha256`. agents: by name, the numbers of its learner.
     """
 
     iteration: int = 0
