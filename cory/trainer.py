@@ -129,7 +129,7 @@ class CoryTrainer:
                 with self._explaining_errors("the beginning of the run"):
                     self._notify("on_train_begin", self.run)
 
-                for k in range(self.state.iteration, self.config.iterations):
+                for k in self._iterations_left():
                     with self._explaining_errors(f"iteration {k + 1}"):
                         with self.checkpoints.saved_on_error(self):
                             self._notify("on_iteration_begin", k)
@@ -442,6 +442,12 @@ class CoryTrainer:
             outdated=resumed.outdated,
             locks=locks,
         )
+
+    def _iterations_left(self) -> range:
+        """None where a guard has ended the run, which was then interrupted before all was saved."""
+        if self.state.stopped_by is not None:
+            return range(0)
+        return range(self.state.iteration, self.config.iterations)
 
     def _notify(self, event: str, argument: Run | Iteration | int) -> None:
         """Calls the method `event` of all callbacks that override it, in their order.
