@@ -228,6 +228,20 @@ def test_what_no_longer_counts_is_not_the_best(config, planned, monkeypatch, how
     assert json.loads((run / "run-best/summary.json").read_text()) == reached
 
 
+def test_a_renamed_run_keeps_its_best_agents(config, planned):
+    run = train(config, Stop(3))
+    best = (run / "run-best/summary.json").read_text()
+    renamed = run.rename(run.with_name("renamed"))
+    train(config, resume=str(renamed))
+    summary = json.loads((renamed / "summary.json").read_text())
+    assert summary["best"] == json.loads(best) == {"iterations": 2, "eval_task_reward": 3.0}
+    assert summary["iterations"] == 4 and (renamed / "run-best/summary.json").read_text() == best
+    assert not (renamed / "renamed-best").exists()
+    assert "the agents of then are in renamed/run-best" in (renamed / "report.html").read_text()
+    with pytest.raises(UserError, match=r"run-best', which holds the best agents of '.*renamed'"):
+        train(config, resume=str(renamed / "run-best"))
+
+
 def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):
     """They could replace the best agents by worse ones."""
     run = train(config, Stop(2))
