@@ -27,7 +27,7 @@ from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.prompts import fit_responses
 from cory.provenance.models import policy_models
-from cory.provenance.task import data_hash
+from cory.provenance.task import data_hash, dataset_is_local
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.resume import checkpoint
@@ -332,7 +332,7 @@ class CoryTrainer:
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
-        fingerprint = self.task.fingerprint()
+        fingerprint = self.task.fingerprint() | {"dataset_is_local": dataset_is_local(self.config)}
         if self.eval_dataset is not None:
             fingerprint["held_out_sha256"] = data_hash(self.eval_dataset)
         return fingerprint | {"models": policy_models(self.config) | self.task.models()}

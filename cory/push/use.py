@@ -173,9 +173,21 @@ def is_adapter(config: Config) -> bool:
     return config.lora.rank > 0 and not config.lora.merge
 
 
-def is_folder(config: Config, name: str) -> bool:
-    """Whether a model of a run is a local folder, or a built-in model, and so not on the Hub."""
-    return config.resolve(name) != name or is_local(name) or Path(name).exists()
+def is_folder(config: Config, name: str, identity: str) -> bool:
+    """Whether a model of a run is a local folder, or a built-in model, and so not on the Hub.
+
+    `identity`: what the run has recorded of it; empty: nothing, so that a folder is looked for here.
+    """
+    if config.resolve(name) != name or is_local(name):
+        return True
+    return identity.startswith("sha256:") if identity else Path(name).exists()
+
+
+def recorded_identity(config: Config, index: int, fingerprint: Mapping[str, Any]) -> str:
+    """What a run has recorded of an agent's model (`model_identity`); empty if it could not identify it."""
+    key = f"agents[{index}].model.name" if config.agents else "model.name"
+    recorded = (fingerprint.get("models") or {}).get(key) or {}
+    return recorded.get("identity") or ""
 
 
 def _loaded_agent(
@@ -185,9 +197,7 @@ def _loaded_agent(
     of_agent = config.of_agent(index)
     base = None
     if is_adapter(of_agent):
-        key = f"agents[{index}].model.name" if config.agents else "model.name"
-        recorded = (fingerprint.get("models") or {}).get(key) or {}
-        base = _base(config, of_agent, source.base, recorded.get("identity") or "")
+        base = _base(config, of_agent, source.base, recorded_identity(config, index, fingerprint))
     return LoadedAgent(name, name.replace("agent", "tokenizer"), source.arguments, base)
 
 
@@ -211,7 +221,7 @@ def _base(config: Config, of_agent: Config, known_as: str | None, identity: str)
     imports = set()
     note = ""
     where = f'"{name}"'
-    if not is_folder(config, name):
+    if not is_folder(config, name, identity):
         revision = (
             identity.removeprefix("commit:")
             if identity.startswith("commit:")
