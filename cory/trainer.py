@@ -15,6 +15,7 @@ from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.callbacks.metrics import recorded_metrics
+from cory.callbacks.upload import push_command
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, RewardError, UserError
@@ -416,6 +417,9 @@ class CoryTrainer:
         # Killed after everything else was saved.
         if distributed.is_main() and not (run.folder / REPORT).exists():
             write_run_report(run.folder, self.config.method())
+        if distributed.is_main() and self.config.hub.push is not None:
+            command = push_command(run.folder, self.config.hub)
+            print(f"hub.push uploads at the end of training. To upload this run: {command}")
         return run
 
     def _open_run(

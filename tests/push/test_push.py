@@ -160,6 +160,17 @@ def test_a_run_is_uploaded_at_its_end(config, server, capsys):
     assert (failed / "summary.json").exists()
 
 
+def test_resuming_a_finished_run_prints_the_command_that_uploads_it(config, server, capsys):
+    run, config = train(config)
+    assert "cory.push" not in capsys.readouterr().out
+    train(config, resume=str(run), hub=replace(HUB, public=True))
+    assert (
+        f"To upload this run: python -m cory.push {run} {REPO} --public\n"
+        in capsys.readouterr().out
+    )
+    assert not server.repos
+
+
 def test_without_a_token_nothing_is_begun(config, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
