@@ -15,6 +15,7 @@ from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.callbacks.metrics import recorded_metrics
+from cory.callbacks.upload import push_command
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, RewardError, UserError
@@ -27,7 +28,7 @@ from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.prompts import fit_responses
 from cory.provenance.models import policy_models
-from cory.provenance.task import data_hash
+from cory.provenance.task import data_hash, dataset_is_local
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.resume import checkpoint
@@ -129,7 +130,7 @@ class CoryTrainer:
                 with self._explaining_errors("the beginning of the run"):
                     self._notify("on_train_begin", self.run)
 
-                for k in range(self.state.iteration, self.config.iterations):
+                for k in self._iterations_left():
                     with self._explaining_errors(f"iteration {k + 1}"):
                         with self.checkpoints.saved_on_error(self):
                             self._notify("on_iteration_begin", k)
@@ -332,7 +333,7 @@ class CoryTrainer:
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
-        fingerprint = self.task.fingerprint()
+        fingerprint = self.task.fingerprint() | {"dataset_is_local": dataset_is_local(self.config)}
         if self.eval_dataset is not None:
             fingerprint["held_out_sha256"] = data_hash(self.eval_dataset)
         return fingerprint | {"models": policy_models(self.config) | self.task.models()}
@@ -416,6 +417,9 @@ class CoryTrainer:
         # Killed after everything else was saved.
         if distributed.is_main() and not (run.folder / REPORT).exists():
             write_run_report(run.folder, self.config.method())
+        if distributed.is_main() and self.config.hub.push is not None:
+            command = push_command(run.folder, self.config.hub)
+            print(f"hub.push uploads at the end of training. To upload this run: {command}")
         return run
 
     def _open_run(
@@ -442,6 +446,12 @@ class CoryTrainer:
             outdated=resumed.outdated,
             locks=locks,
         )
+
+    def _iterations_left(self) -> range:
+        """None where a guard has ended the run, which was then interrupted before all was saved."""
+        if self.state.stopped_by is not None:
+            return range(0)
+        return range(self.state.iteration, self.config.iterations)
 
     def _notify(self, event: str, argument: Run | Iteration | int) -> None:
         """Calls the method `event` of all callbacks that override it, in their order.

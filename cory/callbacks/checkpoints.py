@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cory.run.folder import Run
     from cory.trainer import CoryTrainer
 
+HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")
+
 
 class Checkpoints(Callback):
     """Saves the run's state when it is due (`checkpoint.save_every`), when the run stops, and after a failure."""
@@ -33,10 +35,14 @@ class Checkpoints(Callback):
         self.saved_iteration = state.iteration
         if state.best is None:
             return
-        # Values of another reward do not compare, and a checkpoint may have been removed since that one was the best.
+        # Values of another metric or reward do not compare, and a checkpoint may have been removed since. Older ones do
+        # not name their metric, which is taken for the same.
+        is_of_metric = all(
+            state.best.get(key, value) == value for key, value in _metric(trainer).items()
+        )
         is_of_reward = state.best["iteration"] > state.rewarded_alike_since
         path = checkpoint.path_of(run.folder / "checkpoints", state.best["iteration"])
-        if not distributed.broadcast_object(is_of_reward and path.exists()):
+        if not distributed.broadcast_object(is_of_metric and is_of_reward and path.exists()):
             state.best = None
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
@@ -61,7 +67,11 @@ class Checkpoints(Callback):
                 record[settings.best] for record in iteration.records if settings.best in record
             ]
             if values and _is_better(statistics.fmean(values), state.best):
-                state.best = {"value": statistics.fmean(values), "iteration": state.iteration}
+                state.best = {
+                    **_metric(trainer),
+                    "value": statistics.fmean(values),
+                    "iteration": state.iteration,
+                }
         if not self.save(trainer):
             # A checkpoint that could not be written must not cost that one.
             state.best = best_before
@@ -127,6 +137,17 @@ class Checkpoints(Callback):
         except checkpoint.Damaged:
             return False
         return True
+
+
+def _metric(trainer: CoryTrainer) -> dict[str, Any]:
+    """What the values of `checkpoint.best` are of: its name and, of a held-out reward, the queries."""
+    name = trainer.config.checkpoint.best
+    if name not in HELD_OUT_REWARDS:
+        return {"metric": name}
+    return {
+        "metric": name,
+        "held_out_sha256": trainer.state.config["fingerprint"]["held_out_sha256"],
+    }
 
 
 def _is_better(value: float, best: Mapping[str, Any] | None) -> bool:

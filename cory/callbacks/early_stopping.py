@@ -51,11 +51,11 @@ class EarlyStopping(Callback):
         since = trainer.state.rewarded_alike_since
         records = [record for record in run.history if record["iteration"] >= since]
         for index, rewards in held_out_rewards(records).items():
-            if self.waited >= patience:  # the run was extended past that
+            if self.waited >= patience:  # the run was continued past that
                 self.waited = 0
             self._add(rewards, index, run)
         # A run that patience had ended, and that is continued all the same, waits anew.
-        if self.waited >= patience and distributed.broadcast_object(_is_extended(trainer)):
+        if self.waited >= patience:
             self.waited = 0
         # Without the best agents in their folder, the next ones are the best.
         if self.best is not None and distributed.broadcast_object(not _best_is_saved(run)):
@@ -76,7 +76,7 @@ class EarlyStopping(Callback):
                 f"The held-out reward has not risen above {self.best:.3f} in {waited} (guards.patience). "
                 f"The best agents are in {best_folder(trainer.run.folder)}."
             )
-            trainer.run.summary["stopped_by"] = "guards.patience"
+            trainer.state.stopped_by = "guards.patience"
             trainer.should_stop = True
 
     def _add(self, rewards: Mapping[str, float], index: int, run: Run) -> bool:
@@ -99,11 +99,6 @@ def _best_is_saved(run: Run) -> bool:
     """
     saved = finished_iterations(best_folder(run.folder))
     return saved is not None and saved >= run.summary["best"]["iterations"]
-
-
-def _is_extended(trainer: CoryTrainer) -> bool:
-    """Whether the run goes on where it was finished."""
-    return finished_iterations(trainer.run.folder) == trainer.state.iteration
 
 
 def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float]]:

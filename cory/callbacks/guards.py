@@ -43,5 +43,5 @@ class StopAtKL(Callback):
             return
         if any(record["kl"] > bound for record in iteration.records):
             trainer.run.say(f"KL is above guards.stop_at_kl = {bound:g}.")
-            trainer.run.summary["stopped_by"] = "guards.stop_at_kl"
+            trainer.state.stopped_by = "guards.stop_at_kl"
             trainer.should_stop = True

@@ -49,6 +49,8 @@ class Results(Callback):
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
         means = summarise(run.history, [agent.name for agent in trainer.agents])
         roles = summarise_roles(run.history)
+        if trainer.state.stopped_by is not None:
+            run.summary["stopped_by"] = trainer.state.stopped_by
         summary = {
             "iterations": len(run.seconds),
             # By a callback, such as StopAtKL.

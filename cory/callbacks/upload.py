@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cory.callbacks.callback import Callback
+from cory.config import HubConfig
 from cory.errors import UserError
 from cory.push.upload import push
 
@@ -28,12 +30,18 @@ class Upload(Callback):
         try:
             print(f"Uploaded to {push(run.folder, trainer.config, hub)}")
         except UserError as error:
-            command = ["python", "-m", "cory.push", str(run.folder), hub.push]
-            if hub.public:
-                command.append("--public")
-            if hub.base:
-                command += ["--base", hub.base]
             print(
-                f"{error}\nThe run is complete. Upload it with: {shlex.join(command)}",
+                f"{error}\nThe run is complete. Upload it with: {push_command(run.folder, hub)}",
                 file=sys.stderr,
             )
+
+
+def push_command(run: Path, hub: HubConfig) -> str:
+    """The command that uploads a finished run as these settings say."""
+    assert hub.push is not None
+    command = ["python", "-m", "cory.push", str(run), hub.push]
+    if hub.public:
+        command.append("--public")
+    if hub.base:
+        command += ["--base", hub.base]
+    return shlex.join(command)

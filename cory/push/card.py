@@ -171,12 +171,14 @@ def run_card(
     return str(card)
 
 
-def licence_of(base: str) -> dict[str, str]:
-    """The licence that the card of a model states: a folder, or a Hub id that can be reached or is cached."""
+def licence_of(base: str, local: bool) -> dict[str, str]:
+    """The licence that the card of a model states: a local folder, or a Hub id that can be reached or is cached."""
+    source = Path(base) / "README.md" if local else base
+    if local and not Path(source).exists():
+        return {}
     data: ModelCardData | None = None
     # Without a card or a network, or with metadata that cannot be read, the card says nothing.
     with suppress(Exception):
-        source = Path(base) / "README.md" if Path(base).is_dir() else base
         data = ModelCard.load(source, ignore_metadata_errors=True).data
     fields = {key: getattr(data, key, None) for key in ("license", "license_name", "license_link")}
     if not fields["license"]:
@@ -194,7 +196,10 @@ def _header(config: Config, of_agent: Config) -> dict[str, Any]:
 def _dataset_on_hub(settings: Mapping[str, Any]) -> str | None:
     """The id of the run's dataset, if it is one on the Hub."""
     name = (settings.get("task") or {}).get("dataset")
-    if not isinstance(name, str) or Path(name).exists():
+    if not isinstance(name, str):
+        return None
+    fingerprint = settings.get("fingerprint") or {}
+    if fingerprint.get("dataset_is_local", Path(name).exists()):  # older runs have not recorded it
         return None
     return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None
 

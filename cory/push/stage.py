@@ -15,7 +15,7 @@ from cory.evaluation.agents import run_agents
 from cory.evaluation.folder import trained
 from cory.push.card import licence_of, run_card
 from cory.push.paths import is_absolute, last_part
-from cory.push.use import is_adapter, is_folder
+from cory.push.use import is_adapter, is_folder, recorded_identity
 from cory.run.record import read_settings
 
 # What a folder of an agent may hold of Hugging Face's and PEFT's files. Its own README.md is not passed on.
@@ -84,7 +84,7 @@ def stage(
             "agents alone"
         )
     results = _evaluation(run, evaluation)
-    bases = _bases(config, hub, len(agents))
+    bases = _bases(config, hub, len(agents), settings.get("fingerprint") or {})
     _warn_of_local_bases(bases, config)
 
     repository = hub.push or f"user/{run.name}"
@@ -129,20 +129,23 @@ def _without_paths(file: Path, base: str) -> str | None:
     return None if changed == content else json.dumps(changed, indent=2)
 
 
-def _bases(config: Config, hub: HubConfig, num_agents: int) -> Bases:
+def _bases(
+    config: Config, hub: HubConfig, num_agents: int, fingerprint: Mapping[str, Any]
+) -> Bases:
     bases = Bases()
     for index in range(num_agents):
         name = config.of_agent(index).model.name
         shown = name
-        if is_folder(config, name):
+        local = is_folder(config, name, recorded_identity(config, index, fingerprint))
+        if local:
             shown = hub.base or last_part(name)
             if hub.base is None and shown not in bases.local:
                 bases.local.append(shown)
         bases.names.append(shown)
         if not bases.licence:
-            bases.licence = licence_of(config.resolve(name))
+            bases.licence = licence_of(config.resolve(name), local)
         if not bases.licence and hub.base:
-            bases.licence = licence_of(hub.base)
+            bases.licence = licence_of(hub.base, local=False)
     return bases
 
 

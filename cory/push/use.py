@@ -46,12 +46,21 @@ class Base:
 
 @dataclass(frozen=True)
 class LoadedAgent:
-    """An agent in the code: variables of itself and of its tokenizer, where it is, and its base if it is an adapter."""
+    """An agent in the code.
+
+    Args:
+        name: variable of its model.
+        tokenizer: variable of its tokenizer.
+        source: where it is.
+        base: of an adapter.
+        chat: options of its chat template; None: it reads plain texts.
+    """
 
     name: str
     tokenizer: str
     source: str
     base: Base | None
+    chat: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,16 @@ def how_to_use(
         roles: that these agents hold, in order. What other roles before the last of them answer is
             quoted from the samples. None: all roles.
     """
-    agents = [_loaded_agent(config, name, source, fingerprint) for name, source in sources.items()]
+    prompts = fingerprint.get("prompts") or {}
+    nothing = {"query": "...", "columns": {}, "prompt": ""}
+    sample: Mapping[str, Any] = samples[0] if samples else nothing
+    is_chat = isinstance(sample["prompt"], list)
+    earlier_turns = sample["prompt"][:-1] if is_chat else []
+
+    agents = [
+        _loaded_agent(config, name, source, fingerprint, is_chat)
+        for name, source in sources.items()
+    ]
     bases = [agent.base for agent in agents if agent.base is not None]
     imports = {"from transformers import AutoModelForCausalLM, AutoTokenizer"}
     if bases:
@@ -103,11 +121,6 @@ def how_to_use(
     for base in bases:
         imports |= base.imports
 
-    prompts = fingerprint.get("prompts") or {}
-    nothing = {"query": "...", "columns": {}, "prompt": ""}
-    sample: Mapping[str, Any] = samples[0] if samples else nothing
-    earlier_turns = sample["prompt"][:-1] if isinstance(sample["prompt"], list) else []
-    template = config.of_agent(_index(agents[0].name)).model.chat_template
     environment = Environment(
         loader=FileSystemLoader(HERE),
         trim_blocks=True,
@@ -138,9 +151,9 @@ def how_to_use(
         steps=steps,
         templates=templates,
         query=query if prompts else {},
-        is_chat=bool(template) or isinstance(sample["prompt"], list),
+        chat=agents[0].chat,
+        chats_differ=any(agent.chat != agents[0].chat for agent in agents),
         earlier_turns=earlier_turns,
-        chat_options=template if isinstance(template, dict) else {},
         sampling=config.sampling,
     )
     notes = dict.fromkeys(base.note for base in bases if base.note)
@@ -173,22 +186,39 @@ def is_adapter(config: Config) -> bool:
     return config.lora.rank > 0 and not config.lora.merge
 
 
-def is_folder(config: Config, name: str) -> bool:
-    """Whether a model of a run is a local folder, or a built-in model, and so not on the Hub."""
-    return config.resolve(name) != name or is_local(name) or Path(name).exists()
+def is_folder(config: Config, name: str, identity: str) -> bool:
+    """Whether a model of a run is a local folder, or a built-in model, and so not on the Hub.
+
+    `identity`: what the run has recorded of it; empty: nothing, so that a folder is looked for here.
+    """
+    if config.resolve(name) != name or is_local(name):
+        return True
+    return identity.startswith("sha256:") if identity else Path(name).exists()
+
+
+def recorded_identity(config: Config, index: int, fingerprint: Mapping[str, Any]) -> str:
+    """What a run has recorded of an agent's model (`model_identity`); empty if it could not identify it."""
+    key = f"agents[{index}].model.name" if config.agents else "model.name"
+    recorded = (fingerprint.get("models") or {}).get(key) or {}
+    return recorded.get("identity") or ""
 
 
 def _loaded_agent(
-    config: Config, name: str, source: Source, fingerprint: Mapping[str, Any]
+    config: Config, name: str, source: Source, fingerprint: Mapping[str, Any], is_chat: bool
 ) -> LoadedAgent:
+    """An agent as the code loads and asks it. `is_chat`: whether the queries are chat messages."""
     index = _index(name)
     of_agent = config.of_agent(index)
     base = None
     if is_adapter(of_agent):
-        key = f"agents[{index}].model.name" if config.agents else "model.name"
-        recorded = (fingerprint.get("models") or {}).get(key) or {}
-        base = _base(config, of_agent, source.base, recorded.get("identity") or "")
-    return LoadedAgent(name, name.replace("agent", "tokenizer"), source.arguments, base)
+        base = _base(config, of_agent, source.base, recorded_identity(config, index, fingerprint))
+    template = of_agent.model.chat_template
+    chat = None
+    if isinstance(template, dict):
+        chat = template
+    elif template or is_chat:
+        chat = {}
+    return LoadedAgent(name, name.replace("agent", "tokenizer"), source.arguments, base, chat)
 
 
 def _index(agent: str) -> int:
@@ -211,7 +241,7 @@ def _base(config: Config, of_agent: Config, known_as: str | None, identity: str)
     imports = set()
     note = ""
     where = f'"{name}"'
-    if not is_folder(config, name):
+    if not is_folder(config, name, identity):
         revision = (
             identity.removeprefix("commit:")
             if identity.startswith("commit:")

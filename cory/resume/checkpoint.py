@@ -42,8 +42,9 @@ class RunState:
         iteration: the next one, from 0.
         config: the contents of config.yaml: settings, the task's fingerprint, versions.
         lengths: bytes of the run's files, by name. before: sample texts before training, by agent.
-        best: `value` and `iteration` of the best checkpoint, if any. agents: by name, the numbers
-            of its learner.
+        best: `metric`, `value` and `iteration` of the best checkpoint, if any, and of a held-out
+            reward `held_out_sha256`. agents: by name, the numbers of its learner.
+        stopped_by: the guard that has ended the run, such as `guards.patience`; None: none has.
     """
 
     iteration: int = 0
@@ -52,6 +53,7 @@ class RunState:
     before: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     best: dict[str, Any] | None = None
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stopped_by: str | None = None
 
     @property
     def rewarded_alike_since(self) -> int:

@@ -29,6 +29,7 @@ FREE = frozenset(
         "sampling.engine_folder",
         "changes",
         "versions",
+        "fingerprint.dataset_is_local",
         "fingerprint.models",  # compared by cory/provenance/models.py
     }
 )

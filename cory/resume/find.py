@@ -154,17 +154,9 @@ def _from_newest(
         print(f"{run} is finished: {done} done and saved. ", end="")
         print(_how_to_extend(run, config, 2 * recorded), flush=True)
         return Resumed(run, path, state, finished=True)
-    # A guard's verdict stands, unless the run is asked for more iterations than it was planned for, or that guard has
-    # changed.
     guard = stopped_by(run)
-    planned = state.config["iterations"]
-    if (
-        all_is_saved
-        and guard
-        and config.iterations <= planned
-        and _guard_setting(guard, wanted) == _guard_setting(guard, state.config)
-    ):
-        done = f"{recorded} of {counted(planned, 'iteration')}"
+    if all_is_saved and guard is not None and _verdict_stands(guard, wanted, state.config):
+        done = f"{recorded} of {counted(state.config['iterations'], 'iteration')}"
         print(
             f"{run} is finished: {guard} ended it after {done}, and all is saved. "
             f"To go on all the same: {resume_command(run, {guard: None})}",
@@ -183,8 +175,25 @@ def _from_newest(
         if path
         else f"the beginning, as {run} has not reached its first checkpoint"
     )
+    _lift_verdict(state, wanted)
     _announce(run, where, state, changes)
     return Resumed(run, path, state, changes=changes)
+
+
+def _lift_verdict(state: RunState, wanted: Mapping[str, Any]) -> None:
+    """Lets a run go on that a guard has ended, unless its verdict stands."""
+    guard = state.stopped_by
+    if guard is not None and not _verdict_stands(guard, wanted, state.config):
+        state.stopped_by = None
+
+
+def _verdict_stands(guard: str, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether a run that a guard has ended stays so: it is not asked for more iterations than it was planned for, and
+    that guard has not changed.
+    """
+    return wanted["iterations"] <= saved["iterations"] and (
+        _guard_setting(guard, wanted) == _guard_setting(guard, saved)
+    )
 
 
 def _guard_setting(guard: str, settings: Mapping[str, Any]) -> Any:
@@ -254,17 +263,26 @@ def _from_checkpoint(
     best_agents = best_folder(run)
     if (finished_iterations(best_agents) or 0) > state.iteration:
         outdated.append(best_agents)
+    _lift_verdict(state, wanted)
     _announce(run, f"checkpoint {path}, dropping what came after it", state, changes)
     return Resumed(run, path, state, outdated=outdated, changes=changes)
 
 
 def _announce(run: Path, where: str, state: RunState, changes: Sequence[Mapping[str, Any]]) -> None:
-    print(f"Resuming {run} from {where}: next is iteration {state.iteration + 1}.", flush=True)
+    print(f"Resuming {run} from {where}: {_next(run, state)}.", flush=True)
     if changes and changes[-1]["iteration"] == state.iteration:
         print(
             f"The reward changes before iteration {state.iteration + 1}; config.yaml and the report say so.",
             flush=True,
         )
+
+
+def _next(run: Path, state: RunState) -> str:
+    if state.stopped_by is None:
+        return f"next is iteration {state.iteration + 1}"
+    done = counted(state.iteration, "iteration")
+    to_go_on = resume_command(run, {state.stopped_by: None})
+    return f"{state.stopped_by} ended it after {done}, and what is missing is saved. To go on all the same: {to_go_on}"
 
 
 def _settings(run: Path) -> dict[str, Any]:

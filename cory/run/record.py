@@ -98,12 +98,17 @@ def stopped_by(run: Path) -> str | None:
 
 
 def best_folder(run: Path) -> Path:
-    """Where the best agents of a run are (`guards.patience`). It is named by the run, as rows of an evaluation are."""
-    return run / f"{run.resolve().name}-best"  # by whatever path it was reached
+    """Where the best agents of a run are (`guards.patience`). It is named by the run, as rows of an evaluation are.
+
+    In a run's folder that was renamed or copied it has the former name.
+    """
+    folder = run / f"{run.resolve().name}-best"  # by whatever path it was reached
+    saved = [path.parent for path in run.glob("[!.]*-best/summary.json")]
+    return saved[0] if len(saved) == 1 else folder
 
 
 def run_of_best(folder: Path) -> Path | None:
     """The run whose best agents are in a folder; None if it is no such folder."""
     run = folder.parent
-    is_best = folder.name == f"{run.resolve().name}-best" and (folder / "config.yaml").is_file()
+    is_best = folder.name == best_folder(run).name and (folder / "config.yaml").is_file()
     return run if is_best and (run / "config.yaml").is_file() else None

@@ -37,8 +37,12 @@ class Loaded:
         return f"{self.file}:{self.name}"
 
 
+# By path: the module of a file that was run in this process, and the hash of the file then.
+_MODULES: dict[Path, tuple[ModuleType, str]] = {}
+
+
 class PythonFiles:
-    """Files that settings name; each is run once."""
+    """Files that settings name. In a process each is run once, unless it has changed since."""
 
     def __init__(self) -> None:
         self.modules: dict[Path, ModuleType] = {}
@@ -63,8 +67,7 @@ class PythonFiles:
             raise UserError(f"{key}: expected an existing file, got {file!r}")
         path = path.resolve()
         if path not in self.modules:
-            self.modules[path] = _run(key, path)
-            self.hashes[path] = _hash(key, path)
+            self.modules[path], self.hashes[path] = _module(key, path)
         module = self.modules[path]
         if not hasattr(module, name):
             defined = ", ".join(sorted(_defined_in(module))) or "none"
@@ -82,6 +85,17 @@ def _defined_in(module: ModuleType) -> Iterator[str]:
     for name, value in vars(module).items():
         if callable(value) and getattr(value, "__module__", "") == module.__name__:
             yield name
+
+
+def _module(key: str, path: Path) -> tuple[ModuleType, str]:
+    """The module of a file, and the file's hash. A reward and a callback of the same file share its globals."""
+    if path in _MODULES:
+        module, sha256 = _MODULES[path]
+        if _hash(key, path) == sha256:
+            return module, sha256
+    module = _run(key, path)
+    _MODULES[path] = module, _hash(key, path)
+    return _MODULES[path]
 
 
 def _run(key: str, path: Path) -> ModuleType:

@@ -1,7 +1,9 @@
 """Early stopping on the held-out reward, and the best agents."""
 
 import json
+import os
 import shlex
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.push.stage import stage
+from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.tasks.config import OwnConfig
 from cory.trainer import CoryTrainer
@@ -54,6 +57,17 @@ class Stop(Callback):
 
     def on_iteration_end(self, trainer, iteration):
         trainer.should_stop = iteration.index + 1 == self.iterations
+
+
+class Interrupt(Callback):
+    """Sends a signal in an iteration, counted from 1."""
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def on_iteration_end(self, trainer, iteration):
+        if iteration.index + 1 == self.iteration:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture
@@ -174,6 +188,20 @@ def test_a_run_that_is_extended_past_its_end_waits_anew(config, planned, monkeyp
     }
 
 
+@pytest.mark.parametrize(("iterations", "done"), [(6, 4), (7, 6)])
+def test_a_signal_in_the_last_iteration_does_not_lift_the_end(
+    config, planned, monkeypatch, iterations, done
+):
+    """Asked for more iterations, the run goes on, and waits anew."""
+    monkeypatch.setitem(globals(), "HELD_OUT", [1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 2.0])
+    with pytest.raises(Interrupted):
+        train(config, Interrupt(4))
+    run = train(config, resume=config.output, iterations=iterations)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["iterations"] == done and summary["stopped_by"] == "guards.patience"
+    assert summary["best"] == {"iterations": 2, "eval_task_reward": 3.0}
+
+
 def constant(prompts, completions):
     return [1.0] * len(completions)
 
@@ -198,6 +226,20 @@ def test_what_no_longer_counts_is_not_the_best(config, planned, monkeypatch, how
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best"] == reached and summary["iterations"] == 4
     assert json.loads((run / "run-best/summary.json").read_text()) == reached
+
+
+def test_a_renamed_run_keeps_its_best_agents(config, planned):
+    run = train(config, Stop(3))
+    best = (run / "run-best/summary.json").read_text()
+    renamed = run.rename(run.with_name("renamed"))
+    train(config, resume=str(renamed))
+    summary = json.loads((renamed / "summary.json").read_text())
+    assert summary["best"] == json.loads(best) == {"iterations": 2, "eval_task_reward": 3.0}
+    assert summary["iterations"] == 4 and (renamed / "run-best/summary.json").read_text() == best
+    assert not (renamed / "renamed-best").exists()
+    assert "the agents of then are in renamed/run-best" in (renamed / "report.html").read_text()
+    with pytest.raises(UserError, match=r"run-best', which holds the best agents of '.*renamed'"):
+        train(config, resume=str(renamed / "run-best"))
 
 
 def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):

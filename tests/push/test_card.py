@@ -16,6 +16,7 @@ from cory.prompts import RolePrompts
 from cory.push.card import agent_card
 from cory.push.paths import without_paths
 from cory.push.stage import stage
+from cory.push.use import Source, how_to_use
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig
@@ -231,6 +232,48 @@ def test_chat_turns_are_asked_as_turns(config, policy_folder, tmp_path):
     )
     names["respond"](names["agent_1"], tokenizer, "the film")
     assert asked == [[prompts[0][0], {"role": "user", "content": "the film"}]]
+
+
+class Recorder:
+    """Stands in for a tokenizer and its model, and keeps what they are asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, prompt, **options):
+        self.asked.append(prompt)
+        return {"input_ids": torch.zeros(1, 1)}
+
+    def apply_chat_template(self, turns, *, add_generation_prompt, return_dict, **options):
+        return self((turns, options))
+
+    def generate(self, **options):
+        return torch.zeros(1, 2)
+
+    def decode(self, *ids, **options):
+        return "a text"
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_each_agent_is_asked_by_its_own_chat_template(config, first):
+    options = {"enable_thinking": False}
+    models = [{"name": "a", "chat_template": first}, {"name": "b", "chat_template": options}]
+    own = replace(config, agents=[{"model": model} for model in models])
+    sources = {name: Source(f'"{name}"') for name in ("agent_1", "agent_2")}
+    samples = [{"query": "the film", "columns": {}, "prompt": "the film"}]
+    fingerprint = {"prompts": {"pioneer": "{prompt}", "observer": "{response}, {prompt}"}}
+    (code,) = re.findall(
+        r"```python\n(.*?)```", how_to_use(own, sources, fingerprint, samples), re.DOTALL
+    )
+    said = Recorder()
+    names = dict.fromkeys(("agent_1", "tokenizer_1", "agent_2", "tokenizer_2"), said)
+    exec(code[code.index("def respond") :], names)
+    tensors = {"return_tensors": "pt"}
+    turns = [[{"role": "user", "content": text}] for text in ("the film", "a text, the film")]
+    assert said.asked == [
+        (turns[0], tensors) if first else "the film",
+        (turns[1], tensors | options),
+    ]
 
 
 def test_a_prompt_that_begins_with_a_slash_is_no_path():

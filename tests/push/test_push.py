@@ -21,13 +21,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import Config, HubConfig, LoraConfig
+from cory.config import Config, HubConfig, LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.push.stage import stage
 from cory.push.upload import push
+from cory.push.use import is_folder
 from cory.task import Task
+from cory.tasks.config import OWN, OwnConfig, OwnTaskConfig
 from cory.train import announce
 from cory.trainer import CoryTrainer
 
@@ -158,6 +160,17 @@ def test_a_run_is_uploaded_at_its_end(config, server, capsys):
     assert (failed / "summary.json").exists()
 
 
+def test_resuming_a_finished_run_prints_the_command_that_uploads_it(config, server, capsys):
+    run, config = train(config)
+    assert "cory.push" not in capsys.readouterr().out
+    train(config, resume=str(run), hub=replace(HUB, public=True))
+    assert (
+        f"To upload this run: python -m cory.push {run} {REPO} --public\n"
+        in capsys.readouterr().out
+    )
+    assert not server.repos
+
+
 def test_without_a_token_nothing_is_begun(config, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
@@ -257,6 +270,34 @@ def test_the_card_says_what_it_is_about(config, policy_folder, tmp_path):
     assert "not evaluated on held-out" in staged(run, config)["README.md"].decode()
     with pytest.raises(UserError, match="evaluation: expected the folder of an evaluation of"):
         staged(run, config, HUB, evaluation.folder)
+
+
+def test_what_is_local_is_not_taken_for_a_repository(config, policy_folder, tmp_path, monkeypatch):
+    """Names such as models/gpt2, from a folder in which they are not."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(policy_folder, "models/gpt2")
+    Path("data/films").mkdir(parents=True)
+    rows = "".join(json.dumps({"prompt": text}) + "\n" for text in sentences(12))
+    Path("data/films/train.jsonl").write_text(rows)
+    Path("rewards.py").write_text("def good(completions):\n    return [0.5] * len(completions)\n")
+    task = OwnTaskConfig(dataset="data/films", reward="rewards.py:good")
+    changes = {"iterations": 1, "model": ModelConfig("models/gpt2"), "lora": LoraConfig(rank=2)}
+    own = OwnConfig(**{**vars(config), **changes, "task": task})
+    run = CoryTrainer(own, make_agents(own), OWN.make_task(own)).train().folder
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    card = ModelCard(staged(run, own)["README.md"].decode())
+    assert not {"base_model", "datasets"} & card.data.to_dict().keys()
+    assert 'from_pretrained("path/to/gpt2"' in card.text and "huggingface.co/m" not in card.text
+
+
+def test_a_model_of_the_hub_stays_one_beside_a_folder_of_its_name(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("org/model").mkdir(parents=True)
+    assert not is_folder(config, "org/model", "commit:abc")
+    assert is_folder(config, "org/model", "")  # of a run that could not identify it
 
 
 def test_a_response_acts_neither_as_markdown_nor_as_html(config):

@@ -98,6 +98,34 @@ def test_a_run_that_a_guard_has_ended_stays_so_until_asked_for_more(one, capsys,
     assert json.loads((folder / "summary.json").read_text())["iterations"] == 4
 
 
+def test_a_guards_verdict_outlives_a_signal(one, capsys, tmp_path):  # noqa: F811
+    config = replace(one, iterations=4, guards=replace(one.guards, stop_at_kl=1e-9))
+    whole = make_trainer(config).train().folder
+    ended = json.loads((whole / "summary.json").read_text())
+    assert ended["iterations"] < 4
+
+    broken = stopped_after(replace(config, output=str(tmp_path / "broken")), ended["iterations"])
+    assert not (broken / "summary.json").exists()
+    changed = {
+        "guard": {"guards": one.guards},
+        "planned": {"iterations": 5},
+    }
+    copies = {name: shutil.copytree(broken, tmp_path / name) for name in changed}
+    capsys.readouterr()
+    make_trainer(replace(config, resume=str(broken))).train()
+    said = capsys.readouterr().out
+    assert f"guards.stop_at_kl ended it after {ended['iterations']} iterations, and what" in said
+    same(whole, broken)
+    summary = json.loads((broken / "summary.json").read_text())
+    assert summary["stopped"] and summary["stopped_by"] == "guards.stop_at_kl"
+
+    for name, changes in changed.items():
+        make_trainer(replace(config, resume=str(copies[name]), **changes)).train()
+        summary = json.loads((copies[name] / "summary.json").read_text())
+        more = 4 if name == "guard" else ended["iterations"] + 1
+        assert summary["iterations"] == more and ("stopped_by" in summary) == (name == "planned")
+
+
 def with_printed(config, what: str, said: str):
     """The settings with those that a message has printed."""
     command = re.search(rf"{what}: .*\(as flags: (.*)\)", said).group(1)

@@ -463,12 +463,13 @@ def test_full_disk_leaves_the_run_alive(one, whole, tmp_path, monkeypatch, where
 class Values(Callback):
     """Sets a metric of each iteration."""
 
-    def __init__(self, *values):
+    def __init__(self, *values, metric="entropy"):
         self.values = values
+        self.metric = metric
 
     def on_iteration_end(self, trainer, iteration):
         for record in iteration.records:
-            record["entropy"] = self.values[iteration.index]
+            record[self.metric] = self.values[iteration.index]
 
 
 @pytest.mark.parametrize("how", ["accept_changes", "overwrite"])
@@ -488,6 +489,25 @@ def test_what_no_longer_counts_is_not_the_best(one, how):
     make_trainer(config, reward, callbacks=[later]).train()
     names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert names == {"iter-000005", "iter-000006"}
+
+
+@pytest.mark.parametrize("changed", ["metric", "held-out queries", "nothing"])
+def test_values_of_different_metrics_are_not_compared(one, changed):
+    """Else the best checkpoint by the new metric would be removed."""
+    checkpoints = CheckpointConfig(save_every=1, keep=1, best="eval_task_reward")
+    config = replace(one, iterations=3, eval_every=1, eval_queries=2, checkpoint=checkpoints)
+    first = Values(8.0, 9.0, 1.0, metric="eval_task_reward")
+    folder = make_trainer(config, callbacks=[first]).train().folder
+
+    config = replace(config, iterations=6, resume=str(folder))
+    if changed == "metric":
+        config = replace(config, checkpoint=replace(checkpoints, best="entropy"))
+    if changed == "held-out queries":
+        config = replace(config, eval_queries=3)
+    later = Values(0.0, 0.0, 0.0, 2.0, 4.0, 3.0, metric=config.checkpoint.best)
+    make_trainer(config, callbacks=[later]).train()
+    best = "iter-000002" if changed == "nothing" else "iter-000005"
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {best, "iter-000006"}
 
 
 def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(one, monkeypatch):

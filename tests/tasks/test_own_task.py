@@ -14,6 +14,7 @@ import yaml
 from conftest import ROOT, sentences
 
 from cory.agent import make_agents
+from cory.callbacks.load import load_callbacks
 from cory.cli.load import as_config, load
 from cory.config import keys
 from cory.errors import UserError
@@ -426,6 +427,32 @@ def test_files_of_one_name_in_two_folders(here):
         UserError, match=r"task.reward: expected 'beside' to be .*2/beside.py, got '.*beside.py'"
     ):
         PythonFiles().load("task.reward", ["2/rewards.py:value"])
+
+
+def test_a_callback_and_a_reward_of_one_file_share_its_globals(here):
+    source = """
+from cory import Callback
+
+factor = [1.0]
+
+def value(completions):
+    return [factor[0]] * len(completions)
+
+class Doubles(Callback):
+    def on_iteration_begin(self, trainer, k):
+        factor[0] *= 2
+"""
+    (here / "both.py").write_text(source)
+
+    def load():
+        (reward,) = PythonFiles().load("task.reward", ["both.py:value"])
+        (callback,) = load_callbacks("both.py:Doubles")
+        callback.on_iteration_begin(None, 0)
+        return reward.value([""])
+
+    assert load() == [2.0]
+    (here / "both.py").write_text(source.replace("1.0", "3.0"))
+    assert load() == [6.0]  # it has changed, so it is run again
 
 
 # Chat messages
