@@ -9,8 +9,8 @@ A table stands on a page between two comments, of which the first says how it is
     <!-- end -->
 
 `advantage` takes a file of `study.advantage`, the others a folder under results/; `excerpt` takes rows of a table on
-that folder's page, `rivals` a chain and what it is compared with, each as `GROUP: ANSWERS`. `groups` names the groups, `metric` or `metrics` (with commas) what is shown, `role` whose; by
-default it is the first role's.
+that folder's page, `rivals` a chain and what it is compared with, each as `GROUP: ANSWERS`. `groups` names the groups,
+`metric` or `metrics` (with commas) what is shown, `role` whose; by default it is the first role's.
 """
 
 import re
