@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FILES = ("comparison.md", "runs.csv", "metrics.csv.gz", "final.csv", "held_out.csv", "curves.png", "paths.png",
          "held_out.png", "pass_at_k.png", "over.png", "frontier.png", "report.html")  # fmt: skip
 RUN_COLUMNS = {"experiment", "scale", "group", "seed", "key"}  # of every runs.csv
+CURVES_NOTE = (
+    "Running means over up to 10 iterations; bands are 95 % intervals, of three runs or more."
+)
 EQUAL_REWARD_NOTE = (
     "Where the mean of ten iterations first reaches a task reward: {}, with the number of runs that reach it in "
     "brackets. The figure has the whole way; a marker is the mean of the last ten iterations."
@@ -161,7 +164,7 @@ def comparison_page(
     if len(study.metrics):
         parts += [
             "![curves](curves.png)\n",
-            f"{f'Of the {role}. ' if role else ''}Running means over up to 10 iterations; bands are 95 % intervals.\n",
+            f"{f'Of the {role}. ' if role else ''}{CURVES_NOTE}\n",
         ]
         at_equal_reward = equal_reward.equal_reward(study, role)
         if at_equal_reward:  # a run has ten iterations

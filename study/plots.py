@@ -24,6 +24,7 @@ from study.records import natural
 LINES = ("-", "--", ":", "-.")
 PANELS = 4  # in a row of a figure
 MOST_CURVES = 8  # in one panel
+FEWEST_IN_A_BAND = 3  # runs; the interval of two is so wide that it hides all else
 # Of groups of one agent and of several in small multiples, and of what a panel is compared with.
 SINGLE = {"color": COLOURS[0], "ls": "--", "marker": "D"}
 SEVERAL = {"color": COLOURS[1], "ls": "-", "marker": "o"}
@@ -124,7 +125,9 @@ def _shortest(runs: pd.DataFrame) -> int:
 
 
 def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """The mean over runs by iteration, with its interval; after the end of the shortest run, each run by itself."""
+    """The mean over runs by iteration, with its interval if they are three or more; after the end of the shortest run,
+    each run by itself.
+    """
     shortest = _shortest(runs)
     smooth = _smooth(runs)
     of_all = smooth.loc[:shortest]
@@ -135,9 +138,10 @@ def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any])
         if values.count() > 1:
             axis.plot(values.dropna(), lw=0.7, alpha=0.7, **style)
     axis.plot(bands["value"], lw=1.6, label=f"{label} (n = {runs.shape[1]})", **style)
-    axis.fill_between(
-        bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0
-    )
+    if runs.shape[1] >= FEWEST_IN_A_BAND:
+        axis.fill_between(
+            bands.index, bands["low"], bands["high"], color=style["color"], alpha=0.15, lw=0
+        )
 
 
 def _over_iterations(axis: Axes) -> None:
