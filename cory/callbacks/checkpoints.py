@@ -35,11 +35,8 @@ class Checkpoints(Callback):
         self.saved_iteration = state.iteration
         if state.best is None:
             return
-        # Values of another metric or reward do not compare, and a checkpoint may have been removed since. Older ones do
-        # not name their metric, which is taken for the same.
-        is_of_metric = all(
-            state.best.get(key, value) == value for key, value in _metric(trainer).items()
-        )
+        # Values of another metric or reward do not compare, and a checkpoint may have been removed since.
+        is_of_metric = all(state.best.get(key) == value for key, value in _metric(trainer).items())
         is_of_reward = state.best["iteration"] > state.rewarded_alike_since
         path = checkpoint.path_of(run.folder / "checkpoints", state.best["iteration"])
         if not distributed.broadcast_object(is_of_metric and is_of_reward and path.exists()):

@@ -150,9 +150,8 @@ def _write_results(
     except Exception as error:
         if is_not_written(error):
             raise
-        (trainer.run.folder / "curves.png").unlink(
-            missing_ok=True
-        )  # of before the run was extended
+        # Of before the run was extended.
+        (trainer.run.folder / "curves.png").unlink(missing_ok=True)
         warnings.warn(f"curves.png could not be drawn ({error}); all else is saved", stacklevel=2)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
