@@ -35,7 +35,7 @@ PROMPT = {"imdb": 50, "gsm8k": 512}
 
 def read(file: Path) -> Config:
     """The settings of a file."""
-    return load(KINDS[file.parent.name], None, ["--config", str(file)])[0]
+    return load(KINDS[file.parent.name], None, ["--config", str(file)])
 
 
 @cache

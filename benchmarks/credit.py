@@ -113,7 +113,7 @@ def of_mode(mode: str, dependence: float, seed: int = 0) -> Estimate:
     # Every outcome: what the pioneer answers, what the observer answers to it, and what it answers unread.
     a1, a2, unread = torch.cartesian_prod(*[torch.arange(ANSWERS)] * 3).T
     r1 = toy.r1[0, a1]
-    credit = assign_credit([r1, toy.r2[0, a2]], mode, 1.0, [r1, toy.r2[0, unread]])
+    credit = assign_credit([r1, toy.r2[0, a2]], mode, 1.0, [toy.r2[0, unread]])
     samples = first[0, a1] * credit[0][:, None] + second[0, a1, a2] * credit[1][:, None]
     mean, variance = mean_and_variance(p1[a1] * p2[a1, a2] * p2[-1, unread], samples)
     return Estimate(mean, [variance])

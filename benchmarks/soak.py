@@ -56,7 +56,7 @@ def main() -> None:
             "sampling.min_new_tokens": 4, "sampling.max_new_tokens": 4, "checkpoint.save_every": 100,
         }  # fmt: skip
         argv = [f"--{key}={value}" for key, value in flags.items()]
-        config, _ = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv)
+        config = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv)
         agents = make_agents(config)
         seen: list[tuple[int, float, int]] = []
         started = time.monotonic()

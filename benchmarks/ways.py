@@ -88,7 +88,7 @@ class Bench:
         from cory.run.clock import timed
         from cory.trainer import CoryTrainer
 
-        agents = make_agents(self.config, self.shape.agents)
+        agents = make_agents(self.config)
         trainer = CoryTrainer(self.config, agents, self.task)
 
         def iteration(k: int) -> Seconds:

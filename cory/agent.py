@@ -32,6 +32,7 @@ from cory.models.lora import (
 )
 from cory.models.rollout import Rollout
 from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text
+from cory.models.static import check_static
 from cory.models.tokens import token_record
 from cory.parallel import distributed
 from cory.parallel.devices import choose_device, configure
@@ -103,9 +104,11 @@ class Agent:
             activate(self.policy, self.name)
 
     def check_model(self) -> None:
-        """Raises a UserError if the policy gives other log-probabilities in padded batches than for a text alone."""
+        """Raises a UserError if the policy is wrong in padded batches, or cannot sample with `sampling.cache`."""
         self.activate()
         self.learner.check_model(samples=self.engine is None)
+        if self.sampling.cache == "static":
+            check_static(self.policy, self.device)
 
     def respond(
         self,
@@ -270,7 +273,7 @@ class AgentPlan:
         return all(plan.config.lora.shared_base for plan in (self, other) if plan.uses_lora)
 
 
-def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
+def make_agents(config: Config) -> list[Agent]:
     """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy unless
     `config.agents` says otherwise.
 
@@ -279,14 +282,13 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     (`lora.shared_base`); the reference is the base with its adapters off. Agents with devices of
     their own (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value head. A frozen
     agent (`agents: [{trained: false}]`) is a base that others share, or one of its own.
-    `num_agents` defaults to that of the settings.
 
     Raises a UserError if a setting is out of range, a device or a model is not available, or a
     model is one that padded batches change.
     """
     config.check()
     check_optimizer(config.ppo.optimizer)
-    plans = plan_agents(config, config.cory.num_agents if num_agents is None else num_agents)
+    plans = plan_agents(config)
 
     # The process's own device, where it is about messages between processes, is the first agent's.
     distributed.start(plans[0].device, config.parallel.offload)
@@ -303,10 +305,10 @@ def make_agents(config: Config, num_agents: int | None = None) -> list[Agent]:
     return [agents[plan.index] for plan in plans]
 
 
-def plan_agents(config: Config, num_agents: int) -> list[AgentPlan]:
+def plan_agents(config: Config) -> list[AgentPlan]:
     """What each agent is made of. Raises a UserError if its device is not available."""
     plans = []
-    for index in range(num_agents):
+    for index in range(config.cory.num_agents):
         settings = copy.copy(config.of_agent(index))
         settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
         plan = AgentPlan(

@@ -651,7 +651,8 @@ class Config(Settings):
 
     def check(self) -> None:
         super().check()
-        if self.model.quantization != "none":
+        # Where agents have settings of their own, these are checked below.
+        if self.model.quantization != "none" and not self.agents:
             if self.lora.rank == 0:
                 raise UserError(
                     f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
@@ -743,10 +744,10 @@ class Config(Settings):
     def _check_shuffled_transfer(self) -> None:
         if not self.shuffles_transfer:
             return
-        queries = self.ppo.batch_size // (self.chains_per_query * self.branches)
-        if queries < 2:
+        if self.queries_per_iteration < 2:
             raise UserError(
-                f"cory.knowledge_transfer: expected true or false with {queries} query in an iteration, got shuffled"
+                f"cory.knowledge_transfer: expected true or false with {self.queries_per_iteration} query in an "
+                "iteration, got shuffled"
             )
 
     def _check_roles(self) -> None:
@@ -829,7 +830,7 @@ class Config(Settings):
     def longest_response(self) -> int:
         """The most tokens that a response of any role may have."""
         limits = [role.max_new_tokens for role in self.roles if role.max_new_tokens is not None]
-        return max(self.sampling.max_new_tokens, *limits, 0)
+        return max([self.sampling.max_new_tokens, *limits])
 
     @property
     def chains_per_query(self) -> int:
@@ -837,6 +838,11 @@ class Config(Settings):
         if self.group_size != "auto":
             return self.group_size
         return 4 if self.algorithm in COMPARING else 1
+
+    @property
+    def queries_per_iteration(self) -> int:
+        """Over all processes."""
+        return self.ppo.batch_size // (self.chains_per_query * self.branches)
 
     def check_tracker(self) -> None:
         """Raises a UserError if the tracker's package is not installed. Imports nothing, so it answers at once."""
@@ -873,7 +879,8 @@ class Config(Settings):
         if agent.learning_rate is not None:
             config.ppo = replace(self.ppo, learning_rate=agent.learning_rate)
         # The revision of the common model is none of another model.
-        other_model = {"revision": None} if "name" in agent.model else {}
+        is_other = agent.model.get("name", self.model.name) != self.model.name
+        other_model = {"revision": None} if is_other else {}
         try:
             config.model = changed(self.model, other_model | agent.model)
             config.lora = changed(self.lora, agent.lora)

@@ -30,8 +30,8 @@ def assign_credit(
             `causal`: `r_i + weight * sum_{j > i} r_j`, what role i can still influence. `own`: `r_i`.
             `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`.
         weight: of the other roles' rewards: 1 cooperative (Eq. 4), 0 independent, negative competitive.
-        unread: of each role, for `counterfactual`, the task rewards b_j of its agent when it has not read the earlier
-            responses: its own template, with empty responses in their place. The first, the pioneer's, is not used.
+        unread: of each role after the first, for `counterfactual`, the task rewards b_j of its agent when it has not
+            read the earlier responses: its own template, with empty responses in their place.
         team_rewards: R of each chain, as many as the last role has responses. Every role gets its chains' R, whatever
             the mode: it is not shared out.
 
@@ -82,8 +82,8 @@ def _shares(
             raise ValueError(
                 "counterfactual: expected the rewards of roles that did not read, got None"
             )
-        gains = [gain - baseline for gain, baseline in zip(gains[1:], unread[1:], strict=True)]
-        gains = [task_rewards[0], *gains]
+        later = zip(task_rewards[1:], unread, strict=True)
+        gains = [task_rewards[0], *(reward - baseline for reward, baseline in later)]
     return [
         reward + weight * sum(per_response(gain, like=reward) for gain in gains[role + 1 :])
         for role, reward in enumerate(task_rewards)

@@ -121,7 +121,8 @@ class CoryTrainer:
             config_record = run_record(self.config, self.fingerprint())
             resumed = self._find_resumed(config_record, locks)
             if resumed is not None and resumed.finished:
-                return self._finished_run(config_record, resumed)
+                self.run = self._finished_run(config_record, resumed)
+                return self.run
 
             with (
                 Signals() as self.signals,
@@ -151,7 +152,8 @@ class CoryTrainer:
         """Algorithm 1, lines 3 to 17, for iteration `k`, from 0."""
         started = time.perf_counter()
         seconds: dict[str, float] = {}
-        chain = self._chain(k)
+        self._restart_learners(k)
+        chain = [self.agents[index] for index in self.schedule.order(k)]  # Eq. 5
         batch = self._batch(k)
 
         # The pioneer answers the query; every later role also reads the response before it (Eq. 3).
@@ -184,10 +186,7 @@ class CoryTrainer:
 
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
-            lr_factor = learning_rate_factor(
-                self.config.ppo.schedule, self.config.ppo.warmup, self.config.iterations, k
-            )
-            iteration.stats = self.update(k, chain, rollouts, rewards, lr_factor)
+            iteration.stats = self.update(k, chain, rollouts, rewards)
         return iteration
 
     def generators(
@@ -276,7 +275,7 @@ class CoryTrainer:
         )
 
     def _unread_rewards(self, k: int, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
-        """Each role's (batch,) task rewards when it reads empty responses; the pioneer's are 0."""
+        """Each later role's (batch,) task rewards when it reads empty responses."""
         generators = self.generators(Purpose.UNREAD, chain, k)
         rollouts = []
         for role in range(1, len(chain)):
@@ -284,8 +283,7 @@ class CoryTrainer:
             rollouts.append(
                 self._respond(chain[role], role, batch, [empty] * role, generators[role])
             )
-        rewards = [score.total for score in self.score_rollouts(batch, rollouts, first=1)]
-        return [torch.zeros_like(rewards[0]), *rewards]
+        return [score.total for score in self.score_rollouts(batch, rollouts, first=1)]
 
     def update(
         self,
@@ -293,12 +291,13 @@ class CoryTrainer:
         chain: Sequence[Agent],
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
-        lr_factor: float = 1.0,
     ) -> list[UpdateStats]:
         """Each agent learns from its own rollouts; returns the statistics by role.
 
         Agents with devices of their own learn at the same time, others one after the other.
         """
+        ppo = self.config.ppo
+        lr_factor = learning_rate_factor(ppo.schedule, ppo.warmup, self.config.iterations, k)
 
         def learn(agent: Agent) -> dict[int, UpdateStats]:
             # An agent that holds several roles learns from all of them in one update.
@@ -340,18 +339,17 @@ class CoryTrainer:
 
     # An iteration's chain, queries and prompts
 
-    def _chain(self, k: int) -> list[Agent]:
-        """The agents by role at iteration `k` (Eq. 5), their learners restarted where that is due."""
+    def _restart_learners(self, k: int) -> None:
+        """Restarts every agent's learner each `cory.reset_every` iterations."""
         reset_every = self.config.cory.reset_every
         if reset_every and k > 0 and k % reset_every == 0:
             for agent in self.agents:
                 agent.restart()
-        return [self.agents[index] for index in self.schedule.order(k)]
 
     def _batch(self, k: int) -> Batch:
         """This process's part of the queries of iteration `k`, each as often as its group has chains."""
         config = self.config
-        queries = self.task.batch(k, self._queries_per_iteration(), config.seed)
+        queries = self.task.batch(k, self.config.queries_per_iteration, config.seed)
         rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
         columns = {
             name: repeated(values, config.chains_per_query)[rows_of_process]
@@ -372,10 +370,6 @@ class CoryTrainer:
         stream = Stream(self.config.seed, Purpose.TRANSFER, k, process=distributed.rank())
         other_query = derangement(rows // per_query, stream.numpy())
         return [query * per_query + chain for query in other_query for chain in range(per_query)]
-
-    def _queries_per_iteration(self) -> int:
-        """Over all processes."""
-        return self.config.ppo.batch_size // (self.config.chains_per_query * self.config.branches)
 
     def _respond(
         self,
@@ -519,7 +513,7 @@ class CoryTrainer:
                 "task.reward: expected a reward function, or a team_reward, got neither"
             )
 
-        queries_per_iteration = self._queries_per_iteration()
+        queries_per_iteration = self.config.queries_per_iteration
         if len(self.task.dataset) < queries_per_iteration:
             size = "ppo.batch_size"
             if config.chains_per_query > 1:

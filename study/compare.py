@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
+from cory.errors import expect
 from cory.plural import counted
 from cory.run.output import check_results_folder, staged
 
@@ -220,7 +221,15 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     from study.records import read
 
     if len(args.runs) == 1 and (Path(args.runs[0]) / "runs.csv").is_file():
+        expect(
+            args.over is None,
+            "--over",
+            "null for a folder of results, which has its own",
+            args.over,
+        )
         study = read_study(Path(args.runs[0]))
+        if args.baseline is not None:
+            study = study.against(args.baseline)
     else:
         study = of_records([read(path) for path in find(args.runs)], args.over, args.baseline)
     path = write(study, Path(args.out), role=args.role)

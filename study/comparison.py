@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from cory.plural import counted
-from study.frame import BASE, LAST, METRICS, RUN, Study, last
+from study.frame import BASE, FACTS, LAST, METRICS, RUN, Study, last
 from study.groups import DATA
 from study.intervals import Interval, difference, hypervolume, nondominated, over_seeds
 from study.records import natural, short_version
@@ -329,7 +329,7 @@ def settings(study: Study) -> Rows:
 
 
 def _setting_columns(study: Study) -> list[str]:
-    return [key for key in study.runs if "." in key]
+    return [key for key in study.runs if key not in FACTS]
 
 
 def _differ(values: "pd.Series[Any]", key: str) -> bool:
@@ -397,9 +397,9 @@ def _skipped_steps(study: Study) -> list[str]:
     if "skipped_steps" not in study.metrics:
         return []
     notes = []
-    for (name, seed), steps in (
-        study.metrics.groupby(RUN, sort=False)["skipped_steps"].sum().items()
-    ):
+    # An agent that has several roles has a row for each, with the steps of its one update.
+    of_updates = study.metrics.drop_duplicates([*RUN, "iteration", "agent"])
+    for (name, seed), steps in of_updates.groupby(RUN, sort=False)["skipped_steps"].sum().items():
         if steps:
             notes.append(
                 f"{name}, seed {seed}: {counted(int(steps), 'optimizer step')} left out, not finite"

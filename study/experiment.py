@@ -11,6 +11,7 @@ interrupted ones are resumed.
 Experiments share runs: a run's folder is named by its configuration, what is changed in it, and its seed.
 """
 
+import argparse
 import math
 import os
 import shlex
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from cory.errors import UserError, expect, one_of
 from cory.plural import counted
 from cory.provenance.models import is_local
 from cory.provenance.versions import versions
+from cory.resume.differences import differences
 from cory.run.output import locked, replace_text
 from study import ray_engine
 from study.compare import check_out, write
@@ -208,6 +210,79 @@ def megabytes(folder: Path) -> float:
 
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.experiment`: see the module."""
+    args = _arguments(argv)
+    changes = _changes(args.set)
+    experiment = read_experiment(Path(args.file))
+    scale = args.scale or ("tiny" if "tiny" in experiment.scales else next(iter(experiment.scales)))
+    engine = Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address)
+    runs = Path(args.runs).resolve()
+    planned = plan(experiment, scale, changes, runs)
+    evaluation = experiment.scales[scale].evaluate or ""
+    if args.discard_agents and not evaluation:
+        raise UserError(
+            "--discard-agents: expected a scale with `evaluate`, as agents are removed once they are evaluated, got "
+            f"{scale!r} of {args.file}, which has none"
+        )
+    file = Path(args.file)
+    name = file.parent.name if file.stem == "experiment" else file.stem
+    out = Path(args.out) if args.out else runs / scale / f"{name}-comparison"
+    results = Results(
+        out,
+        runs / scale / f"{name}-evaluation",
+        name,
+        scale,
+        planned,
+        experiment.baseline or _first_single(planned),
+        evaluation,
+        None if args.dry_run else _threads(engine),
+    )
+    # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
+    seeds = experiment.scales[scale].seeds[: args.seeds]
+    left = sorted(
+        [item for item in planned if item.folder not in results.recorded and item.seed in seeds],
+        key=lambda item: item.seed,
+    )
+    states = {item.folder: item.state() for item in left}
+    missing = [item for item in left if states[item.folder] != "finished"]
+    to_evaluate = [item for item in left if states[item.folder] == "finished"]
+    if evaluation:
+        for item in to_evaluate:
+            item.check_agents()
+    begun = {folder for folder, state in states.items() if state == "begun"}
+    summary = (
+        f"{experiment.title}, {scale}: {counted(len(planned), 'run')}, {len(results.recorded)} with a row, "
+        f"{len(to_evaluate)} finished, {len(begun)} to resume. "
+        f"To do: {_cost(missing, results, experiment, engine.jobs)}."
+    )
+    if args.dry_run:
+        print(f"# {summary}")
+        for item in missing:
+            print(_shown_command(item))
+        return
+    print(summary, flush=True)
+    if missing:
+        print(_disk(missing, results, runs), flush=True)
+    for note in _other_versions(results):
+        print(note, flush=True)
+    check_out(out)
+    out.mkdir(parents=True, exist_ok=True)
+
+    with _alone(runs / scale, name), locked(out):
+        results.check_rows()
+        if not (out / "comparison.md").exists():  # which marks a folder of results
+            replace_text(
+                out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n"
+            )
+        results.take_recorded()
+        failed = _evaluate(to_evaluate, results, args.discard_agents)
+        failed += _make(missing, begun, results, engine, args.discard_agents)
+        written = _write(results, experiment, _repeated(args.file, scale, changes))
+        print(f"Written to {written}")
+    if failed:
+        raise UserError(f"{counted(len(failed), 'run')} failed; the same command resumes")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("file", type=str, help="An experiment: configs/experiments/NAME.yaml")
     parser.add_argument(
@@ -261,123 +336,95 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         "ray with --address or --gpus",
         "local",
     )
+    return args
+
+
+def _changes(texts: Sequence[str]) -> dict[str, str]:
+    """The values of --set, by their keys."""
     changes = {}
-    for text in args.set:
+    for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set: expected KEY=VALUE, such as model.name=FOLDER, got {text!r}")
         changes[key] = value
-    experiment = read_experiment(Path(args.file))
-    args.scale = args.scale or (
-        "tiny" if "tiny" in experiment.scales else next(iter(experiment.scales))
-    )
-    runs = Path(args.runs).resolve()
-    planned = plan(experiment, args.scale, changes, runs)
-    evaluation = experiment.scales[args.scale].evaluate or ""
-    if args.discard_agents and not evaluation:
-        raise UserError(
-            "--discard-agents: expected a scale with `evaluate`, as agents are removed once they are evaluated, got "
-            f"{args.scale!r} of {args.file}, which has none"
-        )
-    name = (
-        Path(args.file).parent.name
-        if Path(args.file).stem == "experiment"
-        else Path(args.file).stem
-    )
-    out = Path(args.out) if args.out else runs / args.scale / f"{name}-comparison"
-    results = Results(
-        out,
-        runs / args.scale / f"{name}-evaluation",
-        name,
-        args.scale,
-        planned,
-        experiment.baseline or _first_single(planned),
-        evaluation,
-        None if args.dry_run else _threads(args.engine, args.jobs, args.cpus),
-    )
-    # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
-    seeds = experiment.scales[args.scale].seeds[: args.seeds]
-    left = sorted(
-        [item for item in planned if item.folder not in results.recorded and item.seed in seeds],
-        key=lambda item: item.seed,
-    )
-    states = {item.folder: item.state() for item in left}
-    missing = [item for item in left if states[item.folder] != "finished"]
-    to_evaluate = [item for item in left if states[item.folder] == "finished"]
-    begun = sum(state == "begun" for state in states.values())
-    jobs = args.jobs
-    summary = (
-        f"{experiment.title}, {args.scale}: {counted(len(planned), 'run')}, {len(results.recorded)} with a row, "
-        f"{len(to_evaluate)} finished, {begun} to resume. To do: {_cost(missing, results, experiment, jobs)}."
-    )
-    if args.dry_run:
-        print(f"# {summary}")
-        for item in missing:
-            print(
-                shlex.join(
-                    [
-                        "python",
-                        *(_relative(part) if item.cwd else part for part in item.command[1:]),
-                    ]
-                )
-            )
-        return
-    print(summary, flush=True)
-    if missing:
-        print(_disk(missing, results, runs), flush=True)
-    for note in _other_versions(results):
-        print(note, flush=True)
-    check_out(out)
-    results.check_rows()
+    return changes
+
+
+def _shown_command(item: Planned) -> str:
+    """The command of a run, with paths from the repository's root where it runs there."""
+    arguments = [_relative(part) if item.cwd else part for part in item.command[1:]]
+    return shlex.join(["python", *arguments])
+
+
+def _evaluate(finished: Sequence[Planned], results: Results, discard_agents: bool) -> list[Planned]:
+    """Evaluates runs that had finished before. Returns those whose evaluation failed."""
+    failed = []
+    for item in finished:
+        try:
+            finish(item, results, None, discard_agents)
+        except UserError as error:
+            print(f"{item.folder.name}: FAILED ({error})", flush=True)
+            failed.append(item)
+    return failed
+
+
+def _make(
+    missing: Sequence[Planned],
+    begun: Container[Path],
+    results: Results,
+    engine: Engine,
+    discard_agents: bool,
+) -> list[Planned]:
+    """Makes runs and evaluates each. Returns those that failed.
+
+    `begun` has the folders of runs that are resumed, whose seconds are not those of a whole run.
+    """
+    left = list(missing)
 
     def after(item: Planned, seconds: float) -> str:
-        finish(
-            item, results, None if states[item.folder] == "begun" else seconds, args.discard_agents
+        finish(item, results, None if item.folder in begun else seconds, discard_agents)
+        left.remove(item)
+        seconds_left = results.estimate(left)[0] / engine.jobs
+        if math.isnan(seconds_left) or not left:
+            return ""
+        return f"; about {_duration(seconds_left)} left"
+
+    return run_all(missing, engine, after)
+
+
+def _write(results: Results, experiment: Experiment, command: str) -> Path:
+    """Writes tables and figures of the runs that have ended. Returns the page.
+
+    Raises:
+        UserError: none has.
+    """
+    study = results.study()
+    if study is None:
+        raise UserError(
+            f"no run has ended well; the output of the first one is in {results.planned[0].folder}.log"
         )
-        missing.remove(item)
-        left = results.estimate(missing)[0] / jobs
-        return "" if math.isnan(left) or not missing else f"; about {_duration(left)} left"
-
-    with _alone(runs / args.scale, name):
-        if not (out / "comparison.md").exists():  # which marks a folder of results
-            out.mkdir(parents=True, exist_ok=True)
-            replace_text(
-                out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n"
-            )
-        results.take_recorded()
-        not_evaluated = []
-        for item in to_evaluate:
-            try:
-                finish(item, results, None, args.discard_agents)
-            except UserError as error:
-                print(f"{item.folder.name}: FAILED ({error})", flush=True)
-                not_evaluated.append(item)
-        engine = Engine(args.engine, args.jobs, args.cpus, args.gpus, args.address)
-        failed = not_evaluated + run_all(list(missing), engine, after)
-        study = results.study()
-        if study is None:
-            raise UserError(
-                f"no run has ended well; the output of the first one is in {planned[0].folder}.log"
-            )
-        in_study = set(study.runs["run"])  # a run of a later seed may have ended earlier
-        study.records = [
-            read(item.folder)
-            for item in planned
-            if item.folder.name in in_study and (item.folder / "summary.json").exists()
-        ]
-        command = _repeated(args.file, args.scale, changes)
-        written = write(study, out, experiment.title, experiment.question, command)
-        print(f"Written to {written}")
-    if failed:
-        raise UserError(f"{counted(len(failed), 'run')} failed; the same command resumes")
+    in_study = set(study.runs["run"])  # a run of a later seed may have ended earlier
+    study.records = [
+        read(item.folder)
+        for item in results.planned
+        if item.folder.name in in_study and (item.folder / "summary.json").exists()
+    ]
+    # A row may be of another folder, or of a run that others of the same name have replaced.
+    settings_of = {item.folder: item.settings for item in results.planned}
+    study.records = [
+        record
+        for record in study.records
+        if not list(differences(record.settings, settings_of[record.folder]))
+    ]
+    return write(study, results.out, experiment.title, experiment.question, command)
 
 
-def _threads(engine: str, jobs: int, cpus: int | None) -> int | None:
+def _threads(engine: Engine) -> int | None:
     """The threads of each run that is made on this machine; None on a cluster, whose machines may differ."""
-    if engine == "ray":
+    if engine.name == "ray":
         return None
-    if cpus is not None or jobs > 1:
-        return Engine(engine, jobs, cpus).threads
+    if engine.cpus is not None or engine.jobs > 1:
+        return engine.threads
     import torch  # here, as importing it takes seconds
 
     return torch.get_num_threads()  # of a run, which inherits the environment

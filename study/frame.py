@@ -87,9 +87,24 @@ class Study:
 
     @property
     def baseline(self) -> str:
-        """The group, or the family, that others are measured against."""
+        """The group, or the family, that others are measured against.
+
+        Raises:
+            UserError: none of its runs is there.
+        """
         base = self.runs[self.runs["baseline"]]
-        return str(base["family"].iloc[0] if base["group"].nunique() > 1 else base["group"].iloc[0])
+        if base.empty:
+            raise UserError(
+                f"baseline: expected a run of it that has ended, got only those of {self.groups}"
+            )
+        return str(base["family" if self._baseline_is_family else "group"].iloc[0])
+
+    @property
+    def _baseline_is_family(self) -> bool:
+        """Whether groups are measured against those of the same value, also if one value alone has ended."""
+        base = self.runs[self.runs["baseline"]]
+        of_family = self.runs[self.runs["family"].isin(base["family"])]
+        return bool(of_family["baseline"].all() and (base["group"] != base["family"]).any())
 
     @property
     def eta(self) -> float | None:
@@ -124,6 +139,17 @@ class Study:
         metrics = self.metrics[self.metrics["role"] == role].assign(agent=role)
         return replace(self, metrics=metrics)
 
+    def against(self, baseline: str) -> "Study":
+        """With another baseline, a group or a family.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        is_baseline = (self.runs["group"] == baseline) | (self.runs["family"] == baseline)
+        expect(bool(is_baseline.any()), "--baseline", f"one of {self.groups}", baseline)
+        runs = self.runs.assign(baseline=is_baseline)
+        return with_combined_reward(replace(self, runs=runs))
+
     def of_runs(self, runs: Sequence[Run]) -> "Study":
         """The rows of some runs, in the order of `runs`."""
         position = {run: number for number, run in enumerate(runs)}
@@ -138,7 +164,7 @@ class Study:
     def base_of(self, name: str) -> str | None:
         """The baseline of a group: of a family the group of the same value; None if no such run ended."""
         base = self.whole[self.whole["baseline"]]
-        if self.runs.loc[self.runs["baseline"], "group"].nunique() > 1:
+        if self._baseline_is_family:
             value = self.runs.loc[self.runs["group"] == name, "value"].iloc[0]
             base = base[(base["value"] == value) | (base["value"] == "")]
         return str(base["group"].iloc[0]) if len(base) else None
@@ -262,16 +288,25 @@ def assemble(
 
 
 def with_combined_reward(study: Study) -> Study:
-    """Adds the combined reward, of all runs with the baseline's eta (`Study.eta`)."""
+    """Adds the combined reward, of all runs with the baseline's eta (`Study.eta`).
+
+    An evaluation has computed it with the eta that its command names, or else with that of the first run evaluated, in
+    whose place the same eta as in training is taken.
+    """
+    kl_of = [(study.metrics, "kl"), (study.final, "kl")]
+    names_eta = study.runs["evaluation"].str.contains("--kl_coef", regex=False).any()
+    if {"combined_reward", "task_reward", "chain_kl"} <= {*study.held_out} and not names_eta:
+        kl_of.append((study.held_out, "chain_kl"))
     eta_of_run = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
-    for frame in (study.metrics, study.final):
+    for frame, kl in kl_of:
         eta = study.eta
         if eta is None:
-            eta = eta_of_run.reindex(pd.MultiIndex.from_frame(frame[RUN])).to_numpy()
+            # The base's KL is 0.
+            eta = eta_of_run.reindex(pd.MultiIndex.from_frame(frame[RUN])).fillna(0).to_numpy()
         earned = frame["task_reward"]
         if TEAM in frame:
             earned = earned + frame[TEAM].fillna(0)
-        frame["combined_reward"] = earned - eta * frame["kl"]
+        frame["combined_reward"] = earned - eta * frame[kl]
     return study
 
 

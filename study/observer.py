@@ -274,9 +274,7 @@ def command_line(
                 )
             print(f"{name}: {text(coupling(Path(name), kind, args.queries))}")
             continue
-        config, _ = load(
-            kind.config, default, [*flags, *([f"--model.name={name}"] if name else [])]
-        )
+        config = load(kind.config, default, [*flags, *([f"--model.name={name}"] if name else [])])
         task = kind.make_task(config, kind.held_out_rows(config, args.split))
         chosen = {
             **wordings,

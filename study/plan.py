@@ -19,6 +19,7 @@ from cory.cli.load import load
 from cory.cli.messages import YAML, explained, nearest, similar_file
 from cory.config import Config
 from cory.errors import UserError
+from cory.evaluation.agents import agent_folders
 from cory.provenance.models import model_identity
 from cory.resume.differences import FREE, differences, in_words
 from cory.tasks.config import OWN
@@ -29,9 +30,10 @@ from study.records import flat, read
 # Keys that came after results had been measured, and the value at which they change nothing. There they
 # are no part of a run's hash, so that the rows of earlier versions still count.
 LATER_KEYS: dict[str, Any] = {"sampling.cache": "dynamic"}
-# Of the checkout, with its scripts and configurations.
+# Keys that do not change what is trained, but what is measured of it.
+MEASURES = {"task.metrics", "task.extract", "task.accepts"}
 FIRST_RUN = "first_run.json"  # of a folder of results: see `study/check_results.py`
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent  # the checkout, with its scripts and configurations
 
 
 @dataclass
@@ -132,14 +134,16 @@ class Planned:
     def key(self) -> str:
         """A hash of what decides on its numbers: the settings, and the content of local models, data and rewards.
 
-        It is the same on every machine. The code's version is no part of it, nor is a key of `LATER_KEYS`.
+        It is the same on every machine. The code's version is no part of it, nor is a key of `LATER_KEYS`, or one of
+        `MEASURES` that is not set.
         """
-        free = FREE - {"iterations"}
+        free = FREE - {"iterations"} - MEASURES
         decisive = {
             key: self._content(value)
             for key, value in flat(self.settings).items()
             if key not in free and key.split(".")[0] not in free
             if key not in LATER_KEYS or value != LATER_KEYS[key]
+            if key not in MEASURES or value
         }
         return hashlib.sha256(
             json.dumps(decisive, sort_keys=True, default=str).encode()
@@ -158,8 +162,8 @@ class Planned:
         except UserError:  # a built-in model that is not made yet
             return value
         path = (self.cwd or Path()) / name
-        # A name such as `train` may happen to be that of a folder, too.
-        if "/" not in name and "." not in name:
+        # A name such as `train` may happen to be that of a folder, too, and so may a stop text such as `.`.
+        if ("/" not in name and "." not in name) or path.name in ("", "..") or name == ".":
             return value
         identity = _identity(path)
         return value if identity is None else identity + colon + function
@@ -193,6 +197,14 @@ class Planned:
                 "Name another folder with --runs, or remove that one"
             )
         return "finished" if finished else "begun"
+
+    def check_agents(self) -> None:
+        """Raises a UserError if the run, which is finished, has no agents that could be evaluated."""
+        if not agent_folders(self.folder):
+            raise UserError(
+                f"{self.folder}: expected a run with its agents, to evaluate them, got one that has none, as after "
+                "--discard-agents. Name another folder with --runs, or remove that one, to train it again"
+            )
 
     def _changed_files(self, recorded: dict[str, Any]) -> Iterator[str]:
         """What has changed since a run of these settings recorded it: rewards, data, and the folders of its models."""
@@ -270,6 +282,8 @@ def read_experiment(path: Path) -> Experiment:
         experiment = Experiment(**vars(parser.instantiate(parser.parse_path(str(path)))))
     except (ArgumentError, OSError, TypeError, UnicodeError) as error:
         raise UserError(f"{path}: {_explained(error)}") from None
+    if not experiment.scales:
+        raise UserError(f"{path}: scales: expected at least one, got none")
     for label, runs in experiment.runs.items():
         for scale in runs.at:
             if scale not in experiment.scales:
@@ -346,6 +360,13 @@ def plan(
                 planned += list(_plan_runs(experiment, scale_name, label, changes, runs))
             except UserError as error:
                 raise UserError(f"runs.{label}: {error}") from None
+    if not planned:
+        raise UserError(
+            f"scale: expected one at which the experiment has runs, got {scale_name!r}, which none has in its `at`"
+        )
+    names = {name for item in planned for name in (item.of.name, item.label)}
+    if experiment.baseline and experiment.baseline not in names:
+        raise UserError(f"baseline: expected one of {sorted(names)}, got {experiment.baseline!r}")
     return _in_folders_of_their_own(planned)
 
 
@@ -428,10 +449,9 @@ def _text(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value in a folder's name: of a path its last part, of a list or a block a hash."""
-    if isinstance(value, (list, dict)):
-        return _hash(value)
-    return Path(_text(value)).name
+    """A value in a folder's name: of a path its last part, of a list, a block or a long text a hash."""
+    name = Path(_text(value)).name
+    return _hash(value) if isinstance(value, (list, dict)) or len(name) > 60 else name
 
 
 def _hash(value: Any) -> str:
@@ -439,9 +459,11 @@ def _hash(value: Any) -> str:
 
 
 def _get(settings: dict[str, Any], key: str) -> Any:
+    """A setting by its dotted key; an empty mapping where there is none, which the parser then refuses by name."""
+    value: Any = settings
     for part in key.split("."):
-        settings = settings.get(part, {})
-    return settings
+        value = value.get(part, {}) if isinstance(value, dict) else {}
+    return value
 
 
 def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
@@ -468,14 +490,14 @@ def _config(script: str, file: str, *flags: str) -> Config:
             raise UserError(
                 f"script: expected a script of the checkout, or cory.train, got {script!r}"
             )
-        return load(OWN.config, None, ["--config", file, *flags])[0]
+        return load(OWN.config, None, ["--config", file, *flags])
     checkout_file(script, "script")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     path = checkout_file(file, "config")
     kind = kind_of_script(script)
     single_agent = Path(script).stem == "ppo"
-    return load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)[0]
+    return load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)
 
 
 @cache
@@ -484,5 +506,5 @@ def _fingerprint(file: str, *flags: str) -> dict[str, Any]:
 
     The files of its rewards are run, as they are to train.
     """
-    config = load(OWN.config, None, ["--config", file, *flags])[0]
+    config = load(OWN.config, None, ["--config", file, *flags])
     return OWN.make_task(config).fingerprint()

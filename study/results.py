@@ -11,6 +11,7 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ from study.records import read
 
 if TYPE_CHECKING:
     from study.frame import Study
+
+
+REFUSED = 2  # the exit status of a command that cannot do what it was asked for
 
 
 @dataclass
@@ -221,7 +225,7 @@ class Results:
 
         runs = runs[[key for key in runs if key in FACTS or key in FINGERPRINT]]
         columns = described(
-            item.settings, item.of, item.over, self._is_baseline(item), self._varied()
+            item.settings, item.of, item.over, self._is_baseline(item), self._varied
         )
         columns |= {"experiment": self.experiment, "scale": self.scale, "key": item.key()}
         return runs.assign(**columns, evaluation=self.evaluation)
@@ -229,6 +233,7 @@ class Results:
     def _is_baseline(self, item: Planned) -> bool:
         return self.baseline in (item.of.name, item.label)
 
+    @cached_property
     def _varied(self) -> list[str]:
         """The keys of the settings in which the experiment's groups differ."""
         from study.groups import varying
@@ -243,7 +248,9 @@ class Results:
 
         Rows of other runs go, which `check_rows` has refused before.
         """
-        from study.frame import BASE, Run, join, runs_of, write_study
+        import pandas as pd
+
+        from study.frame import BASE, Run, join, runs_of, with_combined_reward, write_study
 
         study = join(parts)
         before = self.study()
@@ -260,25 +267,46 @@ class Results:
             if recorded_of.get(run) == (item.key(), self.evaluation):
                 kept.append(run)
         self.out.mkdir(parents=True, exist_ok=True)
-        write_study(study.of_runs(kept), self.out)
+        study = study.of_runs(kept)
+        # Rows of before have the columns of the plan as it is now.
+        described = [
+            self._complete(study.runs[[run == of for of in runs_of(study.runs)]], planned[run])
+            for run in kept
+            if run in planned
+        ]
+        study.runs = pd.concat(described, ignore_index=True) if described else study.runs
+        write_study(with_combined_reward(study), self.out)
         self.rows = rows_in([self.out]) + [row for row in self.rows if row.folder != self.out]
 
     def _evaluate(self, item: Planned) -> list[dict[str, Any]]:
         """The rows of a run's evaluation.
 
         All runs are evaluated into one folder, so that the base answers once. An evaluation goes on with further models
-        if its first one stays the same, so that one is always named.
+        if its first one stays the same, so that one is always named. Where it refuses, as after a change of its options
+        or of the reward, another one is begun.
 
         Raises:
             UserError: the script failed.
         """
         models = self._models(item)
-        if not models:
+        status = self._run_evaluation(models, item) if models else REFUSED
+        if status == REFUSED and self.evaluations.exists():
             number = 1
             while Path(f"{self.evaluations}-older-{number}").exists():
                 number += 1
             self.evaluations.rename(f"{self.evaluations}-older-{number}")
-            models = [str(item.folder)]
+            status = self._run_evaluation([str(item.folder)], item)
+        if status:
+            raise UserError(
+                f"{self.evaluation}: failed with status {status}, see {item.folder}.log"
+            )
+        rows: list[dict[str, Any]] = json.loads(
+            (self.evaluations / "evaluation.json").read_text("utf-8")
+        )["rows"]
+        return rows
+
+    def _run_evaluation(self, models: Sequence[str], item: Planned) -> int:
+        """Evaluates runs, with the output in the log of one of them. Returns the exit status."""
         script, *options = shlex.split(self.evaluation)
         command = [*start(script), *models, *options, "--output", str(self.evaluations)]
         with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
@@ -289,14 +317,7 @@ class Results:
                 stderr=log,
                 preexec_fn=die_with_parent,
             )
-        if done.returncode:
-            raise UserError(
-                f"{self.evaluation}: failed with status {done.returncode}, see {item.folder}.log"
-            )
-        rows: list[dict[str, Any]] = json.loads(
-            (self.evaluations / "evaluation.json").read_text("utf-8")
-        )["rows"]
-        return rows
+        return done.returncode
 
     def is_needed(self, item: Planned) -> bool:
         """Whether a run's agents are needed by the evaluation of further runs, as it is their first."""

@@ -181,14 +181,17 @@ def table(description: str) -> str:
     """
     from study.markdown import markdown_table
 
-    kind, source, options = _parsed(description)
+    try:
+        kind, source, options = _parsed(description)
+    except ValueError as error:  # such as a quotation mark that is not closed
+        raise UserError(f"table {description!r}: {error}") from None
     if kind not in KINDS or not source:
         raise UserError(
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
     try:
         return markdown_table(KINDS[kind](source, **options))
-    except (TypeError, LookupError) as error:
+    except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from accelerate import PartialState
 from matplotlib.figure import Figure
 from PIL import Image
 from transformers import (
@@ -48,6 +49,12 @@ def sentences(n: int) -> list[str]:
         " ".join(WORDS[i] for i in torch.randint(len(WORDS), (m,), generator=generator).tolist())
         for m in lengths
     ]
+
+
+@pytest.fixture(autouse=True)
+def cpu():
+    """What a test makes without naming a device is on the CPU, also where there is a GPU."""
+    PartialState(cpu=True).device = torch.device("cpu")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -555,7 +555,7 @@ def test_runs_without_an_output_get_folders_of_their_own(config, tmp_path, monke
 
 
 def test_agents_that_do_not_match_the_configuration(config):
-    agents = make_agents(config, num_agents=1)
+    agents = make_agents(config)[:1]
     with refuses(r"cory.num_agents: expected the number of agents, 1, got 2"):
         CoryTrainer(config, agents, Task.from_prompts(sentences(8), len, PROMPTS))
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.cli.load import as_config, load
+from cory.cli.load import as_config, load, read_command_line
 from cory.config import AgentConfig, Config, HubConfig, LoraConfig, ModelConfig, PPOConfig, keys
 from cory.errors import UserError
 from cory.tasks.config import OwnConfig
@@ -72,7 +72,7 @@ def test_both_scripts_read_a_file_and_differ_in_the_number_of_agents_alone(path)
     "name", ["llama2_7b", "llama2_13b", "llama2_7b_lr1e-4", "llama2_13b_lr1e-4"]
 )
 def test_llama_configs_have_the_values_of_table_2(name):
-    config, _ = load(Gsm8kConfig, ROOT / f"configs/gsm8k/{name}.yaml", [])
+    config = load(Gsm8kConfig, ROOT / f"configs/gsm8k/{name}.yaml", [])
     expected = TABLE_1 | {
         "learning_rate": 1e-4 if name.endswith("_lr1e-4") else 1e-5, "batch_size": 32, "mini_batch_size": 2,
         "gradient_accumulation_steps": 16, "init_kl_coef": 0.01,
@@ -84,7 +84,7 @@ def test_llama_configs_have_the_values_of_table_2(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2_large", "gpt2_xl"])
 def test_paper_configs_have_the_values_of_table_1(name):
-    config, _ = load(ImdbConfig, ROOT / f"configs/imdb/{name}.yaml", [])
+    config = load(ImdbConfig, ROOT / f"configs/imdb/{name}.yaml", [])
     assert {key: getattr(config.ppo, key) for key in TABLE_1} == TABLE_1
     assert config.iterations == 100 and config.ppo.kl_penalty == "full"
     assert config.cory.exchange_period == 5
@@ -92,7 +92,7 @@ def test_paper_configs_have_the_values_of_table_1(name):
 
 
 def test_published_code_has_the_values_of_the_authors_code():
-    config, _ = load(ImdbConfig, ROOT / "configs/imdb/published_code.yaml", [])
+    config = load(ImdbConfig, ROOT / "configs/imdb/published_code.yaml", [])
     assert (
         config.cory.reset_every == config.cory.exchange_period == 5
         and config.ppo.reward_scaling
@@ -104,7 +104,7 @@ def test_published_code_has_the_values_of_the_authors_code():
 
 
 def test_published_utilities_have_their_values():
-    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/published_code.yaml", [])
+    config = load(Gsm8kConfig, ROOT / "configs/gsm8k/published_code.yaml", [])
     ppo, sampling = config.ppo, config.sampling
     assert (ppo.ppo_epochs, ppo.learning_rate, ppo.init_kl_coef, ppo.adaptive_kl) == (
         1,
@@ -116,7 +116,7 @@ def test_published_utilities_have_their_values():
     assert config.task.observer_prompt.endswith(
         "Question: {prompt}\nReference: {response}\nAnswer:"
     )
-    llama, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b.yaml", [])
+    llama = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b.yaml", [])
     assert (
         config.task.pioneer_prompt.split() == llama.task.pioneer_prompt.split()
         and config.model == llama.model
@@ -125,7 +125,7 @@ def test_published_utilities_have_their_values():
 
 def test_flags_override_the_file():
     path = ROOT / "configs/imdb/tiny.yaml"
-    config, _ = load(
+    config = load(
         ImdbConfig,
         CONFIGS[0],
         ["--config", str(path), "--ppo.batch_size", "128", "--task.split", "test"],
@@ -269,13 +269,16 @@ def test_ppo_trains_the_first_agent_alone_whatever_the_file_says(tmp_path):
     path.write_text(
         "cory: {num_agents: 2, chain_length: 3}\nagents: [{learning_rate: 0.5}, {learning_rate: 0.25}]\n"
     )
-    config, name = load(
-        ImdbConfig, None, ["--config", str(path)], prefix="imdb_ppo", single_agent=True
-    )
-    assert (config.cory.num_agents, config.cory.num_roles, name) == (1, 1, "imdb_ppo_three")
+    argv = ["--config", str(path)]
+    line = read_command_line(ImdbConfig, None, argv, prefix="imdb_ppo", single_agent=True)
+    config = line.config
+    assert (config.cory.num_agents, config.cory.num_roles) == (1, 1)
     assert config.agents == [AgentConfig(learning_rate=0.5)]
-    cory, name = load(ImdbConfig, None, ["--config", str(path)], prefix="imdb_cory")
-    assert (cory.cory.num_agents, cory.cory.num_roles, name) == (2, 3, "imdb_cory_three")
+    assert (line.setting, line.changed) == ("imdb_ppo_three", {})
+    line = read_command_line(ImdbConfig, None, argv, prefix="imdb_cory")
+    config = line.config
+    assert (config.cory.num_agents, config.cory.num_roles) == (2, 3)
+    assert line.setting == "imdb_cory_three"
 
 
 @pytest.mark.parametrize(("key", "value"), [("num_agents", "2"), ("chain_length", "2")])
@@ -294,7 +297,7 @@ def test_a_complete_file_is_read_by_the_script_that_printed_it(script, tmp_path)
     """As config.yaml of a run is."""
     settings = printed(script, "--seed", "3")
     task, name = script.removesuffix(".py").split("_train/")
-    config, _ = load(
+    config = load(
         {"imdb": ImdbConfig, "gsm8k": Gsm8kConfig}[task],
         ROOT / f"configs/{task}/tiny.yaml",
         ["--seed", "3"],
@@ -326,10 +329,10 @@ def test_texts_of_roles_that_look_like_yaml_stay_texts(tmp_path):
     path = tmp_path / "roles.yaml"
     settings = {"cory": {"num_agents": 3}, "roles": [{"prompt": text} for text in prompts]}
     path.write_text(yaml.safe_dump(settings))
-    config, _ = load(OwnConfig, path, [])
+    config = load(OwnConfig, path, [])
     assert [role.prompt for role in config.roles] == prompts
     entries = f"--roles={json.dumps(settings['roles'])}"
-    config, _ = load(OwnConfig, path, ["--cory.num_agents=3", entries])
+    config = load(OwnConfig, path, ["--cory.num_agents=3", entries])
     assert [role.prompt for role in config.roles] == prompts
 
 
@@ -345,6 +348,9 @@ def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
     assert second.model == ModelConfig("partner", revision=None, dtype="bfloat16")
     assert (second.ppo.learning_rate, second.lora.rank) == (config.ppo.learning_rate, 0)
     assert config.model == model and config.lora.rank == 4
+    # Another name has no revision of the common one; the same name has.
+    config.agents = [AgentConfig(model={"name": "policy"}), AgentConfig()]
+    assert config.of_agent(0).model == model
 
     # As config.yaml of a run has it.
     assert replace(config, agents=asdict(config)["agents"]) == config
@@ -430,6 +436,22 @@ def test_the_file_with_the_bad_value_is_named(tmp_path):
     files = ["--config", str(tmp_path / "bad.yaml"), "--config", str(tmp_path / "good.yaml")]
     with pytest.raises(UserError, match=r"bad\.yaml: seed"):
         load(ImdbConfig, None, files)
+    (tmp_path / "bad.yaml").write_text("seed: -1\n")
+    with pytest.raises(
+        UserError, match=r"bad\.yaml: seed: expected"
+    ):  # a flag does not mend a file
+        load(ImdbConfig, None, [*files[:2], "--seed", "0"])
+
+
+def test_quantized_agents_may_have_adapters_of_their_own():
+    model = ModelConfig("policy", quantization="4bit")
+    config = Config(model=model, agents=[{"lora": {"rank": 8}}, {"lora": {"rank": 8}}])
+    config.check()
+    config.agents = [AgentConfig(lora={"rank": 8}), AgentConfig()]
+    with pytest.raises(
+        UserError, match=r"agents\[1\].model.quantization: expected lora.rank above"
+    ):
+        config.check()
 
 
 def test_help_documents_every_key_and_print_config_prints_them():
@@ -451,8 +473,8 @@ def test_help_documents_every_key_and_print_config_prints_them():
 
 
 def test_a_boolean_flag_alone_means_true():
-    assert load(ImdbConfig, None, ["--overwrite", "--iterations", "3"])[0].overwrite is True
-    assert load(ImdbConfig, None, ["--overwrite", "false"])[0].overwrite is False
+    assert load(ImdbConfig, None, ["--overwrite", "--iterations", "3"]).overwrite is True
+    assert load(ImdbConfig, None, ["--overwrite", "false"]).overwrite is False
 
 
 @pytest.mark.parametrize(
@@ -461,12 +483,12 @@ def test_a_boolean_flag_alone_means_true():
 )
 def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains):
     """Of a whole file, too, as a run's config.yaml is: it says `auto`, as the command line did."""
-    config, _ = load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm])
+    config = load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm])
     assert config.chains_per_query == chains
     assert as_config(ImdbConfig, asdict(config), Path("config.yaml")) == config
     assert (
-        load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm, "--group_size", "2"])[
-            0
-        ].chains_per_query
+        load(
+            ImdbConfig, CONFIGS[0], ["--algorithm", algorithm, "--group_size", "2"]
+        ).chains_per_query
         == 2
     )

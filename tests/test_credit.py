@@ -51,7 +51,7 @@ def test_a_team_reward_comes_on_top_of_what_any_mode_says():
     r1 = torch.tensor([1.0, 2.0])
     r2 = torch.tensor([10.0, 20.0, 30.0, 50.0])
     team = torch.tensor([0.0, 100.0, 200.0, 400.0])
-    unread = [torch.zeros(2), torch.tensor([1.0, 1.0, 2.0, 2.0])]
+    unread = [torch.tensor([1.0, 1.0, 2.0, 2.0])]
     first = {
         "collective": [16.0, 42.0],
         "mean": [8.0, 21.0],

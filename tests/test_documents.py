@@ -134,7 +134,7 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
     argv = [word for word in argv if word not in ("RUN", "--print_config")]
     argv = [str(ROOT / word) if word.startswith("configs/") else word for word in argv]
     monkeypatch.chdir(tmp_path)
-    config, _ = load(*TRAINING[script], argv, single_agent=script.endswith("ppo.py"))
+    config = load(*TRAINING[script], argv, single_agent=script.endswith("ppo.py"))
     assert config.iterations > 0
     if count > 1:
         monkeypatch.setattr(distributed, "world_size", lambda: count)

@@ -245,8 +245,8 @@ def test_without_knowledge_transfer_a_role_has_no_prompt_of_its_own(config):
 def test_a_single_agent_takes_the_first_role(config, tmp_path):
     path = tmp_path / "two.yaml"
     path.write_text("branches: 2\nroles: [{name: writer}, {name: critic, stop: [a]}]\n")
-    two, _ = load(Config, path, [])
-    one, _ = load(Config, path, [], single_agent=True)
+    two = load(Config, path, [])
+    one = load(Config, path, [], single_agent=True)
     assert [role.name for role in two.roles] == ["writer", "critic"] and two.branches == 2
     assert [role.name for role in one.roles] == ["writer"] and one.branches == 1
     config = replace(config, cory=CoryConfig(num_agents=1), roles=one.roles)

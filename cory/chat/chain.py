@@ -128,8 +128,8 @@ class Chain:
         return [*self.bases, *roles]
 
     def exchange(self) -> None:
-        """Rotates the order by one role, as a role exchange does (Eq. 5)."""
-        self.order = [*self.order[1:], self.order[0]]
+        """Moves each role on to the next agent, as a role exchange does (Eq. 5)."""
+        self.order = [1 + number % len(self.agents) for number in self.order]
 
     def forget(self) -> None:
         """Frees the models, which are loaded again when they are needed: after an interruption they may be in parts."""
@@ -185,15 +185,19 @@ class Chain:
             if isinstance(row, dict) and self.prompt_column in row:
                 row.setdefault("prompt", row[self.prompt_column])
             if isinstance(row, dict) and "prompt" in row:
-                return self.columns | row
+                return self.columns | row | {"prompt": self._as_prompt(row["prompt"])}
         place = self.rows.get(_on_one_line(query))
         if place is not None:
             dataset, index = place
             return self.columns | dataset[index]
+        return self.columns | {"prompt": self._as_prompt(query)}
+
+    def _as_prompt(self, query: Any) -> Any:
+        """A query as the run's data have them: a text is the last of their chat messages, if they are such."""
         first = self.task.dataset[0]["prompt"]
-        if isinstance(first, list):
-            return {**self.columns, "prompt": [*first[:-1], {**first[-1], "content": query}]}
-        return {**self.columns, "prompt": query}
+        if isinstance(query, str) and isinstance(first, list):
+            return [*first[:-1], {**first[-1], "content": query}]
+        return query
 
     def read_besides(self, query: str) -> dict[str, Any]:
         """The columns that the prompts name besides the query, as far as `query` has them."""
@@ -217,11 +221,16 @@ class Chain:
             self.columns[name] = text
             return
         try:
-            self.columns[name] = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError):
+            value = None
+        if isinstance(example, float) and type(value) is int:
+            value = float(value)
+        if type(value) is not type(example):
             raise UserError(
                 f"set {name}: expected a value like {json.dumps(example)}, got {text!r}"
-            ) from None
+            )
+        self.columns[name] = value
 
     def _remedy(self, missing: Sequence[str]) -> str:
         """How a query gets columns that it lacks."""

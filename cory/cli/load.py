@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # What a run's config.yaml holds beside its settings.
 BESIDE_SETTINGS = ("versions", "fingerprint", "changes")
-SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 C = TypeVar("C", bound=Config)
 
 
@@ -55,13 +54,11 @@ class CommandLine(Generic[C]):
 def load(
     config_class: type[C],
     default: Path | None,
-    argv: Sequence[str] | None = None,
-    prefix: str = "",
+    argv: Sequence[str],
     single_agent: bool = False,
-) -> tuple[C, str]:
-    """The settings of a command line, and a name for them; see `read_command_line`."""
-    line = read_command_line(config_class, default, argv, prefix, single_agent)
-    return line.config, line.setting
+) -> C:
+    """The settings of a command line; see `read_command_line`."""
+    return read_command_line(config_class, default, argv, single_agent=single_agent).config
 
 
 def read_command_line(
@@ -114,25 +111,21 @@ def read_command_line(
             )
         argv = ["--config", files[0], *argv]
     of_files = [word for file in files for word in ("--config", file)]
-    if single_agent:
-        argv += SINGLE_AGENT
-        of_files += SINGLE_AGENT
 
     from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
 
     parser = _parser(config_class)
     try:
+        before = _parse(config_class, parser, of_files)
         config = _parse(config_class, parser, argv)
         if single_agent:
+            _keep_single_agent(before)
             _keep_single_agent(config)
         config.check()
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)
         raise UserError(file + _explained(error, config_class)) from None
 
-    before = _parse(config_class, parser, of_files)
-    if single_agent:
-        _keep_single_agent(before)
     changed = dict(_changed_keys(before, config))
     return CommandLine(config, _setting_name(files, prefix), changed)
 
@@ -169,6 +162,7 @@ def _check_block(file: Path, block: yaml.MappingNode) -> None:
 
 def _keep_single_agent(config: Config) -> None:
     """Leaves the first agent, in the first role, of a chain's settings."""
+    config.cory = replace(config.cory, num_agents=1, chain_length=None)
     config.agents = config.agents[:1]
     config.roles = config.roles[:1]
     config.branches = 1
@@ -239,7 +233,7 @@ def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:
 def _check_single_agent(chosen: argparse.Namespace) -> None:
     for key in ("num_agents", "chain_length"):
         value = getattr(chosen, key)
-        if value not in (None, "1"):
+        if value not in (None, "null", "1"):
             raise UserError(
                 f"cory.{key}: expected 1, as this script trains a single agent, got {value}"
             )

@@ -109,6 +109,8 @@ def explained(message: str, keys: Sequence[str]) -> str:
     if match := re.match(r'Parser key "([\w.]+)": Unable to load config .([^"\']*)', message):
         example = next((key for key in keys if key.startswith(f"{match[1]}.")), match[1])
         return f"{match[1]}: expected a block of settings, such as --{example}, got {match[2]!r}"
+    if match := re.match(r'Parser key "([\w.]+)": .*NestedArg\(key=\'([\w.]+)\'', message):
+        return _unknown_key(f"{match[1]}.{match[2]}", keys)  # such as --seed.x
     if match := re.match(r'Parser key "([\w.]+)": (Does not validate.*|Expected a .*)', message):
         return _wrong_type(match[1], match[2])
     return message

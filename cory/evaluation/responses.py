@@ -1,6 +1,6 @@
 """Answers to prompts, with their KL to a base, and their rewards in a task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import SamplingConfig
 from cory.errors import UserError
+from cory.learners.head import WHOLE, limit
 from cory.metrics import full_kl
 from cory.models import window
 from cory.models.sampling import (
@@ -72,9 +73,10 @@ def respond(
 ) -> Responses:
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
-    Batches hold prompts of similar length; the random numbers depend on `seed` alone. KL is to
-    `base`, or where that is None to the model with its adapters off, under the same prompt; without
-    `kl` it, `base_nll` and `log_ratios` are 0.
+    Batches hold prompts of similar length, at most `batch_size`, and with `kl` no more than whose
+    logits (rows, max_new_tokens, vocabulary) are `WHOLE`. KL is to `base`, or where that is None to
+    the model with its adapters off, under the same prompt; without `kl` it, `base_nll` and
+    `log_ratios` are 0.
 
     Raises a UserError: a prompt is too long for the model, or model and base differ in their
     vocabulary.
@@ -104,6 +106,9 @@ def respond(
         log_ratios=[[]] * count,
     )
     is_turn = are_turns(prompts, chat_template)
+    if kl:
+        row = sampling.max_new_tokens * model.config.get_text_config().vocab_size
+        batch_size = max(1, min(batch_size, limit(WHOLE, model.device) // row))
     by_length = sorted(range(count), key=lambda i: lengths[i])
     for start in range(0, count, batch_size):
         batch = by_length[start : start + batch_size]
@@ -118,42 +123,58 @@ def respond(
             generator,
             logits,
         )
-        if kl and base is not model:
+        for i, response in zip(batch, responses, strict=True):
+            result.completions[i] = plain_text(tokenizer, response, sampling.stop, is_turn)
+            result.tokens[i] = len(response)
+            result.token_texts[i] = token_texts(tokenizer, response)
+            result.log_ratios[i] = [0.0] * len(response)
+        if not kl:
+            continue
+        base_logits = None
+        if base is not model:
             with model.disable_adapter() if base is None else nullcontext():
                 base_logits = window.response_logits(
                     base or model, query_ids, responses, pad_token(tokenizer)
                 )
-
-        # What stays on the device until the batch is done, so that the program waits for it once.
-        kls: list[torch.Tensor] = []
-        base_nlls: list[torch.Tensor] = []
-        log_ratios: list[torch.Tensor] = []
-        for row, (i, response) in enumerate(zip(batch, responses, strict=True)):
-            result.completions[i] = plain_text(tokenizer, response, sampling.stop, is_turn)
-            result.tokens[i] = len(response)
-            result.token_texts[i] = token_texts(tokenizer, response)
-            if not kl:
-                result.log_ratios[i] = [0.0] * len(response)
-                continue
-            # A response at a time, as a processor's cache holds one's vocabulary, not a batch's.
-            logprobs = torch.stack(logits[row]).float().log_softmax(-1)
-            base_logprobs = logprobs
-            if base is not model:
-                base_logprobs = base_logits[row, : len(response)].float().log_softmax(-1)
-            tokens = to_device(response, logprobs.device)[:, None]
-            of_tokens = logprobs.gather(-1, tokens)[:, 0]
-            base_of_tokens = base_logprobs.gather(-1, tokens)[:, 0]
-            kls.append(full_kl(logprobs, base_logprobs).sum())
-            base_nlls.append(-base_of_tokens.sum())
-            log_ratios.append(of_tokens - base_of_tokens)
-        if kl:
-            numbers = torch.cat([torch.stack([*kls, *base_nlls]), *log_ratios]).cpu()
-            parts = numbers.split([len(batch), len(batch), *map(len, log_ratios)])
-            for row, i in enumerate(batch):
-                result.kl[i] = parts[0][row].item()
-                result.base_nll[i] = parts[1][row].item()
-                result.log_ratios[i] = rounded(parts[2 + row])
+        distances = _distances(responses, logits, base_logits)
+        for i, (kl_of, base_nll, log_ratios) in zip(batch, distances, strict=True):
+            result.kl[i] = kl_of
+            result.base_nll[i] = base_nll
+            result.log_ratios[i] = log_ratios
     return result
+
+
+def _distances(
+    responses: Sequence[torch.Tensor],
+    logits: Sequence[Sequence[torch.Tensor]],
+    base_logits: torch.Tensor | None,
+) -> Iterator[tuple[float, float, list[float]]]:
+    """Each response's KL to the base, its negative log-likelihood under it, and its tokens' log(pi / pi_0), in nats.
+
+    Args:
+        responses: token ids, (T_i,).
+        logits: of each response, T_i of (V,).
+        base_logits: (B, max T_i, V); None: the base is the model itself.
+    """
+    kls: list[torch.Tensor] = []
+    base_nlls: list[torch.Tensor] = []
+    log_ratios: list[torch.Tensor] = []
+    # A response at a time, as a processor's cache holds one's vocabulary, not a batch's.
+    for row, response in enumerate(responses):
+        logprobs = torch.stack(list(logits[row])).float().log_softmax(-1)
+        base_logprobs = logprobs
+        if base_logits is not None:
+            base_logprobs = base_logits[row, : len(response)].float().log_softmax(-1)
+        tokens = to_device(response, logprobs.device)[:, None]
+        of_tokens = logprobs.gather(-1, tokens)[:, 0]
+        base_of_tokens = base_logprobs.gather(-1, tokens)[:, 0]
+        kls.append(full_kl(logprobs, base_logprobs).sum())
+        base_nlls.append(-base_of_tokens.sum())
+        log_ratios.append(of_tokens - base_of_tokens)
+    # One tensor leaves the device, so that the program waits for it once a batch.
+    numbers = torch.cat([torch.stack([*kls, *base_nlls]), *log_ratios]).cpu()
+    kl, base_nll, *ratios = numbers.split([len(kls), len(kls), *map(len, log_ratios)])
+    return zip(kl.tolist(), base_nll.tolist(), map(rounded, ratios), strict=True)
 
 
 def reply(

@@ -17,7 +17,6 @@ from cory.models.families import check_model
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.sampling import sample
-from cory.models.static import check_static
 from cory.parallel import distributed, sharding
 
 
@@ -59,12 +58,9 @@ class Frozen:
             return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
 
     def check_model(self, samples: bool) -> None:
-        """Raises a UserError if the policy is not right in padded batches, or cannot sample with
-        `sampling.cache`. See `families.check_model`, `check_static`."""
+        """Raises a UserError if the policy is not right in padded batches; see `families.check_model`."""
         with self._as_base(), sharding.gathered(self.policy, self.config.parallel.gather):
             check_model(self.policy, self.tokenizer, samples)
-        if self.config.sampling.cache == "static":
-            check_static(self.policy, self.device)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Nothing: there is no learning rate."""

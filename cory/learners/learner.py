@@ -42,7 +42,6 @@ from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.sampling import pad_token, sample
 from cory.models.shared import share_prompts
-from cory.models.static import check_static
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import to_device
@@ -161,13 +160,10 @@ class Learner(ABC):
             return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
 
     def check_model(self, samples: bool) -> None:
-        """Raises a UserError if the policy is not right in padded batches, or cannot sample with
-        `sampling.cache`. See `families.check_model`, `check_static`."""
+        """Raises a UserError if the policy is not right in padded batches; see `families.check_model`."""
         self.model.eval()
         with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
             check_model(self.policy, self.tokenizer, samples)
-        if self.config.sampling.cache == "static":
-            check_static(self.policy, self.device)
 
     def update(
         self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator
@@ -395,18 +391,6 @@ class Learner(ABC):
         row = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
         return max(1, min(self.micro_batch, head.limit(head.CHUNK, batch.input_ids.device) // row))
 
-    def _micro_batches(
-        self, batch: Window, indices: Sequence[int]
-    ) -> list[tuple[list[int], Window]]:
-        """Splits rows of the batch into micro-batches of at most `micro_batch` rows: the indices of
-        each, and its window.
-
-        Rows are sorted by length, then by index, so that a split does not depend on their order.
-        """
-        return [
-            (chunk, batch.select(chunk)) for chunk in batch.by_length(self.micro_batch, indices)
-        ]
-
     def _evaluate(self, batch: Window, keep: bool) -> tuple[OldPolicy, ForwardPass | None]:
         """The batch under the current policy, and its KL to the reference.
 
@@ -513,8 +497,9 @@ class Learner(ABC):
             / distributed.world_size()
         )
         sums = torch.zeros((), device=batch.input_ids.device)
-        micro_batches = self._micro_batches(batch, indices)
-        for number, (micro_indices, micro_batch) in enumerate(micro_batches):
+        micro_batches = list(batch.by_length(self.micro_batch, indices))
+        for number, micro_indices in enumerate(micro_batches):
+            micro_batch = batch.select(micro_indices)
             # Several processes exchange gradients once per step.
             exchange = last and number + 1 == len(micro_batches)
             with nullcontext() if exchange else self.accelerator.no_sync(self.model):

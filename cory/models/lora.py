@@ -113,8 +113,12 @@ def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> 
     if not is_main():
         return False
     if merge and isinstance(policy, PeftModel):
-        # A copy: merging and unmerging in place would leave rounding errors in the base.
-        policy = copy.deepcopy(policy).merge_and_unload(adapter_names=[name])
+        # A copy: merging and unmerging in place would leave rounding errors in the base. In the host's memory, as a
+        # GPU may have no room for a second base.
+        device = policy.device
+        merged = copy.deepcopy(policy.cpu()).merge_and_unload(adapter_names=[name])
+        policy.to(device)
+        policy = merged
     if not isinstance(policy, PeftModel):
         with quiet():
             policy.save_pretrained(folder, state_dict=weights)

@@ -1,6 +1,7 @@
 """Sampling responses: from token ids to token ids, in one batch, and their text."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -52,11 +53,9 @@ def encode(
         expected = "a tokenizer with a chat template, as the prompts are chat messages"
         raise UserError(f"model.name: expected {expected}, got {name!r}")
     options = chat_template if isinstance(chat_template, Mapping) else {}
+    words = re.findall(r"\w+", tokenizer.get_chat_template())
     for key in options:  # a template ignores what it does not know
-        is_read = key in tokenizer.get_chat_template() and key not in (
-            "messages",
-            "add_generation_prompt",
-        )
+        is_read = key in words and key not in ("messages", "add_generation_prompt")
         expect(is_read, "model.chat_template", f"options that {name}'s template reads", key)
 
     texts = []
@@ -162,12 +161,10 @@ def sample(
 ) -> list[torch.Tensor]:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
-    Draws what `model.generate` would, with less work: a prompt that several queries share is read
-    once, what prompts begin with in common, too (`read_stems`), and rows that have ended leave the
-    batch. That changes logits in their last bits, as does a static cache (`settings.cache`,
-    `static.py`). A model that remembers more than keys and
-    values, such as Mamba, is run by `generate`, which knows its cache; the tokens are drawn here
-    all the same.
+    Draws what `model.generate` would, with less work: what prompts have in common is read once, and
+    rows that have ended leave the batch. That changes logits in their last bits, as does a static
+    cache (`settings.cache`, `static.py`). A model that remembers more than keys and values, such as
+    Mamba, is run by `generate`, which knows its cache; the tokens are drawn here all the same.
 
     Queries and responses are 1-d tensors of token ids on the CPU. The program waits for the device
     once per token, to learn which responses have ended. Each ends with its first end token, with
@@ -178,35 +175,17 @@ def sample(
     """
     if settings.cache == "static":
         check_family(model)
-    device = device_of(model)
     prompts = [tuple(query.tolist()) for query in queries]
-    # A prompt that several queries share is read once; `copies` has the row of each query's.
-    row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-    copies = [row_of_prompt[prompt] for prompt in prompts]
-    distinct = list(row_of_prompt)
-    ids, mask = padded(distinct, pad_token(tokenizer), device)
-    width = ids.shape[1]
-
     ends = end_tokens(model) if ends is None else ends
-    stopping = Stopping(tokenizer, width, ends, settings.stop)
+    stopping = Stopping(tokenizer, max(map(len, prompts)), ends, settings.stop)
     warp = warpers(settings)
     if not keeps_keys_and_values(model):
+        ids, mask = padded(prompts, pad_token(tokenizer), device_of(model))
         drawing = Drawing(warp, generator, seen, stopping)
-        return _sample_by_generate(
-            model, ids[copies], mask[copies], max_new_tokens, drawing, stopping
-        )
+        return _sample_by_generate(model, ids, mask, max_new_tokens, drawing, stopping)
 
-    begun = read_stems(model, distinct, pad_token(tokenizer))
     texts: Texts | StaticTexts
-    if begun is None:
-        texts = unread(model, ids, mask, [len(prompt) < width for prompt in distinct])
-    else:
-        texts = with_stems_read(model, begun, ids)
-    logits = texts.read()
-    if len(distinct) < len(queries):
-        # Prompts have been read: from here on there is a row for each query.
-        texts.select(copies)
-        logits = logits[to_device(torch.tensor(copies), device)]
+    texts, logits = _read_prompts(model, prompts, pad_token(tokenizer))
     if settings.cache == "static":
         # Room for the longest response of any batch: each length of the cache is compiled anew.
         texts = StaticTexts(texts, max(max_new_tokens, settings.max_new_tokens))
@@ -235,6 +214,29 @@ def sample(
             rows = [rows[index] for index in kept]
             texts.select(kept)
         logits = texts.read()
+
+
+def _read_prompts(
+    model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad: int
+) -> tuple[Texts, torch.Tensor]:
+    """Reads prompts, each one that several rows share once, and what they begin with in common, too (`read_stems`).
+
+    Returns texts with a row for each prompt, and the logits after it, (prompts, vocabulary).
+    """
+    row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+    distinct = list(row_of_prompt)
+    ids, mask = padded(distinct, pad, device_of(model))
+    begun = read_stems(model, distinct, pad)
+    if begun is None:
+        texts = unread(model, ids, mask, [len(prompt) < ids.shape[1] for prompt in distinct])
+    else:
+        texts = with_stems_read(model, begun, ids)
+    logits = texts.read()
+    if len(distinct) < len(prompts):
+        copies = [row_of_prompt[prompt] for prompt in prompts]
+        texts.select(copies)
+        logits = logits[to_device(torch.tensor(copies), logits.device)]
+    return texts, logits
 
 
 class Stopping(StoppingCriteria):

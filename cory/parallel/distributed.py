@@ -66,13 +66,13 @@ def start(device: torch.device, offload: bool = False) -> None:
     Call this before any other use of accelerate, or each process takes itself for the only one.
     `offload`: sums over shards in the host's memory are made there.
 
-    Raises a UserError if this process has begun on another kind of device.
+    Raises a UserError if this process is one of several and has begun on another kind of device.
     """
     backend: dict[str, Any] = {}
     if offload and device.type == "cuda" and "RANK" in os.environ:
         backend = {"backend": "cuda:nccl,cpu:gloo"}
     state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT, **backend)
-    if state.device.type != device.type:
+    if state.num_processes > 1 and state.device.type != device.type:
         raise UserError(
             f"device: expected {state.device}, which this process uses already, got {str(device)!r}"
         )

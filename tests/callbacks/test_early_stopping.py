@@ -156,7 +156,7 @@ def test_resuming_the_best_agents_names_what_can_be_done(
     assert resume == f"To continue the run: --resume {run}"
     flags = shlex.split(new.partition("agents: ")[2])
     monkeypatch.chdir(run.parent)
-    restarted = load(OwnConfig, None, flags)[0]
+    restarted = load(OwnConfig, None, flags)
     assert [restarted.of_agent(index).model.name for index in range(agents)] == [
         str(best / f"agent_{index + 1}") for index in range(agents)
     ]

@@ -28,6 +28,7 @@ from cory.evaluation.responses import respond
 from cory.models.load import attach, load_policy
 from cory.prompts import RolePrompts
 from cory.report.escape import printable
+from cory.schedule import RoleSchedule
 from cory.task import Task
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.own import make_task
@@ -273,6 +274,28 @@ def test_columns_that_prompts_name_can_be_set_too(train):
         assert chain.row(QUERY) == {"prompt": QUERY, "year": 2001} and len(chain.ask(QUERY)) == 3
 
 
+def test_a_column_keeps_its_type(train):
+    prompt = "{response} {prompt} {year} {stars}"
+    run = train(columns={"year": 1999, "stars": 4.5}, observer_prompt=prompt)
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        for value in ("true", "[1, 2]", "null", '"1999"', "1999.5"):
+            with pytest.raises(UserError, match="set year: expected a value like 1999, got "):
+                chain.set_column("year", value)
+        chain.set_column("stars", "4")
+        assert chain.columns == {"stars": 4.0} and type(chain.columns["stars"]) is float
+
+
+@pytest.mark.parametrize(("agents", "roles"), [(1, 2), (2, 2), (2, 3), (3, 2), (3, 3)])
+def test_exchanges_are_those_of_training(train, agents, roles):
+    cory = CoryConfig(num_agents=agents, chain_length=roles)
+    run = train(cory=cory)
+    schedule = RoleSchedule(agents, period=1, length=roles)
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        for k in range(5):
+            assert [number - 1 for number in chain.order] == list(schedule.order(k))
+            chain.exchange()
+
+
 def test_other_prompts_than_those_of_the_run_can_be_tried(train):
     run = train()
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
@@ -311,7 +334,9 @@ def test_chat_prompts_keep_their_system_message(train, policy_folder, tmp_path, 
     ]
     run = train(prompts, reward="letters", model=ModelConfig(str(folder)))
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
-        assert chain.row(QUERY)["prompt"] == [prompts[0][0], {"role": "user", "content": QUERY}]
+        messages = [prompts[0][0], {"role": "user", "content": QUERY}]
+        assert chain.row(QUERY)["prompt"] == messages
+        assert chain.row(json.dumps({"prompt": QUERY}))["prompt"] == messages
         assert len(chain.ask(QUERY)) == 3
 
 

@@ -22,6 +22,7 @@ from cory.evaluation.responses import respond
 from cory.evaluation.rows import table_rows
 from cory.evaluation.settings import EvaluationConfig
 from cory.models import load
+from cory.models.sampling import sample
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -118,6 +119,19 @@ def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
         break
     else:
         raise AssertionError("no response to compare")
+
+
+def test_batches_are_as_small_as_their_logits_need(policy_folder, held_out, monkeypatch):
+    model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
+    sizes = []
+    monkeypatch.setattr(
+        responses, "sample", lambda *args: sizes.append(len(args[2])) or sample(*args)
+    )
+    prompts = held_out.dataset["prompt"][:5]
+    monkeypatch.setattr(responses, "WHOLE", {"cpu": 2 * 3 * model.config.vocab_size})
+    respond(model, model, tokenizer, prompts, SamplingConfig(3, 3))
+    respond(model, model, tokenizer, prompts, SamplingConfig(3, 3), kl=False)
+    assert sizes == [2, 2, 1, 5]
 
 
 def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path, monkeypatch):

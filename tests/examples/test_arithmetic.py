@@ -45,7 +45,7 @@ def test_held_out_sums_are_not_trained_on_and_make_a_task(tmp_path, monkeypatch)
         r["prompt"] for r in test
     }
     monkeypatch.chdir(ROOT)
-    config, _ = load(OwnConfig, EXAMPLE / "sums.yaml", ["--task.dataset", str(tmp_path)])
+    config = load(OwnConfig, EXAMPLE / "sums.yaml", ["--task.dataset", str(tmp_path)])
     task = make_task(config)
     columns = task.dataset[:1]
     assert task.render(1, columns, [[" 1."]]) == [

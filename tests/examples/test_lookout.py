@@ -78,7 +78,7 @@ def test_a_run(world, tmp_path, monkeypatch, credit):
     }
     flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8, "device": "cpu", "cory.credit": credit}
     argv = [f"--{key}={value}" for key, value in flags.items()]
-    config, _ = load(OwnConfig, EXAMPLE / "lookout.yaml", argv)
+    config = load(OwnConfig, EXAMPLE / "lookout.yaml", argv)
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     assert {row["role"] for row in run.history} == {"pioneer", "observer"}
     assert "| x | 1 | " in imported("table").table([run.folder])

@@ -45,9 +45,7 @@ def read(folder, split):
 
 def settings(world, name, **flags):
     flags = {"task.dataset": world, "model.name": world / "model", "device": "cpu"} | flags
-    config, _ = load(
-        OwnConfig, EXAMPLE / name, [f"--{key}={value}" for key, value in flags.items()]
-    )
+    config = load(OwnConfig, EXAMPLE / name, [f"--{key}={value}" for key, value in flags.items()])
     return config
 
 

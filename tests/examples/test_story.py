@@ -57,7 +57,7 @@ def settings(world, name, **flags):
         "ppo.mini_batch_size": 4,
     } | flags
     argv = [f"--{key}={value}" for key, value in flags.items()]
-    config, _ = load(OwnConfig, EXAMPLE / name, argv)
+    config = load(OwnConfig, EXAMPLE / name, argv)
     return config
 
 

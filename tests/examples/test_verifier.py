@@ -54,7 +54,7 @@ def settings(world, name, **flags):
         "ppo.mini_batch_size": 6,
     } | flags
     argv = [f"--{key}={value}" for key, value in flags.items()]
-    config, _ = load(OwnConfig, EXAMPLE / name, argv)
+    config = load(OwnConfig, EXAMPLE / name, argv)
     return config
 
 

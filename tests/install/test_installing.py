@@ -96,10 +96,10 @@ def test_shipped_configurations_are_named_as_in_a_checkout(site_packages, tmp_pa
 def test_a_file_of_the_current_folder_comes_before_a_shipped_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = ["--config=configs/imdb/tiny.yaml"]
-    assert load(ImdbConfig, None, argv)[0].model.name == "tiny"
+    assert load(ImdbConfig, None, argv).model.name == "tiny"
     (tmp_path / "configs/imdb").mkdir(parents=True)
     (tmp_path / "configs/imdb/tiny.yaml").write_text("iterations: 7\n")
-    assert load(ImdbConfig, None, argv)[0].iterations == 7
+    assert load(ImdbConfig, None, argv).iterations == 7
     argv = ["--config", "configs/imdb/none.yaml"]
     with pytest.raises(UserError, match="expected an existing YAML file"):
         load(ImdbConfig, None, argv)

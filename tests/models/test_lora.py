@@ -250,7 +250,7 @@ def test_target_modules_that_match_nothing(config):
 
 
 def test_target_modules_are_those_asked_for(config):
-    (agent,) = make_agents(lora(config, target_modules=["c_fc", "c_proj"]), num_agents=1)
+    agent = make_agents(lora(config, target_modules=["c_fc", "c_proj"]))[0]
     assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapters(agent)} == {
         "c_fc",
         "c_proj",

@@ -6,14 +6,51 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
 from test_resume import count_good, make_trainer, outcome, same, spoil
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ParallelConfig
 from cory.errors import UserError
-from cory.parallel.devices import at_the_same_time
+from cory.parallel.devices import at_the_same_time, configure
+from cory.run import clock
 
 DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
+
+
+def test_a_process_that_began_on_a_gpu_goes_on_on_the_cpu(config, monkeypatch):
+    """As in a notebook. What accelerate chooses by itself is the GPU, where there is one."""
+    before = dict(PartialState._shared_state)
+    try:
+        PartialState._reset_state()
+        monkeypatch.setattr(PartialState, "default_device", torch.device("cuda"))
+        assert PartialState().device.type == "cuda"
+        (agent, _) = make_agents(config)
+        assert agent.learner.accelerator.device.type == "cpu"
+    finally:
+        PartialState._reset_state()
+        PartialState._shared_state.update(before)
+
+
+def test_attention_on_a_gpu_is_not_cudnns():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    configure(torch.device("cpu"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_only_gpus_in_use_are_asked(monkeypatch):
+    waited_for = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited_for.append)
+    seconds = {}
+    with clock.timed(seconds, "generate"):
+        pass
+    assert waited_for == []  # on a machine with GPUs, too, none of which is used
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", [2**20, 0, 3 * 2**20].__getitem__)
+    with clock.timed(seconds, "generate"):
+        pass
+    assert waited_for == [0, 2] and clock.peak_memory_mb() == 3
 
 
 def with_devices(config, folder: Path):

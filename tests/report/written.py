@@ -10,7 +10,7 @@ from conftest import ROOT
 from cory.cli.load import load
 from imdb_train.config import ImdbConfig
 
-SETTINGS = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [])[0])
+SETTINGS = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", []))
 
 
 def write_lines(path: Path, rows) -> None:

@@ -72,8 +72,9 @@ def test_resuming_a_finished_run_changes_nothing(finished, capsys):
     config, folder = finished
     before = content(folder)
     for resume in (str(folder), str(folder / "checkpoints/iter-000004")):
-        run = make_trainer(replace(config, resume=resume)).train()
-        assert run.folder == folder and len(run.history) == 2 * 4
+        trainer = make_trainer(replace(config, resume=resume))
+        run = trainer.train()
+        assert run.folder == folder and len(run.history) == 2 * 4 and trainer.run is run
         assert "is finished: all 4 iterations are done" in capsys.readouterr().out
     make_trainer(replace(config, resume="auto", output=str(folder))).train()
     assert content(folder) == before
@@ -129,7 +130,7 @@ def test_a_guards_verdict_outlives_a_signal(one, capsys, tmp_path):  # noqa: F81
 def with_printed(config, what: str, said: str):
     """The settings with those that a message has printed."""
     command = re.search(rf"{what}: .*\(as flags: (.*)\)", said).group(1)
-    printed = load(OwnConfig, None, shlex.split(command))[0]
+    printed = load(OwnConfig, None, shlex.split(command))
     return replace(
         config, resume=printed.resume, iterations=printed.iterations, guards=printed.guards
     )

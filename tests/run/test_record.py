@@ -33,9 +33,9 @@ def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
 
 def test_texts_that_look_like_numbers_or_lines_stay_texts(tmp_path):
     flags = ["--sampling.stop", "['1e3', '\\n']", "--model.revision", "1234e56"]
-    config, _ = load(ImdbConfig, None, [*flags, "--task.observer_prompt", "a\x85b\u2028c\n d"])
+    config = load(ImdbConfig, None, [*flags, "--task.observer_prompt", "a\x85b\u2028c\n d"])
     (tmp_path / "config.yaml").write_text(yaml_text(asdict(config)), encoding="utf-8")
-    assert load(ImdbConfig, None, ["--config", str(tmp_path / "config.yaml")])[0] == config
+    assert load(ImdbConfig, None, ["--config", str(tmp_path / "config.yaml")]) == config
 
 
 def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch):

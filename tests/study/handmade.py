@@ -13,7 +13,7 @@ from study.frame import of_records
 from study.groups import find
 from study.records import read
 
-BASE = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], single_agent=True)[0])
+BASE = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], single_agent=True))
 
 
 def make_run(

@@ -313,6 +313,60 @@ def test_a_value_at_which_no_run_of_the_baseline_ended_has_no_difference(tmp_pat
     )
 
 
+def test_a_family_of_which_one_value_is_left_is_no_baseline_of_other_values(tmp_path):
+    """As where the others' runs failed, so that they have no rows."""
+    make_run(tmp_path / "p", 0, ppo__learning_rate=1e-5)
+    for rate in (1e-5, 1e-3):
+        make_run(tmp_path / f"c{rate}", 0, agents=2, ppo__learning_rate=rate)
+    study = compared(tmp_path, over="ppo.learning_rate", baseline="PPO")
+    assert row_of(ends(study), "CORY, learning_rate 1e-05")["difference"] == "+0.50"
+    assert row_of(ends(study), "CORY, learning_rate 0.001")["difference"] == ""
+    assert any("no run of the baseline PPO ended at this value" in note for note in caveats(study))
+
+
+def test_held_out_rewards_have_the_eta_of_training_unless_the_evaluation_names_one(tmp_path):
+    rows = [{"name": "base", "task_reward": 0.0, "chain_kl": 0.0, "combined_reward": 0.0}]
+    runs = {}
+    for number, eta in enumerate((0.03, 1.0)):
+        make_run(tmp_path / f"r/{number}", ppo__init_kl_coef=eta)
+        runs[f"{number}"] = (f"PPO, init_kl_coef {eta}", 0)
+        # as evaluated with the first one's
+        values = {"task_reward": 1.0, "chain_kl": 5.0, "combined_reward": 0.85}
+        rows.append({"name": f"{number}/agent_1", **values})
+    study = compared(tmp_path / "r", over="ppo.init_kl_coef")
+    study.held_out = held_out_rows(rows, runs)
+    write_study(study, tmp_path)
+    assert read_study(tmp_path).held_out["combined_reward"].tolist() == [0.0, 0.85, -4.0]
+    study.runs["evaluation"] = "imdb_train/evaluate.py --kl_coef 0.03"
+    write_study(study, tmp_path)
+    assert read_study(tmp_path).held_out["combined_reward"].tolist() == [0.0, 0.85, 0.85]
+
+
+def test_results_are_compared_with_another_baseline(tmp_path, capsys):
+    make_run(tmp_path / "r/ppo", reward=0.5)
+    make_run(tmp_path / "r/cory", agents=2)
+    write(compared(tmp_path / "r"), tmp_path / "results")
+    out = ["--out", str(tmp_path / "out")]
+    command_line([str(tmp_path / "results"), "--baseline", "CORY", *out])
+    assert "to CORY" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"--baseline: expected one of \['CORY', 'PPO'\], got 'no"):
+        command_line([str(tmp_path / "results"), "--baseline", "nobody", *out])
+    with pytest.raises(UserError, match="--over: expected null for a folder of results"):
+        command_line([str(tmp_path / "results"), "--over", "ppo.gamma", *out])
+    study = read_study(tmp_path / "results")
+    study.runs["baseline"] = False
+    with pytest.raises(UserError, match="baseline: expected a run of it that has ended"):
+        comparison_page(study, "", "", "")
+
+
+def test_settings_of_no_block_are_listed_too(tmp_path):
+    make_run(tmp_path / "a")
+    path = make_run(tmp_path / "b") / "config.yaml"
+    path.write_text(path.read_text().replace("algorithm: ppo", "algorithm: rloo"))
+    rows = settings(compared(tmp_path))
+    assert row_of(rows, "algorithm") == {"setting": "algorithm", "PPO": "ppo", "RLOO": "rloo"}
+
+
 def test_a_difference_of_single_seeds_has_no_interval(tmp_path):
     make_run(tmp_path / "p", 0, reward=1.0)
     make_run(tmp_path / "c", 0, agents=2, reward=0.25)

@@ -426,6 +426,37 @@ def test_what_the_user_must_name_is_asked_for(tmp_path):
         experiment.command_line([path, "--set", "seed", "--dry-run"])
     with pytest.raises(UserError, match="--jobs: expected at least 1, got 0"):
         experiment.command_line([path, "--jobs", "0"])
+    for key in ("seed.x", "ppo.batch_size.x"):
+        with pytest.raises(UserError, match=f"unknown key '{key}'"):
+            experiment.command_line([path, "--set", f"{key}=1", "--dry-run"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "scales:",
+            "baseline: nothing\nscales:",
+            r"baseline: expected one of \['PPO', 'no such policy'\]",
+        ),
+        (
+            "imdb_train/ppo.py,",
+            "imdb_train/ppo.py, at: {large: {}},",
+            "scale: expected one at which",
+        ),
+        ("scales:", "scales: {}\nothers:", "unknown key 'others'"),
+    ],
+)
+def test_an_experiment_that_compares_nothing_is_refused(tmp_path, old, new, message):
+    large = (
+        "  large: {config: configs/imdb/tiny.yaml, seeds: [0], minutes: {ppo: 6}, hardware: none}\n"
+    )
+    (tmp_path / "trial.yaml").write_text(ONE.replace(old, new) + large)
+    with pytest.raises(UserError, match=message):
+        experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
+    (tmp_path / "trial.yaml").write_text(ONE[: ONE.index("scales:")] + "scales: {}\n")
+    with pytest.raises(UserError, match="scales: expected at least one, got none"):
+        experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
 
 
 ONE = """
@@ -720,6 +751,16 @@ def test_the_hash_of_a_run_is_of_settings_and_of_what_is_in_models_and_data(tmp_
     one = key("one")
     assert key("copy") == one == key("one", output="elsewhere")
     assert len({one, key("one", weights="2"), key("one", seed=1), key("one", iterations=4)}) == 4
+    # What is measured counts, where it is set; texts that may be names of folders are texts.
+    rewards = tmp_path / "rewards.py"
+    keys = {one}
+    for text in ("1", "2"):
+        rewards.write_text(text)
+        keys.add(key("one", task={"metrics": [f"{rewards}:share"]}))
+    assert len(keys) == 3 and key("one", task={"metrics": []}) == one
+    stop = key("one", sampling={"stop": [".", "..", "/"]})
+    (tmp_path / "more.txt").write_text("")
+    assert key("one", sampling={"stop": [".", "..", "/"]}) == stop
 
 
 def test_rows_count_after_a_key_has_been_added(tmp_path, monkeypatch):
@@ -776,6 +817,95 @@ def test_agents_are_removed_if_asked(tmp_path, judged):
         "base",
         f"{judged[0].folder.name}/agent_1",
     ]
+
+
+def test_a_run_whose_agents_were_removed_is_not_evaluated_again(tmp_path, judged):
+    """Before, its evaluation failed, and the advice to repeat the command did not help."""
+    trial(tmp_path, "--discard-agents")
+    text = (tmp_path / "trial.yaml").read_text()
+    (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))
+    with pytest.raises(UserError, match=r"expected a run with its agents, .* --runs, or remove"):
+        trial(tmp_path, out="b")
+    assert not (tmp_path / "results/b").exists()
+
+
+def test_an_evaluation_with_other_options_is_begun_anew(tmp_path, judged):
+    picky = """
+import pathlib, sys
+mark = pathlib.Path(sys.argv[-1]) / "option.txt"
+if mark.exists() and mark.read_text() not in sys.argv:
+    sys.exit(2)
+"""
+    mark = "mark.write_text(option)\n"
+    (tmp_path / "judge.py").write_text(picky + JUDGE + mark)
+    trial(tmp_path)
+    text = (tmp_path / "trial.yaml").read_text()
+    (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))
+    trial(tmp_path, out="b")
+    assert len(list(csv.DictReader(open(tmp_path / "results/b/runs.csv")))) == 4
+    calls = [
+        (tmp_path / f"runs/tiny/trial-evaluation{older}/calls.txt").read_text().splitlines()
+        for older in ("-older-1", "")
+    ]
+    assert [len(lines) for lines in calls] == [4, 4]
+
+
+def test_rows_of_before_have_what_the_plan_says_now(tmp_path, judged):
+    """The baseline, and the settings in which groups differ."""
+    trial(tmp_path, "--seeds", "1")
+    text = (tmp_path / "trial.yaml").read_text()
+    (tmp_path / "trial.yaml").write_text(
+        text.replace("scales:", "  CORY: {script: imdb_train/cory.py}\nbaseline: CORY\nscales:")
+    )
+    planned = experiment.plan(
+        experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs"
+    )
+    for item in planned:
+        if item.label == "CORY":
+            make_ended(item)
+    trial(tmp_path)
+    rows = list(csv.DictReader(open(tmp_path / "results/a/runs.csv")))
+    assert {row["group"] for row in rows if row["baseline"] == "True"} == {
+        row["group"] for row in rows if row["family"] == "CORY"
+    }
+    assert all(row["cory.num_agents"] for row in rows)
+
+
+def test_texts_are_of_the_runs_whose_rows_they_stand_beside(tmp_path, judged):
+    trial(tmp_path)
+    for item in judged:  # as made again with --set, for another folder of results
+        path = item.folder / "config.yaml"
+        path.write_text(path.read_text().replace("gamma: 1.0", "gamma: 0.5"))
+    trial(tmp_path)
+    assert "The same queries" not in (tmp_path / "results/a/comparison.md").read_text()
+
+
+def test_experiments_into_one_folder_are_run_one_after_the_other(tmp_path, judged, monkeypatch):
+    write = experiment._write
+    refused = []
+
+    def while_another_writes(*args):
+        if not refused:
+            refused.append(1)
+            with pytest.raises(UserError, match="expected a folder that no other process is"):
+                trial(tmp_path, runs="others")
+        return write(*args)
+
+    monkeypatch.setattr(experiment, "_write", while_another_writes)
+    trial(tmp_path)
+    assert refused
+
+
+def test_a_long_text_is_no_folder_s_name(tmp_path):
+    prompt = "{prompt} Is it so that " + 40 * "a long text " + "{response}"
+    flags = f"flags: {{task.observer_prompt: {json.dumps(prompt)}}}"
+    (tmp_path / "trial.yaml").write_text(
+        SMALL.replace("{script: imdb_train/cory.py", "{script: imdb_train/cory.py, " + flags, 1)
+    )
+    planned = experiment.plan(
+        experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs"
+    )
+    assert all(len(item.folder.name) < 200 for item in planned)
 
 
 def test_agents_that_no_evaluation_judges_are_not_removed(tmp_path):

@@ -102,6 +102,8 @@ def test_an_excerpt_has_the_rows_of_the_page_of_results(here):
         ("held_out nowhere", "expected a folder of results, with a runs.csv"),
         ("held_out credit metrik=kl", "metrik"),
         ("held_out credit metric=kll", "kll"),
+        ("held_out credit metric='kl", "No closing quotation"),
+        ("at_equal_reward credit level=high", "high"),
         (
             "rivals credit chain='PPO: agent_1' rivals='causal: agent_3'",
             "no row of 'causal', 'agent_3'",

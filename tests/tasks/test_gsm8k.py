@@ -88,7 +88,7 @@ def test_gold_answer_without_a_number(tmp_path):
 
 
 def test_papers_prompts():
-    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", [])
+    config = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", [])
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
     start = (
         "Question: Shawn has five toys. For Christmas, he got two toys each from his mom and dad."
@@ -134,7 +134,7 @@ def _zero(prompts, completions):
 
 
 def test_generation_stops_early_at_a_stop_text(config, tokenizer):
-    agent = make_agents(config, num_agents=1)[0]
+    agent = make_agents(config)[0]
     letter = tokenizer("g")["input_ids"][0]
     bias = torch.zeros(len(tokenizer))
     bias[letter] = 100.0
@@ -160,6 +160,11 @@ def test_a_chat_template_is_given_its_options(tokenizer, monkeypatch):
             encode(tokenizer, ["good"], options)
             == tokenizer([text], add_special_tokens=False)["input_ids"]
         )
+    with pytest.raises(  # as a template's words go, not their parts
+        UserError,
+        match=r"model.chat_template: expected options that .* template reads, got 'thinking'",
+    ):
+        encode(tokenizer, ["good"], {"thinking": False})
     with pytest.raises(
         UserError,
         match=r"model.chat_template: expected options that .* template reads, got 'tokenize'",
@@ -185,7 +190,7 @@ def test_chat_template_puts_everything_into_one_turn(tokenizer):
 
 
 def test_greedy_is_the_likeliest_token(config, tokenizer):
-    agent = make_agents(config, num_agents=1)[0]
+    agent = make_agents(config)[0]
     query = torch.tensor(tokenizer("the film")["input_ids"])
     settings = SamplingConfig(8, 8, top_k=1)
     drawn = [
@@ -207,7 +212,7 @@ def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, m
         "--sampling.min_new_tokens=8", "--sampling.max_new_tokens=8", "--tracker=none", f"--output={tmp_path / 'run'}",
         "--ppo.batch_size=8", "--ppo.gradient_accumulation_steps=4", "--model.dtype=float32",
     ]  # fmt: skip
-    config, _ = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", argv)
+    config = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", argv)
     assert (config.model.quantization, config.ppo.mini_batch_size, config.lora.rank) == (
         "4bit",
         2,

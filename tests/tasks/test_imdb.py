@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from cory.agent import make_agents
-from cory.cli.load import load
+from cory.cli.load import load, read_command_line
 from cory.config import ModelConfig
 from cory.errors import UserError
 from cory.evaluation.rows import TITLES
@@ -154,7 +154,7 @@ def runs(policy_folder, classifier_folder, reviews, tmp_path_factory):
             f"--output={folder}/imdb_{method}_tiny",
             *flags(policy_folder, classifier_folder, reviews),
         ]
-        config, _ = load(
+        config = load(
             ImdbConfig, ROOT / "configs/imdb/tiny.yaml", argv, single_agent=method == "ppo"
         )
         CoryTrainer(config, make_agents(config), make_task(config)).train()
@@ -264,9 +264,10 @@ def test_sample_texts_cannot_act_as_markdown():
 
 def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
     """What a run records is `tiny`, not a folder of this machine."""
-    config, name = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], prefix="imdb_cory")
+    line = read_command_line(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], prefix="imdb_cory")
+    config = line.config
     assert (
-        name == "imdb_cory_tiny"
+        line.setting == "imdb_cory_tiny"
         and config.model.name == config.task.dataset == config.task.reward_model == "tiny"
     )
     assert (

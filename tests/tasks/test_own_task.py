@@ -15,7 +15,7 @@ from conftest import ROOT, sentences
 
 from cory.agent import make_agents
 from cory.callbacks.load import load_callbacks
-from cory.cli.load import as_config, load
+from cory.cli.load import as_config, load, read_command_line
 from cory.config import keys
 from cory.errors import UserError
 from cory.evaluation.folder import read_responses
@@ -681,8 +681,8 @@ def test_the_settings_of_the_page_are_read(here):
     (here / "praise.yaml").write_text(
         re.search(r"cat > praise.yaml <<'END'\n(.*?)END", page, re.DOTALL).group(1)
     )
-    config, name = load(OwnConfig, None, ["--config", "praise.yaml"])
-    assert name == "praise" and config.task.reward == "rewards.py:praise"
+    line = read_command_line(OwnConfig, None, ["--config", "praise.yaml"])
+    assert line.setting == "praise" and line.config.task.reward == "rewards.py:praise"
 
 
 # Experiments
