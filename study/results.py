@@ -154,7 +154,10 @@ class Results:
         return read_study(self.out) if (self.out / "runs.csv").exists() else None
 
     def take_recorded(self) -> None:
-        """Takes the rows of runs that other folders hold, or this one under another name, as this experiment's."""
+        """Takes the rows of runs that other folders hold, or this one under another name, as this experiment's.
+
+        All rows get the columns that follow from the plan as it is now.
+        """
         from study.frame import read_study
 
         sources: dict[Path, Study] = {}
@@ -166,8 +169,7 @@ class Results:
             if row.folder not in sources:
                 sources[row.folder] = read_study(row.folder)
             parts.append(self._renamed(sources[row.folder], row, item))
-        if parts:
-            self.write(parts)
+        self.write(parts)
 
     def _renamed(self, source: "Study", row: Row, item: Planned) -> "Study":
         """One run of another experiment under this one's names."""
@@ -252,12 +254,14 @@ class Results:
 
         from study.frame import BASE, Run, join, runs_of, with_combined_reward, write_study
 
-        study = join(parts)
         before = self.study()
         if before:
-            replaced = set(runs_of(study.runs))
+            replaced = {run for part in parts for run in runs_of(part.runs)}
             others = [run for run in runs_of(before.runs) if run not in replaced]
-            study = join([study, before.of_runs([(BASE, None), *others])])
+            parts = [*parts, before.of_runs([(BASE, None), *others])]
+        if not parts:
+            return
+        study = join(parts)
 
         recorded = zip(study.runs["key"], study.runs["evaluation"], strict=True)
         recorded_of = dict(zip(runs_of(study.runs), recorded, strict=True))
@@ -268,7 +272,6 @@ class Results:
                 kept.append(run)
         self.out.mkdir(parents=True, exist_ok=True)
         study = study.of_runs(kept)
-        # Rows of before have the columns of the plan as it is now.
         described = [
             self._complete(study.runs[[run == of for of in runs_of(study.runs)]], planned[run])
             for run in kept
