@@ -37,7 +37,7 @@ from cory.plural import counted
 from cory.provenance.models import is_local
 from cory.provenance.versions import versions
 from cory.resume.differences import differences
-from cory.run.output import locked, replace_text
+from cory.run.output import LOCK, locked, replace_text
 from study import ray_engine
 from study.compare import check_out, write
 from study.plan import ROOT, Experiment, Planned, plan, read_experiment
@@ -265,9 +265,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     for note in _other_versions(results):
         print(note, flush=True)
     check_out(out)
-    out.mkdir(parents=True, exist_ok=True)
 
-    with _alone(runs / scale, name), locked(out):
+    with _alone("--runs", runs / scale, f".{name}.lock"), _alone("--out", out, LOCK):
         results.check_rows()
         if not (out / "comparison.md").exists():  # which marks a folder of results
             replace_text(
@@ -485,15 +484,15 @@ def _other_versions(results: Results) -> list[str]:
 
 
 @contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
-    """Keeps another process from running the same experiment into the same folder, which is made."""
+def _alone(flag: str, folder: Path, lock: str) -> Iterator[None]:
+    """Keeps another process from the folder that a flag names, which is made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--runs: expected a folder that can be written, got {str(folder)!r} ({error})"
+            f"{flag}: expected a folder that can be written, got {str(folder)!r} ({error})"
         ) from None
-    with locked(folder, f".{name}.lock"):
+    with locked(folder, lock):
         yield
 
 
