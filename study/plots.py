@@ -70,7 +70,8 @@ def plot_curves(study: Study, path: Path) -> None:
 def _plot_curves_in_rows(study: Study, path: Path) -> None:
     """The same with a row for each of `panels`; what they are compared with is grey, the mean over its agents."""
     of_agent = labels(study)
-    first, *others = panels(study, study.groups)
+    with_metrics = set(study.metrics["group"])
+    first, *others = panels(study, [name for name in study.groups if name in with_metrics])
     figure, axes = plt.subplots(
         1 + len(others), len(CURVE_TITLES), figsize=(11, 0.7 + 1.7 * (1 + len(others))),
         layout="constrained", sharex=True, sharey="col", squeeze=False,

@@ -441,6 +441,15 @@ def test_small_multiples_have_the_baseline_first_and_a_panel_for_each_setting(
     assert second_panel[:2] == ["PPO, as above", "CORY, as above"]
 
 
+def test_groups_whose_metrics_were_not_kept_have_no_panel(tmp_path):
+    for k in range(plots.MOST_CURVES + 2):
+        make_run(tmp_path / f"r/{k}", ppo__learning_rate=1e-5 * (k + 1))
+    study = compared(tmp_path / "r", over="ppo.learning_rate")
+    study.metrics = study.metrics[study.metrics["group"] != study.groups[0]]
+    plots.plot_curves(study, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").exists()
+
+
 @pytest.mark.usefixtures("drawn_figures")
 def test_a_figure_of_many_metrics_has_several_rows_of_panels(tmp_path):
     metrics = {f"m{i}": f"m{i}" for i in range(8)}
