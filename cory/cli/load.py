@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 # What a run's config.yaml holds beside its settings.
 BESIDE_SETTINGS = ("versions", "fingerprint", "changes")
+SINGLE_AGENT = (
+    "--cory.num_agents=1",
+    "--cory.chain_length=null",
+)  # also in what --print_config shows
 C = TypeVar("C", bound=Config)
 
 
@@ -111,6 +115,9 @@ def read_command_line(
             )
         argv = ["--config", files[0], *argv]
     of_files = [word for file in files for word in ("--config", file)]
+    if single_agent:
+        argv += SINGLE_AGENT
+        of_files += SINGLE_AGENT
 
     from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
 
@@ -162,7 +169,6 @@ def _check_block(file: Path, block: yaml.MappingNode) -> None:
 
 def _keep_single_agent(config: Config) -> None:
     """Leaves the first agent, in the first role, of a chain's settings."""
-    config.cory = replace(config.cory, num_agents=1, chain_length=None)
     config.agents = config.agents[:1]
     config.roles = config.roles[:1]
     config.branches = 1
