@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from cory.plural import counted
-from study.frame import BASE, FACTS, LAST, METRICS, RUN, Study, last
+from study.frame import BASE, FACTS, LAST, METRICS, RUN, Study, last, runs_of
 from study.groups import DATA
 from study.intervals import Interval, difference, hypervolume, nondominated, over_seeds
 from study.records import natural, short_version
@@ -62,6 +62,21 @@ def ends(study: Study, metrics: Sequence[str] = tuple(METRICS)) -> Rows:
         if "combined_reward" in metrics:
             row["difference"] = _shown_difference(reward, name, base)
         rows.append(row | {"collapsed": f"{collapses[name].sum()} of {len(collapses[name])}"})
+    return rows
+
+
+def beginnings_and_ends(study: Study) -> Rows:
+    """By run: the means of its first ten iterations and of its last ten, and what ended it before its time."""
+    stopped_by = dict(zip(runs_of(study.runs), study.runs["stopped_by"], strict=True))
+    rows = []
+    for (name, seed), of_run in study.metrics.groupby(RUN, sort=False):
+        iterations = int(of_run["iteration"].max()) + 1
+        first = of_run[of_run["iteration"] < LAST]
+        ends = of_run[of_run["iteration"] >= iterations - LAST]
+        row = {"group": name, "seed": str(seed), "iterations": str(iterations)}
+        for metric in ("task_reward", "kl", "combined_reward"):
+            row[TITLES[metric]] = f"{first[metric].mean():.2f} to {ends[metric].mean():.2f}"
+        rows.append(row | {"ended by": stopped_by[name, int(seed)]})
     return rows
 
 

@@ -76,6 +76,15 @@ def training(
     return [row for row in rows if not groups or row["group"] in _listed(groups, "|")]
 
 
+def runs(source: str, groups: str = "") -> Rows:
+    """The beginning and the end of training, by run."""
+    from study import comparison
+    from study.frame import read_study
+
+    rows = comparison.beginnings_and_ends(read_study(ROOT / "results" / source))
+    return [row for row in rows if not groups or row["group"] in _listed(groups, "|")]
+
+
 def training_by_role(
     source: str, role: str = "", metrics: str = "task_reward,kl", groups: str = ""
 ) -> Rows:
@@ -160,6 +169,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "held_out_by_agent": held_out_by_agent,
     "rivals": rivals,
     "training": training,
+    "runs": runs,
     "training_by_role": training_by_role,
     "equal_reward": equal_reward,
     "pairs": pairs,

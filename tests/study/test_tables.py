@@ -95,6 +95,19 @@ def test_an_excerpt_has_the_rows_of_the_page_of_results(here):
         tables.command_line([])
 
 
+def test_runs_begin_and_end(here):
+    page = here / "README.md"
+    page.write_text('<!-- table: runs credit groups="PPO" -->\n<!-- end -->\n')
+    tables.command_line([])
+    row = next(line for line in page.read_text().splitlines() if line.startswith("| PPO | 0 |"))
+    metrics = read_study(ROOT / "results/imdb_credit").metrics
+    of_run = metrics[(metrics["group"] == "PPO") & (metrics["seed"] == 0)]
+    first, last = of_run.head(10), of_run.tail(10)
+    expected = ["task_reward", "kl", "combined_reward"]
+    cells = [f"{first[key].mean():.2f} to {last[key].mean():.2f}" for key in expected]
+    assert row == f"| PPO | 0 | {len(of_run)} | {' | '.join(cells)} |  |"
+
+
 @pytest.mark.parametrize(
     ("description", "message"),
     [
@@ -103,7 +116,7 @@ def test_an_excerpt_has_the_rows_of_the_page_of_results(here):
         ("held_out credit metrik=kl", "metrik"),
         ("held_out credit metric=kll", "kll"),
         ("held_out credit metric='kl", "No closing quotation"),
-        ("at_equal_reward credit level=high", "high"),
+        ("pairs credit pairs='causal:PPO' level=high", "could not convert string to float"),
         (
             "rivals credit chain='PPO: agent_1' rivals='causal: agent_3'",
             "no row of 'causal', 'agent_3'",
