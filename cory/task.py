@@ -1,5 +1,6 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
+import csv
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -42,8 +43,8 @@ def load_dataset(
     """One split of a dataset.
 
     Args:
-        name: Hub id, local file (parquet, json lines, csv), or local folder with files named after
-            their split.
+        name: Hub id, local file (parquet, json lines, csv, whose cells are texts), or local folder
+            with files named after their split.
         columns: the required ones. subset: configuration of a Hub dataset.
 
     Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
@@ -73,7 +74,8 @@ def load_dataset(
         }
     try:
         with quiet(datasets.utils.logging):
-            loaded = datasets.load_dataset(**arguments)
+            is_csv = arguments["path"] == "csv" and path.exists()
+            loaded = _read_csv(files) if is_csv else datasets.load_dataset(**arguments)
     except StopIteration:  # an empty file of JSON lines
         raise UserError(f"dataset: expected rows, got none in {name!r}") from None
     except Exception as error:  # every reader raises its own kind
@@ -89,6 +91,21 @@ def load_dataset(
                 f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}"
             )
     return loaded
+
+
+def _read_csv(files: Sequence[Path]) -> datasets.Dataset:
+    """The rows of CSV files. A cell is its text: 007 is no number, and NA not nothing."""
+    rows = []
+    for file in files:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines, strict=True)
+            for row in reader:
+                if None in row or None in row.values():
+                    raise ValueError(
+                        f"{file.name}, line {reader.line_num}: not as many cells as columns"
+                    )
+                rows.append(row)
+    return datasets.Dataset.from_list(rows)
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:

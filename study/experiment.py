@@ -464,12 +464,11 @@ def _disk(missing: Sequence[Planned], results: Results, runs: Path) -> str:
     existing = next(folder for folder in (runs, *runs.parents) if folder.exists())
     free = shutil.disk_usage(existing).free / 1e9
     taken = results.disk(missing) / 1e3
-    needed = (
-        "not known before the first run of each kind has ended"
-        if math.isnan(taken)
-        else f"{taken:.2f} GB"
-    )
-    return f"Disk: {needed}, and the checkpoints of the runs that train at the time; {free:.0f} GB are free."
+    if math.isnan(taken):
+        needed = "what the runs take is known once the first of each kind has ended"
+    else:
+        needed = f"{taken:.2f} GB, and the checkpoints of the runs that train at the time"
+    return f"Disk: {needed}; {free:.0f} GB are free."
 
 
 def _other_versions(results: Results) -> list[str]:

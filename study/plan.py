@@ -364,10 +364,23 @@ def plan(
         raise UserError(
             f"scale: expected one at which the experiment has runs, got {scale_name!r}, which none has in its `at`"
         )
+    _check_groups_differ(planned)
     names = {name for item in planned for name in (item.of.name, item.label)}
     if experiment.baseline and experiment.baseline not in names:
         raise UserError(f"baseline: expected one of {sorted(names)}, got {experiment.baseline!r}")
     return _in_folders_of_their_own(planned)
+
+
+def _check_groups_differ(planned: Sequence[Planned]) -> None:
+    """Raises a UserError if two groups would be the same runs."""
+    group_of: dict[str, str] = {}
+    for item in planned:
+        settings = json.dumps(item.settings, sort_keys=True, default=str)
+        group = group_of.setdefault(settings, item.of.name)
+        if group != item.of.name:
+            raise UserError(
+                f"runs: expected groups whose settings differ, got {group!r} and {item.of.name!r}, which are the same"
+            )
 
 
 def _in_folders_of_their_own(planned: Sequence[Planned]) -> list[Planned]:

@@ -229,7 +229,7 @@ def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cory.num_agents", dest="num_agents", nargs="?")
     parser.add_argument("--cory.chain_length", dest="chain_length", nargs="?")
     chosen, _ = parser.parse_known_args(argv)
-    if chosen.resume not in (None, "", "auto") and not Path(chosen.resume).exists():
+    if chosen.resume not in (None, "", "auto") and _run_of(chosen.resume) is None:
         raise UserError(
             f"resume: expected auto, or the folder of a run or of a checkpoint, got {chosen.resume!r}"
         )

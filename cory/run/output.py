@@ -163,6 +163,7 @@ def staged(folder: Path) -> Iterator[Path]:
     """
     with _partial_folder(folder / "new") as partial:
         yield partial
+        _as_other_files(partial)
         for path in sorted(partial.iterdir()):
             target = folder / path.name
             if path.is_dir() and target.exists():
@@ -197,6 +198,7 @@ def filled(target: Path) -> Iterator[Path]:
         ) from None
     with _partial_folder(target) as partial:
         yield partial
+        _as_other_files(partial)
         try:
             if target.exists():
                 # An empty one; elsewhere than on POSIX systems nothing is renamed onto it.
@@ -228,6 +230,13 @@ def _partial_folder(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         partial.with_name(f"{partial.name}{LOCK}").unlink(missing_ok=True)
+
+
+def _as_other_files(folder: Path) -> None:
+    """Lets others read weights as they may read other files; safetensors keeps them for their owner."""
+    mode = folder.stat().st_mode & 0o666
+    for weights in folder.rglob("*.safetensors"):
+        weights.chmod(mode)
 
 
 def _remove_dead(partial: Path) -> None:

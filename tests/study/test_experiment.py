@@ -896,6 +896,17 @@ def test_experiments_into_one_folder_are_run_one_after_the_other(tmp_path, judge
     assert refused
 
 
+def test_groups_of_the_same_runs_are_refused(tmp_path):
+    """Of a slip, a comparison would find no difference with certainty."""
+    flags = "{cory.num_agents: 1, ppo.batch_size: 8, ppo.mini_batch_size: 8}"
+    same = f"  CORY: {{script: imdb_train/cory.py, flags: {flags}}}\nscales:"
+    (tmp_path / "trial.yaml").write_text(ONE.replace("scales:", same))
+    with pytest.raises(
+        UserError, match="groups whose settings differ, got 'PPO' and 'CORY', which"
+    ):
+        experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
+
+
 def test_a_long_text_is_no_folder_s_name(tmp_path):
     prompt = "{prompt} Is it so that " + 40 * "a long text " + "{response}"
     flags = f"flags: {{task.observer_prompt: {json.dumps(prompt)}}}"

@@ -22,7 +22,7 @@ from cory.evaluation.folder import read_responses
 from cory.models.sampling import encode
 from cory.prompts import RolePrompts
 from cory.rewards import Reward, score
-from cory.task import Task
+from cory.task import Task, load_dataset
 from cory.tasks.config import OwnConfig, OwnTaskConfig
 from cory.tasks.own import held_out_rows, make_task
 from cory.tasks.python_files import PythonFiles
@@ -674,6 +674,16 @@ def test_settings_are_read_back_from_a_run(here):
 
     config = settings(reward=["rewards.py:good", "rewards.py:short"], reward_weights=[1.0, 0.5])
     assert as_config(OwnConfig, yaml.safe_load(yaml.safe_dump(asdict(config))), Path("x")) == config
+
+
+def test_cells_of_a_csv_file_are_texts(here):
+    (here / "p.csv").write_text('prompt,answer\nNA,007\n"a, b",\nnull,True\n')
+    rows = load_dataset("p.csv", "train", ["prompt", "answer"])
+    assert rows["prompt"][:] == ["NA", "a, b", "null"] and rows["answer"][:] == ["007", "", "True"]
+    for row in ("a", "a,b,c"):
+        (here / "p.csv").write_text(f"prompt,answer\na,b\n{row}\n")
+        with pytest.raises(UserError, match=r"p.csv, line 3: not as many cells as columns"):
+            load_dataset("p.csv", "train", ["prompt", "answer"])
 
 
 def test_the_settings_of_the_page_are_read(here):
