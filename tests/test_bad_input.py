@@ -380,8 +380,9 @@ def test_formats_that_are_read(tmp_path, ending):
 
 
 def test_reviews_that_are_no_texts(tokenizer, tmp_path):
-    (tmp_path / "train.csv").write_text("stars\n1\n2\n")
-    settings = ImdbTaskConfig(dataset=str(tmp_path / "train.csv"), text_column="stars", min_chars=0)
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"stars": 1}\n{"stars": 2}\n')
+    settings = ImdbTaskConfig(dataset=str(data), text_column="stars", min_chars=0)
     with refuses("task.text_column: expected texts, got 1 in row 1 of 'stars'"):
         queries(settings, "train", tokenizer, 0)
 
