@@ -19,7 +19,7 @@ from cory.cli.main import main
 from cory.errors import UserError
 from cory.resume import checkpoint
 from cory.run import folder
-from cory.run.output import new_folder
+from cory.run.output import filled, new_folder
 from cory.run.signals import Interrupted
 
 __all__ = ["ended", "finished", "held_out", "one", "whole"]  # fixtures
@@ -345,3 +345,12 @@ def test_an_empty_folder_is_no_model(tmp_path):
     (tmp_path / "model").mkdir()
     cached(tmp_path / "model", lambda partial: (partial / "config.json").write_text("{}"))
     assert only(tmp_path / "model") == {"config.json"}
+
+
+def test_others_may_read_weights_as_they_may_read_other_files(tmp_path):
+    with filled(tmp_path / "agent") as partial:
+        for name in ("model.safetensors", "config.json"):
+            (partial / name).write_text("")
+        (partial / "model.safetensors").chmod(0o600)  # as safetensors makes them
+    modes = {path.stat().st_mode for path in (tmp_path / "agent").iterdir()}
+    assert len(modes) == 1
