@@ -74,8 +74,10 @@ def load_dataset(
         }
     try:
         with quiet(datasets.utils.logging):
-            is_csv = arguments["path"] == "csv" and path.exists()
-            loaded = _read_csv(files) if is_csv else datasets.load_dataset(**arguments)
+            if path.exists() and arguments["path"] == "csv":
+                loaded = _read_csv(files)
+            else:
+                loaded = datasets.load_dataset(**arguments)
     except StopIteration:  # an empty file of JSON lines
         raise UserError(f"dataset: expected rows, got none in {name!r}") from None
     except Exception as error:  # every reader raises its own kind

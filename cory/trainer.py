@@ -349,7 +349,7 @@ class CoryTrainer:
     def _batch(self, k: int) -> Batch:
         """This process's part of the queries of iteration `k`, each as often as its group has chains."""
         config = self.config
-        queries = self.task.batch(k, self.config.queries_per_iteration, config.seed)
+        queries = self.task.batch(k, config.queries_per_iteration, config.seed)
         rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
         columns = {
             name: repeated(values, config.chains_per_query)[rows_of_process]

@@ -403,18 +403,13 @@ def _write(results: Results, experiment: Experiment, command: str) -> Path:
             f"no run has ended well; the output of the first one is in {results.planned[0].folder}.log"
         )
     in_study = set(study.runs["run"])  # a run of a later seed may have ended earlier
-    study.records = [
-        read(item.folder)
-        for item in results.planned
-        if item.folder.name in in_study and (item.folder / "summary.json").exists()
-    ]
-    # A row may be of another folder, or of a run that others of the same name have replaced.
-    settings_of = {item.folder: item.settings for item in results.planned}
-    study.records = [
-        record
-        for record in study.records
-        if not list(differences(record.settings, settings_of[record.folder]))
-    ]
+    for item in results.planned:
+        if item.folder.name not in in_study or not (item.folder / "summary.json").exists():
+            continue
+        record = read(item.folder)
+        # The row may have been made elsewhere, and the folder hold a run of other settings.
+        if not list(differences(record.settings, item.settings)):
+            study.records.append(record)
     return write(study, results.out, experiment.title, experiment.question, command)
 
 

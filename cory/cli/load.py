@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 # What a run's config.yaml holds beside its settings.
 BESIDE_SETTINGS = ("versions", "fingerprint", "changes")
-SINGLE_AGENT = (
-    "--cory.num_agents=1",
-    "--cory.chain_length=null",
-)  # also in what --print_config shows
+# As flags, so that --print_config shows them, too.
+SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 C = TypeVar("C", bound=Config)
 
 
