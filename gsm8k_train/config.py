@@ -2,10 +2,11 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from cory.config import Config, LoraConfig, PPOConfig, SamplingConfig, Settings
+from cory.evaluation.settings import EvaluationConfig
 from cory.tasks.kind import TaskKind
 from gsm8k_train import toy
 from gsm8k_train.toy import EXAMPLE
@@ -78,4 +79,23 @@ class Gsm8kConfig(Config):
         return toy.folder(name)
 
 
-GSM8K = TaskKind("gsm8k", Gsm8kConfig, "gsm8k_train.task")
+@dataclass
+class Gsm8kEvaluation(EvaluationConfig):
+    """See EvaluationConfig; by default all problems, eight samples and a greedy answer each.
+
+    Args:
+        queries: Number of problems, from the first. 0: all.
+        samples: Responses sampled for each problem.
+        ks: The k of pass@k, at most `samples`.
+        greedy: Also answer each problem once with the likeliest tokens.
+        batch_size: Responses that are sampled at a time.
+    """
+
+    queries: NonNegativeInt = 0
+    samples: PositiveInt = 8
+    ks: list[int] = Field(default_factory=lambda: [1, 2, 4, 8])
+    greedy: bool = True
+    batch_size: PositiveInt = 128
+
+
+GSM8K = TaskKind("gsm8k", Gsm8kConfig, "gsm8k_train.task", Gsm8kEvaluation)

@@ -17,37 +17,14 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
-from pydantic import Field, NonNegativeInt, PositiveInt
-from pydantic.dataclasses import dataclass
-
 from cory.cli.main import main
 from cory.evaluation.command import evaluate_command
-from cory.evaluation.settings import EvaluationConfig
 from gsm8k_train.config import GSM8K
 from study.report import write_report
 
 
-@dataclass
-class Gsm8kEvaluation(EvaluationConfig):
-    """See EvaluationConfig; by default all problems, eight samples and a greedy answer each.
-
-    Args:
-        queries: Number of problems, from the first. 0: all.
-        samples: Responses sampled for each problem.
-        ks: The k of pass@k, at most `samples`.
-        greedy: Also answer each problem once with the likeliest tokens.
-        batch_size: Responses that are sampled at a time.
-    """
-
-    queries: NonNegativeInt = 0
-    samples: PositiveInt = 8
-    ks: list[int] = Field(default_factory=lambda: [1, 2, 4, 8])
-    greedy: bool = True
-    batch_size: PositiveInt = 128
-
-
 def run() -> None:
-    evaluation = evaluate_command(GSM8K, Gsm8kEvaluation, __doc__)
+    evaluation = evaluate_command(GSM8K, __doc__)
     write_report(evaluation.folder)
 
 

@@ -16,13 +16,12 @@ if __name__ == "__main__":
 
 from cory.cli.main import main
 from cory.evaluation.command import evaluate_command
-from cory.evaluation.settings import EvaluationConfig
 from imdb_train.config import IMDB
 from study.report import write_report
 
 
 def run() -> None:
-    evaluation = evaluate_command(IMDB, EvaluationConfig, __doc__)
+    evaluation = evaluate_command(IMDB, __doc__)
     write_report(evaluation.folder)
 
 

@@ -14,16 +14,17 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from cory.cli.arguments import Verbatim
+from cory.cli.arguments import Verbatim, typed
 from cory.cli.load import load
 from cory.cli.messages import YAML, explained, nearest, similar_file
-from cory.config import Config
-from cory.errors import UserError
+from cory.config import Config, blocks, changed
+from cory.errors import UserError, one_of
 from cory.evaluation.agents import agent_folders
+from cory.evaluation.command import parse_settings
 from cory.provenance.models import model_identity
 from cory.resume.differences import FREE, differences, in_words
 from cory.tasks.config import OWN
-from cory.tasks.kind import kind_of_script
+from cory.tasks.kind import TaskKind, kind_of_script
 from study.groups import Group, group_name, is_about_several, value_of
 from study.records import flat, read
 
@@ -351,8 +352,6 @@ def plan(
             raise UserError(
                 f"scale {scale_name}: expected --set {key}=..., the name or folder to use, got none"
             )
-    if scale.evaluate and not is_module(judge := shlex.split(scale.evaluate)[0]):
-        checkout_file(judge, "evaluate")
     planned = []
     for label, runs_of_label in experiment.runs.items():
         if not runs_of_label.at or scale_name in runs_of_label.at:
@@ -368,6 +367,12 @@ def plan(
     names = {name for item in planned for name in (item.of.name, item.label)}
     if experiment.baseline and experiment.baseline not in names:
         raise UserError(f"baseline: expected one of {sorted(names)}, got {experiment.baseline!r}")
+    if scale.evaluate:
+        try:
+            trained = _kind(experiment.runs[planned[0].label].script)
+            _check_evaluation(shlex.split(scale.evaluate), planned[0], trained)
+        except UserError as error:
+            raise UserError(f"evaluate: {error}") from None
     return _in_folders_of_their_own(planned)
 
 
@@ -381,6 +386,32 @@ def _check_groups_differ(planned: Sequence[Planned]) -> None:
             raise UserError(
                 f"runs: expected groups whose settings differ, got {group!r} and {item.of.name!r}, which are the same"
             )
+
+
+def _check_evaluation(command: Sequence[str], run: Planned, trained: TaskKind[Any]) -> None:
+    """Raises a UserError if the evaluation of a run would refuse its options.
+
+    A script of the user's own is not asked.
+    """
+    script, *options = command
+    judge = None
+    if is_module(script):
+        one_of("script", ["cory.evaluation"], script)
+    else:
+        checkout_file(script, "script")
+        try:
+            judge = kind_of_script(script)
+        except UserError:
+            return
+    settings = parse_settings(judge, None, [str(run.folder), *options])
+    for name in ("task", "model", "sampling"):
+        block = blocks(trained.config)[name]
+        changed(block(**run.settings[name]), typed(block, getattr(settings, name)))
+
+
+def _kind(script: str) -> TaskKind[Any]:
+    """The kind of the task that a script, or cory.train, trains."""
+    return OWN if is_module(script) else kind_of_script(script)
 
 
 def _in_folders_of_their_own(planned: Sequence[Planned]) -> list[Planned]:

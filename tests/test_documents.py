@@ -32,8 +32,7 @@ from cory.prompts import RolePrompts
 from cory.run.jsonl import read_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer
-from gsm8k_train.config import Gsm8kConfig
-from gsm8k_train.evaluate import Gsm8kEvaluation
+from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation
 from imdb_train.config import ImdbConfig
 from study.experiment import command_line as experiment
 

@@ -13,11 +13,10 @@ import shlex
 
 from cory.cli.main import main
 from cory.evaluation.command import evaluate_command
-from cory.evaluation.settings import EvaluationConfig
 
 
 def run() -> None:
-    folder = evaluate_command(None, EvaluationConfig, __doc__).folder
+    folder = evaluate_command(None, __doc__).folder
     print(
         f"\nRows, responses and report.html are in {folder}; python -m study.report {shlex.quote(str(folder))} adds "
         "Markdown and a figure"

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from cory.cli.arguments import Arguments, typed
 from cory.cli.load import as_config
@@ -18,20 +18,15 @@ from cory.tasks.kind import TaskKind, kind_of_run
 if TYPE_CHECKING:
     from cory.evaluation.evaluate import Evaluation
 
-E = TypeVar("E", bound=EvaluationConfig)
 
-
-def evaluate_command(
-    kind: TaskKind[Any] | None, settings_class: type[E], doc: str | None
-) -> "Evaluation":
+def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> "Evaluation":
     """Evaluates the models on the command line.
 
     Args:
         kind: of the task. None: that of the first run.
-        settings_class: with the task's defaults.
         doc: the script's text, for `--help`.
     """
-    settings = parse_settings(settings_class, doc)
+    settings = parse_settings(kind, doc)
     run = first_run(settings.models)
     if kind is None:
         kind = _kind_of(run, settings.models)
@@ -45,14 +40,20 @@ def evaluate_command(
     return evaluate(settings.models, task, settings)
 
 
-def parse_settings(settings_class: type[E], description: str | None) -> E:
-    """The settings on the command line of an evaluation; those of `task` as texts, as the run's task is not known."""
+def parse_settings(
+    kind: TaskKind[Any] | None, description: str | None, argv: Sequence[str] | None = None
+) -> EvaluationConfig:
+    """The settings on the command line of an evaluation; those of `task` as texts, as the run's task is not known.
+
+    `kind` is that of the script, None that of the command for all tasks. `argv` None: the command line of the process.
+    """
+    settings_class = (kind and kind.evaluation) or EvaluationConfig
     parser = Arguments(description)
     parser.add_argument(
         "models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)"
     )
     parser.add_class_arguments(settings_class, skip={"models"})
-    settings = settings_class(**vars(parser.of()))
+    settings = settings_class(**vars(parser.of(argv)))
     settings.model = typed(ModelConfig, settings.model)
     settings.sampling = typed(SamplingConfig, settings.sampling)
     settings.check()

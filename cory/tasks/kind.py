@@ -28,6 +28,7 @@ from cory.run.record import read_settings
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from cory.evaluation.settings import EvaluationConfig
     from cory.task import Task
 
 GROUP = "cory.tasks"  # of the entry points
@@ -44,11 +45,13 @@ class TaskKind(Generic[C]):
         config: class of a run's settings.
         module: with the three functions below. It is imported when the first of them is called, as
             it may import torch.
+        evaluation: class of the settings of its evaluation; None: that of every task.
     """
 
     name: str
     config: type[C]
     module: str
+    evaluation: "type[EvaluationConfig] | None" = None
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
         """The task of a run, on `rows` or on those of training, with the run's roles; its `kind` is

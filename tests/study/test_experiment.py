@@ -332,7 +332,19 @@ def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
         ),
         (
             ("hardware:", "evaluate: imdb_train/eval.py, hardware:"),
-            "evaluate: expected a file 'imdb_train/eval.py'",
+            "evaluate: script: expected a file 'imdb_train/eval.py'",
+        ),
+        (
+            ("hardware:", "evaluate: imdb_train/evaluate.py --quries 8, hardware:"),
+            "evaluate: unknown key 'quries'. Did you mean 'queries'",
+        ),
+        (
+            ("hardware:", "evaluate: cory.evaluation --sampling.temprature 1, hardware:"),
+            "evaluate: sampling: .*temprature",
+        ),
+        (
+            ("hardware:", "evaluate: cory.evaluate --queries 8, hardware:"),
+            "evaluate: script: expected one of cory.evaluation, got 'cory.evaluate'",
         ),
         (
             ("flags: {cory", "at: {tyni: {seed: 1}}, flags: {cory"),

@@ -26,7 +26,7 @@ from cory.task import Task
 from cory.trainer import CoryTrainer
 from gsm8k_train import evaluate, toy
 from gsm8k_train.answers import correct, gold
-from gsm8k_train.config import Gsm8kConfig, Gsm8kTaskConfig
+from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation, Gsm8kTaskConfig
 from gsm8k_train.task import make_task, problems, rule_reward, unparseable
 from gsm8k_train.toy import EXAMPLE
 
@@ -288,10 +288,10 @@ def test_k_larger_than_n(monkeypatch):
     with pytest.raises(
         UserError, match=r"pass@k: expected k from 1 to the number of samples, 2, got 4"
     ):
-        evaluate.Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
+        Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
     for wrong in ({"batch_size": 0}, {"queries": -5}, {"samples": 0}):
         with pytest.raises(UserError, match="expected a number"):
-            evaluate.Gsm8kEvaluation(models=["x"], **wrong)
+            Gsm8kEvaluation(models=["x"], **wrong)
 
 
 def test_generated_problems_are_in_gsm8ks_form():
