@@ -182,4 +182,4 @@ def _blamed(function: RowFunction, error: Exception, rows: Columns) -> UserError
 
 def _where(function: RowFunction, row: int, rows: Columns) -> str:
     unit = function.unit
-    return f"in row {row + 1}, prompt {rows['prompts'][row]!r}, {unit} {rows[unit + 's'][row]!r}"
+    return f"in row {row + 1} of the batch, prompt {rows['prompts'][row]!r}, {unit} {rows[unit + 's'][row]!r}"

@@ -1,6 +1,7 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
 import csv
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -74,12 +75,10 @@ def load_dataset(
         }
     try:
         with quiet(datasets.utils.logging):
-            if path.exists() and arguments["path"] == "csv":
-                loaded = _read_csv(files)
+            if path.exists() and arguments["path"] in TEXT_READERS:
+                loaded = TEXT_READERS[arguments["path"]](files)
             else:
                 loaded = datasets.load_dataset(**arguments)
-    except StopIteration:  # an empty file of JSON lines
-        raise UserError(f"dataset: expected rows, got none in {name!r}") from None
     except Exception as error:  # every reader raises its own kind
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UserError(
@@ -108,6 +107,39 @@ def _read_csv(files: Sequence[Path]) -> datasets.Dataset:
                     )
                 rows.append(row)
     return datasets.Dataset.from_list(rows)
+
+
+def _read_json(files: Sequence[Path]) -> datasets.Dataset:
+    """The rows of JSON lines, or of lists of objects. A text is a text, also where it looks like a date."""
+    rows = [row for file in files for row in _json_rows(file)]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+
+
+def _json_rows(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8-sig")
+    if text.lstrip().startswith("["):
+        numbered = list(enumerate(json.loads(text), 1))
+        unit = "row"
+    else:
+        lines = enumerate(text.split("\n"), 1)
+        numbered = [(number, _json(file, number, line)) for number, line in lines if line.strip()]
+        unit = "line"
+    for number, row in numbered:
+        if not isinstance(row, dict):
+            raise ValueError(f"{file.name}, {unit} {number}: expected an object, got {row!r}")
+    return [row for _, row in numbered]
+
+
+def _json(file: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{file.name}, line {number}: {error}") from None
+
+
+# The library would make numbers of texts such as 007, and dates of texts such as 2026-01-31.
+TEXT_READERS = {"csv": _read_csv, "json": _read_json}
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:

@@ -379,6 +379,32 @@ def test_formats_that_are_read(tmp_path, ending):
     assert list(load_dataset(str(tmp_path), "train", ["text"])["text"]) == ["one", "two"]
 
 
+def test_texts_of_json_stay_texts_and_columns_may_begin_late(tmp_path):
+    rows = [{"text": "2026-01-31", "at": None}, {"text": "007", "at": "2026-01-31T10:00:00Z"}]
+    rows.append({"text": "a\u2028b", "at": "", "stars": 2})
+    (tmp_path / "lines.jsonl").write_text(
+        "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n"
+    )
+    (tmp_path / "list.json").write_text(json.dumps(rows, indent=1))
+    for name in "lines.jsonl", "list.json":
+        read = load_dataset(str(tmp_path / name), "train", ["text"])
+        assert read.to_list() == [{"stars": None, **row} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "a.jsonl, line 3: Expecting value"),
+        ("a.jsonl", '{"text": "x"}\n7\n', "a.jsonl, line 2: expected an object, got 7"),
+        ("a.json", '[{"text": "x"}, "y"]', "a.json, row 2: expected an object, got 'y'"),
+    ],
+)
+def test_a_broken_line_of_json_is_named(tmp_path, name, text, place):
+    (tmp_path / name).write_text(text)
+    with refuses(f"dataset: expected .*{name}' to be readable, got ValueError: {place}"):
+        load_dataset(str(tmp_path / name), "train", ["text"])
+
+
 def test_reviews_that_are_no_texts(tokenizer, tmp_path):
     data = tmp_path / "train.jsonl"
     data.write_text('{"stars": 1}\n{"stars": 2}\n')
@@ -484,7 +510,7 @@ def test_column_of_a_template_without_a_value():
         (lambda prompts, completions: None, r"expected a list of numbers, got NoneType"),
         (
             lambda prompts, completions: ["good"] * 16,
-            r"expected a finite number, got 'good' in row 1, prompt '.*",
+            r"expected a finite number, got 'good' in row 1 of the batch, prompt '.*",
         ),
         (
             lambda prompts, completions: [0.0] * 9 + [math.nan] * 7,

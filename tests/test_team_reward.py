@@ -113,11 +113,11 @@ def test_it_may_wait(config):
         (lambda chains, **_: 3, "expected a list of numbers, got int"),
         (
             lambda chains, **_: [math.nan] * len(chains),
-            "expected a finite number, got nan in row 1, prompt '.*', chain",
+            "expected a finite number, got nan in row 1 of the batch, prompt '.*', chain",
         ),
         (
             lambda chains, **_: [None] * len(chains),
-            "expected a finite number, got None in row 1, prompt '.*', chain",
+            "expected a finite number, got None in row 1 of the batch, prompt '.*', chain",
         ),
         (
             lambda chains, **_: ["good"] * len(chains),
@@ -144,7 +144,7 @@ def test_the_row_that_fails_is_found(config):
     bad = trainer._batch(0).columns["label"][5]
     with pytest.raises(
         RewardError,
-        match=r"team reward function fails: .*ZeroDivisionError.*in row 6, prompt .*chain",
+        match=r"team reward function fails: .*ZeroDivisionError.*in row 6 of the batch, prompt .*chain",
     ):
         trainer.iteration(0)
 

@@ -132,6 +132,11 @@ def read_command_line(
         raise UserError(file + _explained(error, config_class)) from None
 
     changed = dict(_changed_keys(before, config))
+    output = changed.get("output")
+    if resumed and output and Path(output).resolve() != resumed.resolve():
+        raise UserError(
+            f"output: expected none, as a resumed run goes on in its folder, {str(resumed)!r}, got {output!r}"
+        )
     return CommandLine(config, _setting_name(files, prefix), changed)
 
 

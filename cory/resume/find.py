@@ -138,6 +138,7 @@ def _from_newest(
     run: Path, config: Config, wanted: Mapping[str, Any], agents: Sequence[str]
 ) -> Resumed:
     """Continues a run from its newest valid checkpoint, or an unfinished one without any from the beginning."""
+    _check_agents(run, wanted)
     newest = checkpoint.newest(run, agents)
     path, state = newest or (None, RunState(config=_settings(run)))
     changes = _checked(run, state, config, wanted)
@@ -227,6 +228,7 @@ def _from_checkpoint(
 ) -> Resumed:
     """Continues a run from a checkpoint that is named. Going back before what is done needs `overwrite`."""
     run = run_of_checkpoint(path)
+    _check_agents(run, wanted)
     try:
         state = checkpoint.read(path, agents)
     except Damaged as error:
@@ -285,6 +287,27 @@ def _next(run: Path, state: RunState) -> str:
     return f"{state.stopped_by} ended it after {done}, and what is missing is saved. To go on all the same: {to_go_on}"
 
 
+def _check_agents(run: Path, wanted: Mapping[str, Any]) -> None:
+    """Raises a UserError if a run has other agents, for which its checkpoints would pass as damaged."""
+    if not (run / "config.yaml").exists():
+        return
+    saved = _settings(run)
+    others = [
+        change
+        for change in differences(saved, wanted)
+        if change.key in ("agents", "cory.num_agents")
+    ]
+    if others:
+        raise UserError(_other_settings(run, others, saved, wanted))
+
+
+def _other_settings(
+    run: Path, changed: list[Difference], saved: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> str:
+    listed = "; ".join(in_words(changed, saved, wanted))
+    return f"resume: expected the settings of {str(run)!r}, got others: {listed}"
+
+
 def _settings(run: Path) -> dict[str, Any]:
     try:
         return read_settings(run)
@@ -299,7 +322,6 @@ def _checked(
     saved = state.config
     changed = _changed(saved, wanted, config)
     if changed:
-        listed = "; ".join(in_words(changed, saved, wanted))
         hint = ""
         if all(change.key in OF_THE_REWARD for change in changed):
             command = resume_command(run, MENDED_REWARD)
@@ -308,9 +330,7 @@ def _checked(
             hint = f". {new_run(run)}"
         elif [change.key for change in changed] == [HELD_OUT]:
             hint = f". To go on without patience: {resume_command(run, WITHOUT_PATIENCE)}"
-        raise UserError(
-            f"resume: expected the settings of {str(run)!r}, got others: {listed}{hint}"
-        )
+        raise UserError(_other_settings(run, changed, saved, wanted) + hint)
     saved_fingerprint = saved.get("fingerprint") or {}
     fingerprint = wanted.get("fingerprint") or {}
     check_models(saved_fingerprint.get("models") or {}, fingerprint.get("models") or {}, str(run))

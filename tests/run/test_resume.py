@@ -194,6 +194,16 @@ def test_settings_that_matter_must_be_the_same(one):
     make_trainer(replace(one, tracker="none", sample_every=0, resume="auto", iterations=2)).train()
 
 
+def test_a_run_of_other_agents_is_not_called_damaged(one, capsys):
+    folder = make_trainer(replace(one, iterations=1)).train().folder
+    capsys.readouterr()
+    single = replace(one.cory, num_agents=1)
+    for place in (folder, folder / "checkpoints/iter-000001"):
+        with pytest.raises(UserError, match=r"got others: cory\.num_agents: 2 -> 1"):
+            make_trainer(replace(one, cory=single, resume=str(place))).train()
+    assert "Skipping" not in capsys.readouterr().out
+
+
 def test_resume_of_what_is_no_run(one, tmp_path):
     for place in (tmp_path / "nothing", tmp_path):
         with pytest.raises(UserError, match="resume: expected auto, or the folder of a run"):

@@ -258,11 +258,11 @@ def test_a_column_that_a_reward_would_get_twice(here, column):
             "text",
             r"expected 4 rewards, one per completion, got 1|expected a finite number, got 'g'",
         ),
-        ("nan", r"expected a finite number, got nan in row 1, prompt 'first', completion 'first'"),
+        ("nan", r"expected a finite number, got nan in row 1 of the batch, prompt 'first', completion 'first'"),
         ("few", r"expected 4 rewards, one per completion, got 1"),
         ("mapping", r"expected a list of numbers, got dict"),
         ("a_set", r"expected a list of numbers, got set"),
-        ("large", r"expected a number of at most 3.4e\+38, got 1e\+300 in row 1, prompt 'first'"),
+        ("large", r"expected a number of at most 3.4e\+38, got 1e\+300 in row 1 of the batch, prompt 'first'"),
         (
             "fails",
             r"ZeroDivisionError: division by zero, raised at rewards.py, line 19, in row 4, "
@@ -305,7 +305,7 @@ def test_no_agent_learns_from_a_reward_that_raises(here, policy_folder, config):
     (here / "beside.py").write_text("GOOD = 3\n")  # str.count raises
     one = CoryTrainer(config, make_agents(config), make_task(settings()))
     with pytest.raises(
-        UserError, match=r"rewards.py:good: TypeError: .*, raised at .* in row 1, prompt"
+        UserError, match=r"rewards.py:good: TypeError: .*, raised at .* in row 1 of the batch, prompt"
     ):
         one.iteration(0)
     assert [agent.optimizer_steps for agent in one.agents] == [0, 0]
@@ -360,7 +360,7 @@ def test_an_async_reward_that_raises():
         return [0.0] * len(completions)
 
     with pytest.raises(
-        UserError, match=r"judge: .*ConnectionError: refused, raised at .*in row 2, prompt 'b'"
+        UserError, match=r"judge: .*ConnectionError: refused, raised at .*in row 2 of the batch, prompt 'b'"
     ):
         score(judge, ["a", "b"], ["good", "bad"], {})
 
@@ -595,13 +595,15 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     last = json.loads((here / "runs/my/metrics.jsonl").read_text().splitlines()[-1])
     assert last["iteration"] == 2 and last["eval_task_reward"] >= 0
     (here / "rewards.py").write_text(REWARDS + "\n")
+    elsewhere = ("cory.train", "--resume", "runs/my", "--output", "runs/other")
+    assert "output: expected none, as a resumed run goes on in its" in command(*elsewhere).error
     status, _, error = command("cory.train", "--resume", "runs/my", "--iterations", "4")
     assert status == 2 and "the source of the reward, rewards.py, or" in error
 
 
 def test_an_empty_file_has_no_rows(here):
     (here / "empty.jsonl").touch()
-    with pytest.raises(UserError, match=r"task.dataset: expected rows, got none in 'empty.jsonl'$"):
+    with pytest.raises(UserError, match=r"task.dataset: expected rows, got none in 'empty.jsonl'"):
         make_task(settings(dataset="empty.jsonl"))
 
 
