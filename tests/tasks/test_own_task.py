@@ -265,7 +265,7 @@ def test_a_column_that_a_reward_would_get_twice(here, column):
         ("large", r"expected a number of at most 3.4e\+38, got 1e\+300 in row 1 of the batch, prompt 'first'"),
         (
             "fails",
-            r"ZeroDivisionError: division by zero, raised at rewards.py, line 19, in row 4, "
+            r"ZeroDivisionError: division by zero, raised at rewards.py, line 19, in row 4 of the batch, "
             r"prompt 'fourth', completion 'fourth'",
         ),
     ],
