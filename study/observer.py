@@ -145,22 +145,9 @@ def probe(
     from cory.parallel.devices import choose_device
     from study.coupling import repeated
 
-    own = task.prompts.template(1)
-    tasks = {
-        next((name for name, wording in wordings.items() if wording == own), own): task,
-        **{
-            name: replace(task, prompts=_worded(task.prompts, wording))
-            for name, wording in wordings.items()
-            if wording != own
-        },
-    }
     model = replace(config.model, name=config.resolve(config.model.name))
     device = choose_device(config.device)
     policy, tokenizer = load_policy(model, device)
-    templates: list[Any] = [model.chat_template]
-    # Messages always are turns.
-    if tokenizer.chat_template and isinstance(task.dataset["prompt"][0], str):
-        templates.append(not model.chat_template)
     loaded = policy.to(device), None, tokenizer
     check_model(policy, tokenizer)
 
@@ -182,24 +169,49 @@ def probe(
     # The observer answers each of these responses `answers` times.
     columns = repeated(columns, answers)
     read = [text for text in responses.completions for _ in range(answers)]
-    order = pioneer[differ].argsort(1, kind="stable")
-    ranks = dict(zip(KINDS, (0, samples // 2, -1), strict=True))
     readings = []
-    for name, worded in tasks.items():
-        for chat in templates:
+    for name, worded in _tasks(task, wordings).items():
+        for chat in _templates(model.chat_template, tokenizer, task):
             _, scores = answer(
                 loaded, worded, columns, sampling, [read], 1, seed=1, chat_template=chat, kl=False
             )
-            rewards = scores.total.tolist()
-            observer = np.reshape(rewards, (-1, samples, answers))
-            means = observer.mean(2)
-            ranked = np.take_along_axis(means[differ], order, 1)
-            after = {kind: mean_interval(ranked[:, rank].tolist()) for kind, rank in ranks.items()}
-            readings.append(
-                Reading(name, bool(chat), after, dependence(observer), slope(pioneer, means))
-            )
+            observer = np.reshape(scores.total.tolist(), (-1, samples, answers))
+            readings.append(_reading(name, bool(chat), pioneer, observer))
     alone = mean_interval(pioneer.mean(1).tolist())
     return Probe(alone, float(pioneer.std()), len(differ), len(pioneer), readings)
+
+
+def _tasks(task: "Task", wordings: Mapping[str, str]) -> dict[str, "Task"]:
+    """The task with each wording of its second role's prompt, by name; the first is the task as it is."""
+    own = task.prompts.template(1)
+    tasks = {next((name for name, wording in wordings.items() if wording == own), own): task}
+    for name, wording in wordings.items():
+        if wording != own:
+            tasks[name] = replace(task, prompts=_worded(task.prompts, wording))
+    return tasks
+
+
+def _templates(own: Any, tokenizer: Any, task: "Task") -> list[Any]:
+    """The settings of the chat template to try: the configuration's own, and its opposite if prompts may be either."""
+    has_template = tokenizer.chat_template and isinstance(task.dataset["prompt"][0], str)
+    return [own, not own] if has_template else [own]  # messages always are turns
+
+
+def _reading(name: str, chat: bool, pioneer: "np.ndarray", observer: "np.ndarray") -> Reading:
+    """A reading from the rewards of the responses read, (queries, samples), and of the answers to each, (queries,
+    samples, answers).
+    """
+    import numpy as np
+
+    from cory.metrics import mean_interval
+
+    means = observer.mean(2)
+    differ = pioneer.max(1) > pioneer.min(1)
+    order = pioneer[differ].argsort(1, kind="stable")
+    ranked = np.take_along_axis(means[differ], order, 1)
+    ranks = dict(zip(KINDS, (0, pioneer.shape[1] // 2, -1), strict=True))
+    after = {kind: mean_interval(ranked[:, rank].tolist()) for kind, rank in ranks.items()}
+    return Reading(name, chat, after, dependence(observer), slope(pioneer, means))
 
 
 def _worded(prompts: "RolePrompts", wording: str) -> "RolePrompts":

@@ -258,11 +258,17 @@ def test_a_column_that_a_reward_would_get_twice(here, column):
             "text",
             r"expected 4 rewards, one per completion, got 1|expected a finite number, got 'g'",
         ),
-        ("nan", r"expected a finite number, got nan in row 1 of the batch, prompt 'first', completion 'first'"),
+        (
+            "nan",
+            r"expected a finite number, got nan in row 1 of the batch, prompt 'first', completion 'first'",
+        ),
         ("few", r"expected 4 rewards, one per completion, got 1"),
         ("mapping", r"expected a list of numbers, got dict"),
         ("a_set", r"expected a list of numbers, got set"),
-        ("large", r"expected a number of at most 3.4e\+38, got 1e\+300 in row 1 of the batch, prompt 'first'"),
+        (
+            "large",
+            r"expected a number of at most 3.4e\+38, got 1e\+300 in row 1 of the batch, prompt 'first'",
+        ),
         (
             "fails",
             r"ZeroDivisionError: division by zero, raised at rewards.py, line 19, in row 4 of the batch, "
@@ -305,7 +311,8 @@ def test_no_agent_learns_from_a_reward_that_raises(here, policy_folder, config):
     (here / "beside.py").write_text("GOOD = 3\n")  # str.count raises
     one = CoryTrainer(config, make_agents(config), make_task(settings()))
     with pytest.raises(
-        UserError, match=r"rewards.py:good: TypeError: .*, raised at .* in row 1 of the batch, prompt"
+        UserError,
+        match=r"rewards.py:good: TypeError: .*, raised at .* in row 1 of the batch, prompt",
     ):
         one.iteration(0)
     assert [agent.optimizer_steps for agent in one.agents] == [0, 0]
@@ -360,7 +367,8 @@ def test_an_async_reward_that_raises():
         return [0.0] * len(completions)
 
     with pytest.raises(
-        UserError, match=r"judge: .*ConnectionError: refused, raised at .*in row 2 of the batch, prompt 'b'"
+        UserError,
+        match=r"judge: .*ConnectionError: refused, raised at .*in row 2 of the batch, prompt 'b'",
     ):
         score(judge, ["a", "b"], ["good", "bad"], {})
 
