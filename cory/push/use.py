@@ -13,7 +13,13 @@ from cory.prompts import RolePrompts, placeholders
 from cory.provenance.models import is_local
 from cory.run.record import yaml_text
 
-HERE = Path(__file__).parent
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+ENVIRONMENT.filters["repr"] = repr
 
 
 @dataclass(frozen=True)
@@ -121,13 +127,6 @@ def how_to_use(
     for base in bases:
         imports |= base.imports
 
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["repr"] = repr
     steps = []
     templates = {}
     if prompts:
@@ -145,7 +144,7 @@ def how_to_use(
             steps.append(_step(config, role_prompts, role, agent, quoted))
         templates = {step.variable: step.template for step in steps if step.agent is not None}
         query = {"prompt": sample["query"], **sample["columns"]}
-    code = environment.get_template("use.py.jinja").render(
+    code = ENVIRONMENT.get_template("use.py.jinja").render(
         imports=sorted(imports),
         agents=agents,
         steps=steps,

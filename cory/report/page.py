@@ -3,11 +3,15 @@
 import base64
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cory.report.escape import one_line
 from cory.run.output import replace_text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 HERE = Path(__file__).parent
 STYLES = ("uplot.css", "page.css")
@@ -42,28 +46,33 @@ def render(payload: dict[str, Any]) -> str:
 
 
 def _render(payload: dict[str, Any]) -> str:
-    # Here and below, as a run needs them only at its end.
-    from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters["literal"] = lambda value: one_line(str(value))
     style = _sources(STYLES)
     scripts = [_sources(LIBRARY), _sources(SCRIPTS)]
     hashes = " ".join(map(_hash, scripts))
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {hashes}; base-uri 'none'; form-action 'none'"
     data = {key: value for key, value in payload.items() if key not in BY_TEMPLATE}
-    template = environment.get_template("page.html")
-    return template.render(
+    return _template().render(
         payload=payload,
         data=data,
         policy=policy,
         style=Markup(style),
         scripts=[Markup(script) for script in scripts],
     )
+
+
+@cache
+def _template() -> "Template":
+    # Here, as a run needs them only at its end.
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters["literal"] = lambda value: one_line(str(value))
+    return environment.get_template("page.html")
 
 
 def _sources(names: Sequence[str]) -> str:
