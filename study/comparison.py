@@ -11,7 +11,7 @@ import pandas as pd
 from cory.plural import counted
 from study.frame import BASE, FACTS, LAST, METRICS, RUN, Study, last, runs_of
 from study.groups import DATA
-from study.intervals import Interval, difference, hypervolume, nondominated, over_seeds
+from study.intervals import difference, hypervolume, nondominated, over_seeds
 from study.records import natural, short_version
 
 # Iterations averaged by role: as many of each role, with the paper's exchange period of 5.
@@ -67,9 +67,10 @@ def ends(study: Study, metrics: Sequence[str] = tuple(METRICS)) -> Rows:
 
 def beginnings_and_ends(study: Study) -> Rows:
     """By run: the means of its first ten iterations and of its last ten, and what ended it before its time."""
-    stopped_by = dict(zip(runs_of(study.runs), study.runs["stopped_by"], strict=True))
+    runs = study.whole.drop_duplicates(RUN)
+    stopped_by = dict(zip(runs_of(runs), runs["stopped_by"], strict=True))
     rows = []
-    for (name, seed), of_run in study.metrics.groupby(RUN, sort=False):
+    for (name, seed), of_run in study.whole_metrics.groupby(RUN, sort=False):
         iterations = int(of_run["iteration"].max()) + 1
         first = of_run[of_run["iteration"] < LAST]
         ends = of_run[of_run["iteration"] >= iterations - LAST]
@@ -104,9 +105,8 @@ def role_heading(study: Study) -> str:
 
 def ends_by_role(study: Study) -> Rows:
     """By agent and role: task reward and KL over the last 20 iterations, or all of a shorter run."""
-    whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
     means = (
-        last(whole, ROLE_WINDOW)
+        last(study.whole_metrics, ROLE_WINDOW)
         .groupby(["group", "agent", "role", "seed"])[["task_reward", "kl"]]
         .mean()
     )
@@ -146,7 +146,7 @@ def role_ends(
         for metric in metrics:
             row[TITLES.get(metric, metric)] = over_seeds(means[metric][name].dropna()).plus_minus()
             shown = _shown_difference(means[metric], name, study.base_of(name))
-            row[f"difference, {TITLES[metric]}"] = shown
+            row[f"difference, {TITLES.get(metric, metric)}"] = shown
         rows.append(row)
     return rows
 
@@ -382,7 +382,12 @@ def caveats(study: Study) -> list[str]:
             continue
         if len(whole) == 1:
             notes.append(f"{name}: a single run, so there is no interval")
-        if study.base_of(name) is None:
+        base = study.base_of(name)
+        ours, theirs = _seeds(study, name), _seeds(study, base)
+        if base is not None and ours != theirs:
+            common = sorted(ours & theirs) or "none"
+            notes.append(f"{name}, {base}: seeds differ; their differences are over {common}")
+        if base is None:
             notes.append(
                 f"{name}: no run of the baseline {study.baseline} ended at this value, so no difference"
             )
@@ -407,6 +412,11 @@ def caveats(study: Study) -> list[str]:
     return notes
 
 
+def _seeds(study: Study, name: str | None) -> set[int]:
+    """The seeds of a group's runs that count."""
+    return {int(seed) for seed in study.whole.loc[study.whole["group"] == name, "seed"]}
+
+
 def _skipped_steps(study: Study) -> list[str]:
     """The runs in which optimizer steps were left out, as what they computed was not finite."""
     if "skipped_steps" not in study.metrics:
@@ -423,13 +433,12 @@ def _skipped_steps(study: Study) -> list[str]:
 
 
 def _ended_early(study: Study) -> list[str]:
-    """A caveat for each run that a guard or a callback has ended; none where the runs' folders are not at hand."""
-    group_of = dict(zip(study.runs["run"], study.runs["group"], strict=True))
+    """A caveat for each run that a guard or a callback has ended."""
     return [
-        f"{group_of[record.folder.name]}, {record.folder.name}: {record.ended_early}; tables are of the agents of the "
-        "end, not of the best"
-        for record in study.records
-        if record.ended_early and record.folder.name in group_of
+        f"{run.group}, {run.run}: ended early, after iteration {run.iterations}"
+        f"{'' if pd.isna(run.planned) else f' of {run.planned}'}, by {run.stopped_by or 'a callback'}; tables are of "
+        "the agents of the end, not of the best"
+        for run in study.ended_early.itertuples()
     ]
 
 
@@ -523,9 +532,3 @@ def last_iterations(study: Study, window: int) -> str:
     if lengths.nunique() > 1:
         return "all iterations"
     return f"all {lengths.max()} iterations" if lengths.max() > 1 else "the only iteration"
-
-
-def interval_of(study: Study, name: str, rival: str, metric: str, calls: int) -> Interval:
-    """The held-out difference of two groups at equal calls."""
-    by_seed = held_out_by_seed(study, metric, calls)
-    return difference(by_seed[name].dropna(), by_seed[rival].dropna())

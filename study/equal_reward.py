@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from study.frame import KL_GUARD, LAST, RUN, Study
+from study.frame import KL_GUARD, LAST, RUN, Study, with_share
 from study.intervals import Interval, difference, direction, geometric, holm, over_seeds, ratio
 
 ALIKE = (0.8, 1.25)  # two KLs whose ratio's interval lies between these are alike
 CORRECTED = "✓"
+ENDED_EARLY = "ended early"
 STEP = 0.25  # of the levels of task reward
 SHARE = 0.9  # of the runs of every group that must reach a level
 Rows = list[dict[str, str]]
@@ -27,7 +28,7 @@ def running_means(study: Study, role: str) -> pd.DataFrame:
     Whichever agent has the role; only runs without a problem. One that the guard of the KL has ended before has a row
     of all its iterations, as leaving it out would flatter its group.
     """
-    whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
+    whole = study.whole_metrics
     rows = whole[whole["role"] == role].sort_values("iteration")
     columns = ["task_reward", "kl"]
     means = rows.groupby(RUN, sort=False)[columns].rolling(LAST).mean().dropna().reset_index(RUN)
@@ -100,9 +101,10 @@ class Pair:
     ratio: Interval
     level: float  # of task reward, or its rise above the starts
     starts: tuple[float, float]  # task rewards in the first iteration, means over seeds
-    kls_there: tuple[float, float]
+    kls_there: tuple[float, float]  # of the seeds of which both reach the level
     ratio_there: Interval
     runs_there: tuple[int, int]
+    ended_early: tuple[int, int]  # runs
 
     @property
     def tests(self) -> list[float]:
@@ -125,6 +127,7 @@ class Pair:
             "KL there": ", ".join(_kl(kl) for kl in self.kls_there),
             "ratio there": _worded(self.ratio_there, ".2f", 1.0, of_kl_there),
             "runs there": ", ".join(str(n) for n in self.runs_there),
+            ENDED_EARLY: ", ".join(str(n) for n in self.ended_early),
         }
 
 
@@ -137,7 +140,8 @@ def pairs(
 ) -> Rows:
     """By pair of groups: a role's task reward and KL at the end, and its KL at equal task reward.
 
-    A ✓ stands where what a difference or ratio says also holds when all of the table are corrected for (Holm).
+    A ✓ stands where what a difference or ratio says also holds when all of the table are corrected for (Holm). There
+    is a column of runs that ended early if any has.
 
     Args:
         compared: pairs of names of groups, ours and the rival, of which the seeds that both have count.
@@ -148,10 +152,15 @@ def pairs(
     """
     means = running_means(study, role or study.first_role)
     starts = _starts(study, role or study.first_role)
-    made = [_compare(means, name, rival, level, rise, starts) for name, rival in compared]
+    early = study.ended_early.set_index(RUN).index
+    made = [_compare(means, name, rival, level, rise, starts, early) for name, rival in compared]
     holds = holm([p for pair in made for p in pair.tests])
     title = "at a task reward of" if rise is None else "at a rise of"
-    return [pair.row(holds[3 * i : 3 * i + 3], title) for i, pair in enumerate(made)]
+    rows = [pair.row(holds[3 * i : 3 * i + 3], title) for i, pair in enumerate(made)]
+    if not any(any(pair.ended_early) for pair in made):
+        for row in rows:
+            del row[ENDED_EARLY]
+    return rows
 
 
 def _compare(
@@ -161,6 +170,7 @@ def _compare(
     level: float | None,
     rise: float | None,
     starts: "pd.Series[float]",
+    early: pd.Index,
 ) -> Pair:
     of_pair = means[means["group"].isin([ours, rival])]
     groups_of_seed = of_pair.groupby("seed")["group"].nunique()
@@ -178,6 +188,8 @@ def _compare(
         at = max(common_levels(of_pair), default=math.nan) if level is None else level
         at_level = kl_at(of_pair, at)
     there, rivals_there = (_of_group(at_level, one) for one in (ours, rival))
+    both_there = there.index.intersection(rivals_there.index)
+    ended_early = ends.index.intersection(early).get_level_values("group")
     return Pair(
         ours,
         rival,
@@ -188,55 +200,61 @@ def _compare(
         ratio(kl, rivals_kl),
         at,
         (starts.get(ours, math.nan), starts.get(rival, math.nan)),
-        (geometric(there).value, geometric(rivals_there).value),
+        (geometric(there[both_there]).value, geometric(rivals_there[both_there]).value),
         ratio(there, rivals_there),
         (len(there), len(rivals_there)),
+        (list(ended_early).count(ours), list(ended_early).count(rival)),
     )
 
 
 def _starts(study: Study, role: str) -> "pd.Series[float]":
     """By group, a role's mean task reward in the first iteration, before any update."""
-    whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
+    whole = study.whole_metrics
     first = whole[(whole["iteration"] == 0) & (whole["role"] == role)]
     return first.groupby("group")["task_reward"].mean()
 
 
-def collapse_times(study: Study) -> pd.Series:
-    """By run, T: the number of iterations after which an agent has collapsed; NaN if none does.
+def collapse_times(study: Study) -> pd.DataFrame:
+    """By run, the numbers of iterations after which an agent has collapsed, by its `kl` and by its `texts`; NaN if none
+    does.
 
-    An agent has collapsed where its last 10 iterations have, by the rule of `cory.metrics.collapsed`, and at the
-    latest where the guard of the KL has ended the run.
+    An agent has collapsed where the means of its last 10 iterations have, by the rule of `cory.metrics.collapsed`; by
+    its KL at the latest where that of its last iteration is above the bound, as where a guard ends a run that explodes.
     """
     from cory.metrics import collapsed  # here, as it imports torch
 
-    runs = study.whole[[*RUN, "kl_bound", "stopped_by", "iterations"]].drop_duplicates(RUN)
-    stopped = runs[runs["stopped_by"] == KL_GUARD].set_index(RUN)["iterations"]
-    metrics = runs.merge(study.metrics, on=RUN)
-    first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first()
-    metrics = metrics.join(first.rename("first"), on=[*RUN, "role"])
-    metrics["share"] = metrics["distinct_2"] / metrics["first"].clip(lower=1e-9)
-
     times = {}
-    for run, of_run in metrics.groupby(RUN, sort=False):
-        ends = [int(stopped[run])] if run in stopped.index else []
+    for run, of_run in with_share(study.metrics, study.whole).groupby(RUN, sort=False):
+        by_kl, by_texts = [], []
         for _, rows in of_run.groupby("agent"):
             # An agent in several roles has a row for each.
             by_iteration = rows.groupby("iteration")[["share", "kl", "kl_bound"]].mean()
-            means = by_iteration.rolling(LAST).mean().dropna()
-            for iteration, share, kl, kl_bound in means.itertuples():
-                if collapsed(share, kl, kl_bound):
-                    ends.append(int(iteration) + 1)
-                    break
-        times[run] = min(ends, default=math.nan)
-    return pd.Series(times, dtype=float).rename_axis(RUN)
+            for iteration, share, kl, bound in by_iteration.rolling(LAST).mean().itertuples():
+                if collapsed(1.0, kl, bound):
+                    by_kl.append(int(iteration) + 1)
+                if collapsed(share, 0.0, bound):
+                    by_texts.append(int(iteration) + 1)
+            end = by_iteration.iloc[-1]
+            if collapsed(1.0, end["kl"], end["kl_bound"]):
+                by_kl.append(len(by_iteration))
+        times[run] = {
+            "kl": min(by_kl, default=math.nan), "texts": min(by_texts, default=math.nan)
+        }  # fmt: skip
+    return pd.DataFrame.from_dict(times, orient="index", columns=["kl", "texts"]).rename_axis(RUN)
 
 
 def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
-    """By group: how many runs collapsed on their way, and the mean time to it, with the difference to the baseline."""
+    """By group: how many runs collapsed on their way, by what, and the mean time to it, with the difference to the
+    baseline.
+
+    Raises:
+        ValueError: runs of several planned lengths.
+    """
     if not len(study.metrics):  # of a folder without metrics.csv.gz
         return []
-    times = collapse_times(study)
-    longest = int(study.metrics["iteration"].max()) + 1
+    by_cause = collapse_times(study)
+    times = by_cause.min(axis=1)
+    longest = _planned(study)
     bounded = times.fillna(longest)
     rows = []
     for name in groups or study.groups:
@@ -250,13 +268,23 @@ def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
                 "group": name,
                 "n": str(n),
                 "collapsed": f"{_of_group(times, name).notna().sum()} of {n}",
+                "by KL": str(_of_group(by_cause["kl"], name).notna().sum()),
+                "by distinct-2": str(_of_group(by_cause["texts"], name).notna().sum()),
                 f"mean of min(T, {longest})": over_seeds(ours).plus_minus(1),
                 "difference": ""
-                if name == base
+                if name == base or not times.notna().any()
                 else _worded(difference(ours, _of_group(bounded, base)), "+.1f", equal=0.0),
             }
         )
     return rows
+
+
+def _planned(study: Study) -> int:
+    """The planned iterations of all runs; of older rows, which lack them, the longest that a run has."""
+    planned = {int(number) for number in study.whole["planned"].dropna()}
+    if len(planned) > 1:
+        raise ValueError(f"expected runs of one planned length, got {sorted(planned)}")
+    return planned.pop() if planned else int(study.metrics["iteration"].max()) + 1
 
 
 def _of_group(values: "pd.Series[float]", name: str | None) -> "pd.Series[float]":

@@ -39,13 +39,14 @@ LIMIT = "sampling.max_new_tokens"
 # Columns of `runs` that are no settings.
 FACTS = [
     "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "first_role",
-    "fixed_roles", "eta", "kl_bound", "key", "evaluation", "version", "iterations", "seconds", "megabytes", "problems",
-    "stopped_by",
+    "fixed_roles", "eta", "kl_bound", "key", "evaluation", "version", "iterations", "planned", "seconds", "megabytes",
+    "problems", "stopped_by",
 ]  # fmt: skip
-KL_GUARD = "guards.stop_at_kl"  # the `stopped_by` of a run that has collapsed by its KL
+KL_GUARD = "guards.stop_at_kl"  # a `stopped_by`
 NUMBERS = {
     "seed": "Int64",
     "iterations": "Int64",
+    "planned": "Int64",  # iterations; missing in older rows
     **dict.fromkeys(["eta", "kl_bound", "seconds", "megabytes"], float),
 }
 HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are no metrics
@@ -117,6 +118,17 @@ class Study:
     def first_role(self) -> str:
         """The name of the role in which the baseline's runs answer the query alone."""
         return str(self.runs.loc[self.runs["baseline"], "first_role"].iloc[0])
+
+    @property
+    def whole_metrics(self) -> pd.DataFrame:
+        """The metrics of the runs without a problem."""
+        return self.metrics.merge(self.whole[RUN].drop_duplicates(), on=RUN)
+
+    @property
+    def ended_early(self) -> pd.DataFrame:
+        """The runs that a guard or a callback has ended before their planned iterations."""
+        is_short = (self.whole["iterations"] < self.whole["planned"]).fillna(False)
+        return self.whole[is_short | (self.whole["stopped_by"] != "")]
 
     def of_seeds(self, seeds: Sequence[int]) -> "Study":
         """The runs of some seeds, and the held-out rows of the base, which have none."""
@@ -194,6 +206,7 @@ def of_records(
     Raises:
         UserError: no run has ended, runs of one name differ in more than their seed, or there is no such baseline.
     """
+    _check_names(records)
     groups = group(records, over, families)
     whole = [i for i, record in enumerate(records) if not record.problems]
     if not whole:
@@ -218,6 +231,17 @@ def of_records(
     return study
 
 
+def _check_names(records: Sequence[Record]) -> None:
+    """Raises a UserError if two folders have one name, by which tables and texts know a run."""
+    by_name: dict[str, Path] = {}
+    for record in records:
+        other = by_name.setdefault(record.folder.name, record.folder)
+        if other != record.folder:
+            raise UserError(
+                f"runs: expected folders of different names, got {str(other)!r} and {str(record.folder)!r}; rename one"
+            )
+
+
 def of_run(
     record: Record, of: Group, over: str | None, is_baseline: bool, keys: Sequence[str]
 ) -> Study:
@@ -230,6 +254,7 @@ def of_run(
         "run": record.folder.name,
         "version": settings.get("versions.commit", "unknown"),
         "iterations": record.iterations,
+        "planned": record.settings["iterations"],
         "seconds": None,
         "megabytes": None,
         "problems": "; ".join(record.problems),
@@ -319,31 +344,30 @@ def last(metrics: pd.DataFrame, iterations: int = LAST) -> pd.DataFrame:
 def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """By run and agent, the means over its last 10 iterations, and whether it collapsed.
 
-    By the rule of `cory.metrics.collapsed`; so have the agents of a run that the guard of the KL ended.
+    By the rule of `cory.metrics.collapsed`; so has one whose KL is above the bound in its last iteration, as where a
+    guard ends a run that explodes.
     """
     from cory.metrics import collapsed  # here, as it imports torch
 
-    runs = runs[[*RUN, "kl_bound", "stopped_by"]].drop_duplicates(RUN)
-    metrics = runs.merge(metrics, on=RUN)  # in the order of the runs
-    stopped = runs.set_index(RUN)["stopped_by"] == KL_GUARD
-    first = (
-        metrics[metrics["iteration"] == 0]
-        .groupby([*RUN, "role"])["distinct_2"]
-        .first()
-        .rename("first")
-    )
-    ends = last(metrics).join(first, on=[*RUN, "role"])
-    ends["share"] = ends["distinct_2"] / ends["first"].clip(lower=1e-9)
+    ends = last(with_share(metrics, runs))
     stored = [*STORED, *(key for key in OPTIONAL if key in ends)]
-    final = (
-        ends.groupby([*RUN, "agent"], sort=False)[[*stored, "share", "kl_bound"]]
-        .mean()
-        .reset_index()
-    )
+    by_agent = ends.groupby([*RUN, "agent"], sort=False)
+    final = by_agent[[*stored, "share", "kl_bound"]].mean().reset_index()
     ended = zip(final["share"], final["kl"], final["kl_bound"], strict=True)
     final["collapsed"] = [collapsed(*values) for values in ended]
-    final["collapsed"] |= stopped.reindex(pd.MultiIndex.from_frame(final[RUN])).to_numpy()
+    final["collapsed"] |= by_agent["kl"].last().to_numpy() > final["kl_bound"].to_numpy()
     return final.drop(columns=["share", "kl_bound"])
+
+
+def with_share(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """The metrics of some runs, in their order, with their `kl_bound` and, as `share`, distinct-2 over that of the same
+    role in the first iteration.
+    """
+    metrics = runs[[*RUN, "kl_bound"]].drop_duplicates(RUN).merge(metrics, on=RUN)
+    of_first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first()
+    metrics = metrics.join(of_first.rename("first"), on=[*RUN, "role"])
+    share = metrics["distinct_2"] / metrics["first"].clip(lower=1e-9)
+    return metrics.drop(columns="first").assign(share=share)
 
 
 def _default_baseline(records: Sequence[Record], groups: Sequence[Group], over: str | None) -> str:
@@ -384,8 +408,9 @@ def read_study(folder: Path) -> Study:
             runs["first_role"] = role_name(0)
         if "fixed_roles" not in runs:
             runs["fixed_roles"] = "False"
-        if "stopped_by" not in runs:
-            runs["stopped_by"] = ""
+        for key in ("stopped_by", "planned"):
+            if key not in runs:
+                runs[key] = ""
         truths = {key: runs[key] == "True" for key in ("baseline", "fixed_roles")}
         runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
         # Names may be such as None, NA or 2.

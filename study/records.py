@@ -9,7 +9,6 @@ from typing import Any
 
 from cory.errors import UserError
 from cory.plural import counted
-from cory.report.ending import ended_early
 from cory.report.payload import flat as flat
 from cory.report.payload import shown as shown
 from cory.report.summary import CURVES
@@ -27,7 +26,6 @@ class Record:
         samples: before and after training, by agent; empty for a run that has not ended.
         stopped: whether it was ended early on purpose (`guards.stop_at_kl`, a callback).
         stopped_by: the guard that ended it early, such as `guards.stop_at_kl`; empty if none did.
-        ended_early: when and by what, in words; empty if it did not.
         problems: in words; empty for a run that ended as it should.
     """
 
@@ -37,7 +35,6 @@ class Record:
     samples: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     stopped: bool = False
     stopped_by: str = ""
-    ended_early: str = ""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -110,7 +107,6 @@ def _read_summary(record: Record) -> None:
         record.samples = summary.get("samples", {})
         record.stopped = summary.get("stopped", False)
         record.stopped_by = summary.get("stopped_by", "")
-        record.ended_early = ended_early(summary, record.settings["iterations"])
         ended = summary.get("iterations", recorded)
     except (OSError, ValueError, AttributeError):
         if record.rows:

@@ -15,13 +15,18 @@ that folder's page, `rivals` a chain and what it is compared with, each as `GROU
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.errors import UserError
 from cory.run.output import replace_text
+
+if TYPE_CHECKING:
+    from study.frame import Study
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -35,12 +40,22 @@ TABLE = re.compile(r"^(<!-- table: ([^\n]*?) -->\n)(.*?)^(<!-- end -->)", re.DOT
 Rows = list[dict[str, str]]
 
 
+def _study(source: str) -> "Study":
+    return _read(ROOT / "results" / source)
+
+
+@cache
+def _read(folder: Path) -> "Study":
+    from study.frame import read_study  # here and below, as importing pandas takes a second
+
+    return read_study(folder)
+
+
 def held_out(source: str, metric: str = "combined_reward", groups: str = "") -> Rows:
     """Held out, by group: one call and two, with the differences to the baseline."""
     from study import comparison
-    from study.frame import read_study
 
-    return comparison.held_out(read_study(ROOT / "results" / source), metric, _listed(groups, "|"))
+    return comparison.held_out(_study(source), metric, _listed(groups, "|"))
 
 
 def held_out_by_agent(
@@ -48,21 +63,17 @@ def held_out_by_agent(
 ) -> Rows:
     """Held out, by group and way of answering; `answers` names some of these ways."""
     from study import comparison
-    from study.frame import read_study
 
-    study = read_study(ROOT / "results" / source)
-    rows = comparison.held_out_by_agent(study, _listed(metrics, ","), _listed(groups, "|"))
+    rows = comparison.held_out_by_agent(_study(source), _listed(metrics, ","), _listed(groups, "|"))
     return [row for row in rows if not answers or row["answers"] in _listed(answers, "|")]
 
 
 def rivals(source: str, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
     """A chain, `GROUP: ANSWERS`, against rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
     from study import comparison
-    from study.frame import read_study
 
     named = [comparison.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
-    study = read_study(ROOT / "results" / source)
-    return comparison.against_rivals(study, named[0], named[1:], metric)
+    return comparison.against_rivals(_study(source), named[0], named[1:], metric)
 
 
 def training(
@@ -70,18 +81,16 @@ def training(
 ) -> Rows:
     """The end of training, by group."""
     from study import comparison
-    from study.frame import read_study
 
-    rows = comparison.ends(read_study(ROOT / "results" / source), _listed(metrics, ","))
+    rows = comparison.ends(_study(source), _listed(metrics, ","))
     return [row for row in rows if not groups or row["group"] in _listed(groups, "|")]
 
 
 def runs(source: str, groups: str = "") -> Rows:
     """The beginning and the end of training, by run."""
     from study import comparison
-    from study.frame import read_study
 
-    rows = comparison.beginnings_and_ends(read_study(ROOT / "results" / source))
+    rows = comparison.beginnings_and_ends(_study(source))
     return [row for row in rows if not groups or row["group"] in _listed(groups, "|")]
 
 
@@ -90,20 +99,18 @@ def training_by_role(
 ) -> Rows:
     """The end of training of one role, by group."""
     from study import comparison
-    from study.frame import read_study
 
-    study = read_study(ROOT / "results" / source)
-    return comparison.role_ends(study, role or None, _listed(metrics, ","), _listed(groups, "|"))
+    return comparison.role_ends(
+        _study(source), role or None, _listed(metrics, ","), _listed(groups, "|")
+    )
 
 
 def equal_reward(source: str, role: str = "", levels: str = "", groups: str = "") -> Rows:
     """A role's KL where its task reward first reaches a level, by group."""
     from study import equal_reward
-    from study.frame import read_study
 
-    study = read_study(ROOT / "results" / source)
     given = [float(level) for level in _listed(levels, ",")]
-    return equal_reward.equal_reward(study, role or None, given, _listed(groups, "|"))
+    return equal_reward.equal_reward(_study(source), role or None, given, _listed(groups, "|"))
 
 
 def pairs(
@@ -111,11 +118,9 @@ def pairs(
 ) -> Rows:
     """Pairs of groups, `OURS:RIVAL|OURS:RIVAL`, at the end and at equal task reward; `columns` chooses some."""
     from study import equal_reward
-    from study.frame import read_study
 
-    study = read_study(ROOT / "results" / source)
     rows = equal_reward.pairs(
-        study,
+        _study(source),
         _listed_pairs(pairs),
         role or None,
         float(level) if level else None,
@@ -151,9 +156,8 @@ def _with_columns(rows: Rows, columns: str) -> Rows:
 def collapses(source: str, groups: str = "") -> Rows:
     """The time to collapse, by group."""
     from study import equal_reward
-    from study.frame import read_study
 
-    return equal_reward.collapses(read_study(ROOT / "results" / source), _listed(groups, "|"))
+    return equal_reward.collapses(_study(source), _listed(groups, "|"))
 
 
 def advantage(source: str, groups: str = "") -> Rows:
@@ -200,9 +204,32 @@ def table(description: str) -> str:
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
     try:
+        if kind != "advantage":
+            _check_names(_study(source), options)
         return markdown_table(KINDS[kind](source, **options))
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
+
+
+def _check_names(study: "Study", options: Mapping[str, str]) -> None:
+    """Raises a LookupError if options name a group, a role or a metric that is not there."""
+    groups = _listed(options.get("groups", ""), "|")
+    for pair in _listed_pairs(options.get("pairs", "")):
+        groups += pair
+    known: dict[str, set[str]] = {
+        "group": set(study.groups),
+        "role": set(study.metrics["role"]),
+        "metric": {*study.metrics, *study.final, *study.held_out},
+    }
+    named = {
+        "group": groups,
+        "role": _listed(options.get("role", ""), "|"),
+        "metric": _listed(options.get("metrics", options.get("metric", "")), ","),
+    }
+    for what, names in named.items():
+        for name in names:
+            if name not in known[what]:
+                raise LookupError(f"no {what} {name!r} among {sorted(known[what])}")
 
 
 def _parsed(description: str) -> tuple[str, str, dict[str, str]]:

@@ -220,6 +220,21 @@ def test_unequal_incomplete_crashed_and_damaged_runs_are_named(tmp_path):
     assert counts[0] == 4 and counts[29] == 1
 
 
+def test_seeds_of_one_group_alone_are_named(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path / f"ppo-seed{seed}", seed)
+        make_run(tmp_path / f"cory-seed{seed + 1}", seed + 1, agents=2)
+    study = compared(tmp_path)
+    assert caveats(study) == ["CORY, PPO: seeds differ; their differences are over [1]"]
+
+
+def test_folders_of_one_name_are_refused(tmp_path):
+    for parent in "old", "new":
+        make_run(tmp_path / parent / "run", 0)
+    with pytest.raises(UserError, match=r"different names, got '.*new/run' and '.*old/run'"):
+        of_records([read(path) for path in find([str(tmp_path / "*/*")])])
+
+
 def test_one_seed_and_identical_runs(tmp_path):
     make_run(tmp_path / "a", 0)
     study = compared(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from handmade import compared, make_run
 
-from study.comparison import role_ends
+from study.comparison import caveats, role_ends
 from study.equal_reward import (
     collapse_times,
     collapses,
@@ -33,9 +33,8 @@ def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
                 "eta": 0.3,
             }
             facts |= {"kl_bound": 50.0, "first_role": roles[0], "run": f"{name}-{seed}"}
-            runs.append(
-                {**dict.fromkeys(FACTS, ""), "iterations": 0, "seconds": 0, "megabytes": 0} | facts
-            )
+            facts |= {"iterations": iterations, "planned": iterations, "seconds": 0, "megabytes": 0}
+            runs.append(dict.fromkeys(FACTS, "") | facts)
             for k in range(iterations):
                 for agent, role in enumerate(roles if name != "PPO" else roles[:1], 1):
                     reward, kl, distinct = values(seed, k, role)
@@ -232,19 +231,25 @@ def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
 
     study = make_study({"PPO": ppo, "CORY": cory}, roles=("pioneer", "observer"))
     times = collapse_times(study)
-    assert times["PPO"].dropna().tolist() == [23, 23, 23] and times["PPO"].isna().sum() == 2
+    texts, kl = times["texts"], times["kl"]
+    assert texts["PPO"].dropna().tolist() == [23, 23, 23] and kl["PPO"].isna().all()
     # Of the observer: 6 of ten iterations at 90 have a mean of 54.4.
-    assert times["CORY"].tolist() == [36] * 5
+    assert kl["CORY"].tolist() == [36] * 5 and texts["CORY"].isna().all()
     rows = collapses(study)
     assert [row["collapsed"] for row in rows] == ["3 of 5", "5 of 5"]
+    assert [(row["by KL"], row["by distinct-2"]) for row in rows] == [("0", "3"), ("5", "0")]
     assert rows[0]["mean of min(T, 40)"].startswith("29.8 ± ")
     assert rows[1]["difference"].startswith("+6.2 (")
 
 
-def test_a_run_that_its_kl_has_ended_has_collapsed_then(tmp_path):
-    """The mean of its last ten iterations is below the bound. One that ended by patience has not collapsed."""
-    for seed, guard in enumerate(["guards.stop_at_kl", "guards.patience", None]):
+def test_a_run_whose_kl_ends_above_the_bound_has_collapsed_then(tmp_path):
+    """The mean of its last ten iterations is below it. One that a lower guard has ended has not collapsed."""
+    for seed, guard in enumerate(["guards.stop_at_kl", "guards.stop_at_kl", None]):
         folder = make_run(tmp_path / f"run-seed{seed}", seed=seed, iterations=12 if guard else 30)
+        if seed == 0:
+            *before, last = (folder / "metrics.jsonl").read_text().splitlines()
+            last = json.dumps(json.loads(last) | {"kl": 60.0})
+            (folder / "metrics.jsonl").write_text("\n".join([*before, last, ""]))
         config = yaml.safe_load((folder / "config.yaml").read_text())
         (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
         if guard:
@@ -254,9 +259,39 @@ def test_a_run_that_its_kl_has_ended_has_collapsed_then(tmp_path):
     study = compared(tmp_path)
     write_study(study, tmp_path)
     for of_run in (study, read_study(tmp_path)):
-        assert collapse_times(of_run).droplevel("group").fillna(0).to_dict() == {0: 12, 1: 0, 2: 0}
+        times = collapse_times(of_run).droplevel("group")
+        assert (
+            times["kl"].fillna(0).to_dict() == {0: 12, 1: 0, 2: 0} and times["texts"].isna().all()
+        )
         assert of_run.final["collapsed"].astype(str).tolist() == ["True", "False", "False"]
-        assert [row["collapsed"] for row in collapses(of_run)] == ["1 of 3"]
+        (row,) = collapses(of_run)
+        assert (row["collapsed"], row["mean of min(T, 30)"]) == ("1 of 3", "24.0 ± 25.8")
+        assert of_run.ended_early["seed"].tolist() == [0, 1]
+        assert "ended early, after iteration 12 of 30, by guards.stop_at_kl" in caveats(of_run)[0]
+
+
+def test_nothing_collapses_and_lengths_differ():
+    study = make_study({"PPO": lambda *_: (1.0, 1.0, 1.0), "CORY": lambda *_: (1.0, 1.0, 1.0)})
+    assert [row["difference"] for row in collapses(study)] == ["", ""]
+    study.runs.loc[study.runs["group"] == "CORY", "planned"] = 50
+    with pytest.raises(ValueError, match=r"expected runs of one planned length, got \[40, 50\]"):
+        collapses(study)
+
+
+def test_a_pair_states_runs_that_ended_early_and_means_over_seeds_that_both_reach():
+    """PPO's KL is 10 times that of a seed; of its last two seeds, which have the highest, none reaches 1."""
+
+    def ppo(seed, k, role):
+        return (k / 20 if seed < 3 else 0.0), 10.0 ** (1 + seed % 3), 1.0
+
+    def cory(seed, k, role):
+        return k / 20, 10.0 ** (seed % 3), 1.0
+
+    study = make_study({"PPO": ppo, "CORY": cory})
+    study.runs.loc[study.runs["run"] == "PPO-4", "stopped_by"] = "guards.stop_at_kl"
+    (row,) = pairs(study, [("CORY", "PPO")], level=1.0)
+    assert row["runs there"] == "5, 3" and row["ended early"] == "0, 1"
+    assert row["KL there"] == "10.00, 100.00" and row["ratio there"].startswith("0.10 (")
 
 
 def test_a_run_that_its_kl_has_ended_before_ten_iterations_counts_with_what_it_has(tmp_path):
@@ -278,4 +313,4 @@ def test_an_agent_in_both_roles_has_collapsed_by_its_last_ten_iterations():
     study = make_study({"PPO": lambda seed, k, role: (1.0, 1.0, 0.2 if k > 15 else 1.0)}, seeds=2)
     as_observer = study.metrics.assign(role="observer")
     study.metrics = pd.concat([study.metrics, as_observer], ignore_index=True)
-    assert collapse_times(study).tolist() == [23, 23]
+    assert collapse_times(study)["texts"].tolist() == [23, 23]

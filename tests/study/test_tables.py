@@ -116,6 +116,10 @@ def test_runs_begin_and_end(here):
         ("held_out credit metrik=kl", "metrik"),
         ("held_out credit metric=kll", "kll"),
         ("held_out credit metric='kl", "No closing quotation"),
+        ("collapses credit groups='PPO|owned'", "no group 'owned' among .*'PPO'"),
+        ("pairs credit pairs='causal:PPP'", "no group 'PPP' among .*'PPO'"),
+        ("training_by_role credit role=Observer", "no role 'Observer' among .*'observer'"),
+        ("training credit metrics=kl,reward", "no metric 'reward' among .*'task_reward'"),
         ("pairs credit pairs='causal:PPO' level=high", "could not convert string to float"),
         (
             "rivals credit chain='PPO: agent_1' rivals='causal: agent_3'",
