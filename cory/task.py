@@ -1,7 +1,9 @@
 """Loads datasets from the Hub or from local files, and holds what a run trains on."""
 
 import csv
+import inspect
 import json
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -35,6 +37,9 @@ RECORDED = {
     "eval_task_reward",
 }
 RECORDED |= {"team_reward", "eval_team_reward"}
+# Columns of an evaluation.
+RECORDED |= {"name", "calls", "chain_kl", "tokens", "tokens_read", "tokens_written", "perplexity"}
+RECORDED |= {"distinct_1", "best_of_2", "greedy", "copied"}
 RECORDED |= {field.name for field in fields(UpdateStats)}
 
 
@@ -113,7 +118,23 @@ def _read_json(files: Sequence[Path]) -> datasets.Dataset:
     """The rows of JSON lines, or of lists of objects. A text is a text, also where it looks like a date."""
     rows = [row for file in files for row in _json_rows(file)]
     columns = dict.fromkeys(name for row in rows for name in row)
+    for name in columns:
+        _check_kinds(name, [row.get(name) for row in rows])
     return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+
+
+def _check_kinds(column: str, values: Sequence[Any]) -> None:
+    """Raises a ValueError if a column has values of different kinds, which a dataset cannot hold."""
+    kinds: dict[type, int] = {}
+    for row, value in enumerate(values, 1):
+        if value is not None:
+            kinds.setdefault(float if type(value) is int else type(value), row)
+    if len(kinds) > 1:
+        (_, first), (_, other), *_ = kinds.items()
+        raise ValueError(
+            f"column {column!r}: {values[first - 1]!r} in row {first} and {values[other - 1]!r} in row {other} are of "
+            "different kinds"
+        )
 
 
 def _json_rows(file: Path) -> list[dict[str, Any]]:
@@ -144,25 +165,24 @@ TEXT_READERS = {"csv": _read_csv, "json": _read_json}
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     files = [f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if f.suffix in FORMATS]
-    chosen = [
-        f
-        for f in files
-        if f.stem == split or f.name.startswith((f"{split}-", f"{split}_", f"{split}."))
+    whole = [file for file in files if file.stem == split]
+    parts = [
+        file for file in files if re.fullmatch(rf"{re.escape(split)}-\d+(-of-\d+)?", file.stem)
     ]
-    if not chosen:
+    if len(whole) != 1 and (whole or not parts):
         raise UserError(
-            f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, "
-            f"got {[file.name for file in files]}"
+            f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, or its "
+            f"parts {split}-00000, ..., got {[file.name for file in whole or files]}"
         )
-    return chosen
+    return whole or parts
 
 
 def check_held_out(dataset: str, trained: str) -> None:
     """Raises a UserError if a dataset's split `test` was trained on: it is a single file, or `trained` is `test`."""
     if Path(dataset).is_file() or trained == "test":
         raise UserError(
-            "eval_every: task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, "
-            f"trained on another split than test, got {dataset!r}, split {trained!r}"
+            "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, trained on "
+            f"another split than test, to have held-out rows, got {dataset!r}, split {trained!r}"
         )
 
 
@@ -217,6 +237,9 @@ class Task:
         for name in self.metrics:
             if name in (*RECORDED, *self.reward_metrics):
                 raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
+        for key in ("extract", "accepts"):
+            if inspect.iscoroutinefunction(getattr(self, key)):
+                raise UserError(f"{key}: expected a function, got an async one")
         self.check_rows(self.dataset)
 
     def check_rows(self, dataset: datasets.Dataset) -> None:
@@ -232,11 +255,11 @@ class Task:
             _check_arguments(
                 Metric(function, name), ("prompts", "completions", "role", "rewards"), names
             )
-        for row, prompt in enumerate(dataset["prompt"]):
+        for row, prompt in enumerate(dataset["prompt"][:]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
         self.prompts.check_columns(names)
         for name in {*self.prompts.columns()} & {*names}:
-            for row, value in enumerate(dataset[name]):
+            for row, value in enumerate(dataset[name][:]):
                 if value is None:
                     raise UserError(
                         f"dataset, column {name!r}, row {row + 1}: expected a value for a role's prompt, got null"

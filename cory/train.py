@@ -46,6 +46,8 @@ def train(
     # The task first: a mistake in a reward file is reported before torch is imported, which takes seconds.
     task = kind.make_task(config)
     held_out = kind.held_out_rows(config) if config.eval_every else None
+    if held_out is not None:
+        task.check_rows(held_out)
 
     from cory import CoryTrainer, make_agents
     from cory.callbacks.load import load_callbacks

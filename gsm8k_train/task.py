@@ -68,7 +68,7 @@ def training_rows(config: Gsm8kConfig) -> Dataset:
 
 
 def held_out_rows(config: Gsm8kConfig, split: str | None = None) -> Dataset:
-    """Problems of a split. None: of the split `test` for `eval_every`; a UserError if that is trained on."""
+    """Problems of a split. None: of the split `test`; a UserError if that is trained on."""
     if split is None:
         check_held_out(config.task.dataset, config.task.split)
         split = "test"

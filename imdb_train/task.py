@@ -200,7 +200,7 @@ def training_rows(config: ImdbConfig) -> Dataset:
 
 
 def held_out_rows(config: ImdbConfig, split: str | None = None) -> Dataset:
-    """Queries of a split. None: of the split `test` for `eval_every`; a UserError if that is trained on."""
+    """Queries of a split. None: of the split `test`; a UserError if that is trained on."""
     if split is None:
         check_held_out(config.task.dataset, config.task.split)
         split = "test"

@@ -397,6 +397,11 @@ def test_texts_of_json_stay_texts_and_columns_may_begin_late(tmp_path):
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "a.jsonl, line 3: Expecting value"),
         ("a.jsonl", '{"text": "x"}\n7\n', "a.jsonl, line 2: expected an object, got 7"),
         ("a.json", '[{"text": "x"}, "y"]', "a.json, row 2: expected an object, got 'y'"),
+        (
+            "a.jsonl",
+            '{"text": "x"}\n{"text": null}\n{"text": ["x"]}',
+            r"column 'text': 'x' in row 1 and \['x'\] in row 3 are of different kinds",
+        ),
     ],
 )
 def test_a_broken_line_of_json_is_named(tmp_path, name, text, place):

@@ -12,7 +12,7 @@ from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
 from cory.provenance.models import is_local
-from cory.run.record import read_settings
+from cory.run.record import named, read_settings
 from cory.tasks.kind import TaskKind, kind_of_run
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def parse_settings(
     )
     parser.add_class_arguments(settings_class, skip={"models"})
     settings = settings_class(**vars(parser.of(argv)))
+    settings.models = [str(named(Path(name))) for name in settings.models]
     settings.model = typed(ModelConfig, settings.model)
     settings.sampling = typed(SamplingConfig, settings.sampling)
     settings.check()
@@ -104,6 +105,12 @@ def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfi
         config = as_config(kind.config, recorded, run / "config.yaml")
     config.seed = settings.seed
     config = config.on(settings.device)
+    held_out = getattr(config.task, "eval_dataset", None)
+    if held_out and "dataset" in settings.task and "eval_dataset" not in settings.task:
+        raise UserError(
+            f"task.dataset: expected task.eval_dataset, as the run's held-out prompts are {held_out!r}, got "
+            f"{settings.task['dataset']!r}"
+        )
     config.task = changed(config.task, settings.task)
     return config
 

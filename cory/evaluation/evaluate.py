@@ -1,13 +1,17 @@
 """`cory.evaluate`: models on held-out queries, as a table and a folder of responses."""
 
 import json
+import shlex
 import shutil
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from datasets import Dataset
 
 from cory.evaluation.evaluator import Evaluator
 from cory.evaluation.folder import output_folder
@@ -72,12 +76,12 @@ def evaluate(
         folder = output_folder(
             settings,
             name or evaluation_name(settings.models),
-            _identity_of_reward(task),
+            task_identity(task, held_out),
             lineup.identities,
-            data_hash(held_out),
             locks,
         )
-        records = Evaluator(lineup, columns, settings, device).run(folder)
+        with _explaining_how_to_go_on(folder):
+            records = Evaluator(lineup, columns, settings, device).run(folder)
         rows = table_rows(records, columns, task, settings, lineup.kl_coef)
         shown = {
             metric: title
@@ -109,11 +113,24 @@ def evaluate(
     return Evaluation(folder, rows)
 
 
-def _identity_of_reward(task: Task) -> str:
-    """The hashes of the task's reward functions."""
-    fingerprint = task.fingerprint_of_reward()
-    hashes = (fingerprint.get("reward_sha256"), fingerprint.get("team_reward_sha256"))
-    return "+".join(text for text in hashes if text)
+def task_identity(task: Task, held_out: Dataset) -> dict[str, Any]:
+    """What an evaluation that goes on must have in common with its beginning: reward, prompts, and data."""
+    return {
+        "reward": task.fingerprint_of_reward(),
+        "prompts": json.loads(json.dumps(asdict(task.prompts))),
+        "data_sha256": data_hash(held_out),
+    }
+
+
+@contextmanager
+def _explaining_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Says where the answers of an evaluation are that does not come to its end."""
+    try:
+        yield
+    except BaseException:
+        name = shlex.quote(str(folder))
+        print(f"The answers so far are kept: --output {name} goes on with them.", file=sys.stderr)
+        raise
 
 
 def _print_tables(

@@ -85,9 +85,8 @@ def _first_model_and_run(models: Sequence[str]) -> list[str]:
 def output_folder(
     settings: EvaluationConfig,
     name: str,
-    reward: str,
+    task: Mapping[str, Any],
     identities: Models,
-    data: str,
     locks: ExitStack,
 ) -> Path:
     """The folder of the results, which is locked until `locks` is closed.
@@ -95,15 +94,13 @@ def output_folder(
     Args:
         settings: whose `output` it is; null: a new one.
         name: of a new one.
-        reward: the hash of the reward's source.
+        task: `reward`, `prompts` and `data_sha256`, the hash of the held-out rows, as responses are stored by the
+            number of their row.
         identities: of base, reward model and models that are no runs.
-        data: the hash of the held-out rows, as responses are stored by the number of their row.
 
     Raises a UserError if the folder was begun with other settings, or a run was trained on since.
     """
-    content = asdict(settings)
-    content["reward_sha256"] = reward
-    content["data_sha256"] = data
+    content = {**asdict(settings), **task}
     content["trained"] = trained(settings.models)
     content["identities"] = identities
     if settings.output and (Path(settings.output) / "settings.json").exists():
@@ -146,8 +143,8 @@ def _difference(key: str, before: Any, now: Any) -> str:
     if key == "trained":
         again = [run for run, end in now.items() if (before or {}).get(run, end) != end]
         return f"{', '.join(again)} trained again since" if again else "other runs"
-    if key == "reward_sha256":
-        return "another reward"
+    if key in ("reward", "prompts"):
+        return f"another {key.removesuffix('s')}"
     if key == "data_sha256":
         return "other queries, or other columns beside them"
     return f"{key} {before!r} -> {now!r}"

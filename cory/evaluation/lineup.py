@@ -143,7 +143,6 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
 def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) -> None:
     """Adds a run's agents and their chains, with the run's prompts."""
     config = lineup.runs[run]
-    base = lineup.candidates["base"].weights.model
     agents = agent_weights(run_agents(run), config, settings.model)
     fingerprint = read_settings(run).get("fingerprint") or {}
     recorded = fingerprint.get("models") or {}
@@ -157,8 +156,8 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
 
     run_task = with_prompts_of(run, task, settings.task)
     for agent, weights in agents.items():
-        # Agents of different models may differ in their vocabulary: each one's KL is to its own base.
-        kl_base = weights.base if config.agents and not settings.base else base
+        # Each agent's KL is to its own base, unless one is named for all.
+        kl_base = lineup.candidates["base"].weights.model if settings.base else weights.base
         if not _answers_already(lineup, kl_base, config, _index(agent)):
             lineup.candidates[f"base of {agent}"] = Candidate(
                 Weights(kl_base, None, kl_base), run_task
@@ -168,11 +167,14 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
         )
 
     names = list(agents)
+    if len(names) > 1 and not config.cory.knowledge_transfer:
+        print(f"{run}: no chains, as its agents read no responses (cory.knowledge_transfer)")
+        return
     for pioneer, observer in itertools.permutations(names, 2):
         lineup.chains[f"{observer} after {_short(pioneer)}"] = Link(pioneer, observer, 1)
     if len(names) == 1 and _begins_as(task.prompts, run_task.prompts):
         _add_after_itself(lineup, names[0])
-    if 2 < config.cory.num_roles <= len(names):
+    if len(names) > 1 and config.cory.num_roles > 2:
         _add_long_chains(lineup, names, config.cory.num_roles)
 
 

@@ -137,11 +137,12 @@ def _values_by_query(
         ]
     if settings.samples > 1:
         values["best_of_2"] = [best_of_2(record["rewards"]) for record in of_model]
-    for k in settings.ks:
-        values[f"pass@{k}"] = [
-            pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k)
-            for record in of_model
-        ]
+    if all(reward in (0, 1) for record in of_model for reward in record["rewards"]):
+        for k in settings.ks:
+            values[f"pass@{k}"] = [
+                pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k)
+                for record in of_model
+            ]
     if settings.greedy:
         values["greedy"] = [record["greedy_reward"] for record in of_model]
     if len(chain) > 1:

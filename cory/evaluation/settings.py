@@ -22,10 +22,10 @@ class EvaluationConfig(Settings):
             --model.quantization, ...
         sampling: Changes to the first run's `sampling` block: --sampling.temperature,
             --sampling.max_new_tokens, ...
-        split: The held-out split.
+        split: The held-out split. null: that of the task, by default test.
         queries: Number of queries, from the first. 0: all.
         samples: Responses sampled for each query.
-        ks: The k of pass@k, at most `samples`, for rewards of 0 and 1. Empty: none.
+        ks: The k of pass@k, at most `samples`; there is none where a reward is neither 0 nor 1. Empty: none.
         greedy: Also answer each query once with the likeliest tokens.
         partners: Also let each pair's second agent answer after the first agent of the pair before
             it, of another run: does it understand a partner with whom it was not trained?
@@ -45,7 +45,7 @@ class EvaluationConfig(Settings):
     task: dict[str, Any] = Field(default_factory=dict)
     model: dict[str, Any] = Field(default_factory=dict)
     sampling: dict[str, Any] = Field(default_factory=dict)
-    split: str = "test"
+    split: str | None = None
     queries: NonNegativeInt = 500
     samples: PositiveInt = 1
     ks: list[int] = Field(default_factory=list)
@@ -54,7 +54,7 @@ class EvaluationConfig(Settings):
     kl_coef: float | None = None
     batch_size: PositiveInt = 100
     precision: Literal["fp32", "bf16"] = "fp32"
-    seed: int = 0
+    seed: NonNegativeInt = 0
     device: str = "auto"
     output: str | None = None
     shown: NonNegativeInt = 5

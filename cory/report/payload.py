@@ -86,7 +86,7 @@ def of_run(folder: Path, method: str, notes: Sequence[str] = ()) -> dict[str, An
     values = flat(run.settings)
     facts = [
         method,
-        f"model {shown(values.get('model.name'))}",
+        f"model {' and '.join(model_names(run.settings))}",
         f"{done} of {counted(planned, 'iteration')}",
         f"seed {run.seed}",
     ]
@@ -106,6 +106,14 @@ def of_run(folder: Path, method: str, notes: Sequence[str] = ()) -> dict[str, An
         tables,
         settings,
     )
+
+
+def model_names(settings: Mapping[str, Any]) -> list[str]:
+    """The models of a run's agents, by name, each once."""
+    common = settings["model"]["name"]
+    agents = settings.get("agents") or [{}]
+    names = [(agent.get("model") or {}).get("name", common) for agent in agents]
+    return list(dict.fromkeys(names))
 
 
 def accepted_changes(settings: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ class JsonlWriter:
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends lines. If the disk is full, warns and keeps them for the next call."""
-        self.waiting += "".join(json.dumps(row) + "\n" for row in rows).encode()
+        self.waiting += "".join(json.dumps(row, default=str) + "\n" for row in rows).encode()
         try:
             self._write()
         except OSError as error:

@@ -67,7 +67,7 @@ class TaskKind(Generic[C]):
         return self._functions().training_rows(config)
 
     def held_out_rows(self, config: C, split: str | None = None) -> "Dataset":
-        """Held-out rows of a split. None: those of `eval_every`, of which none may be trained on, else a UserError."""
+        """Held-out rows: of a split, or where it is None, the usual ones; a UserError if these are trained on."""
         return self._functions().held_out_rows(config, split)
 
     def _functions(self) -> Any:

@@ -79,7 +79,7 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
     `eval_split`.
 
     Raises a UserError if the dataset is a single file, which is trained on as a whole, unless its
-    split is named.
+    split is named, or if a split is named that a single file of held-out prompts does not have.
     """
     settings = config.task
     flag = "--split"
@@ -88,6 +88,11 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
         split = settings.eval_split
     if settings.eval_dataset is not None:
         check_file("task.eval_dataset", settings.eval_dataset)
+        if Path(settings.eval_dataset).is_file() and split != settings.eval_split:
+            raise UserError(
+                f"--split: expected {settings.eval_split}, as task.eval_dataset is a single file, "
+                f"{settings.eval_dataset!r}, got {split!r}"
+            )
         return load_prompts(
             replace(settings, dataset=settings.eval_dataset, subset=None, split=split)
         )
@@ -124,7 +129,7 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
                 f"task.prompt_column: expected 'prompt', as the dataset has a column of that name, got {column!r}"
             )
         dataset = dataset.rename_column(column, "prompt")
-    for row, prompt in enumerate(dataset["prompt"]):
+    for row, prompt in enumerate(dataset["prompt"][:]):
         check_prompt(prompt, f"task.prompt_column {column!r}, row {row + 1}")
     return dataset
 

@@ -117,6 +117,14 @@ def test_a_vote(votes, chosen):
     assert majority(votes) == chosen
 
 
+def test_there_is_no_pass_at_k_of_other_rewards_than_0_and_1():
+    settings = EvaluationConfig(samples=2, ks=[1, 2])
+    for rewards, expected in (([0.0, 1.0], 0.5), ([0.2, 1.2], None)):
+        records = {"base": [record(rewards, [0.0, 0.0])] * 2}
+        (row,) = table_rows(records, QUERIES, task(), settings, ETA)
+        assert row.get("pass@1") == expected
+
+
 def test_choices_are_made_in_groups_of_k():
     """By hand, groups of 2 of 5: (x, y) and (y, y), the fifth is left out."""
     rewards = [3.0, 0.0, 1.0, 9.0, 100.0]

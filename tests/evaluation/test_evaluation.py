@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import sentences
+from conftest import make_gpt2, sentences
 from test_lora import llama_folder  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
-from cory.errors import UserError
+from cory.errors import RewardError, UserError
 from cory.evaluation import responses
 from cory.evaluation.evaluator import Evaluator
 from cory.evaluation.folder import COLUMNS, read_responses
@@ -24,6 +24,7 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.models import load
 from cory.models.sampling import sample
 from cory.prompts import RolePrompts
+from cory.rewards import Reward
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study.report import write_report
@@ -97,6 +98,54 @@ def test_partners_of_other_runs(config, held_out, tmp_path):
     assert "pair/agent_2 after pair/agent_1, 2 seeds" in page
     with pytest.raises(UserError, match="partners: expected at least two runs of two agents"):
         line_up(held_out, settings(tmp_path, models=[str(runs[0])], partners=True))
+
+
+def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer):
+    """Two runs of other models: untrained, each has a KL of 0, also where the other run is the first."""
+    other = tmp_path / "other"
+    make_gpt2(tokenizer, seed=1).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    untrained = replace(config, iterations=1, ppo=replace(config.ppo, learning_rate=1e-12))
+    ppo = make_run(untrained, 1, output=str(tmp_path / "ppo"))
+    of_other = make_run(untrained, 1, model=ModelConfig(str(other)))
+    rows = {
+        row["name"]: row for row in evaluate([ppo, of_other], held_out, settings(tmp_path)).rows
+    }
+    assert "base of run/agent_1" in rows
+    assert rows["ppo/agent_1"]["kl"] < 1e-4 and rows["run/agent_1"]["kl"] < 1e-4
+    assert rows["base of run/agent_1"]["kl"] == 0
+
+
+def test_chains_are_those_that_were_trained(config, held_out, tmp_path):
+    """Two agents in three roles, and agents that do not read."""
+    long = replace(config, iterations=1, cory=replace(config.cory, chain_length=3))
+    run = make_run(long)
+    lineup = line_up(held_out, settings(tmp_path, models=[str(run)]))
+    assert lineup.chains["run/agent_1 after agent_2 after agent_1"].role == 2
+    alone = replace(config, iterations=1, cory=replace(config.cory, knowledge_transfer=False))
+    run = make_run(replace(alone, output=str(tmp_path / "alone")))
+    lineup = line_up(held_out, settings(tmp_path, models=[str(run)]))
+    assert [name for name in lineup.chains if not name.startswith("base")] == []
+
+
+def test_an_evaluation_does_not_go_on_with_other_prompts_or_weights(
+    held_out, policy_folder, tmp_path
+):
+    evaluate([policy_folder], held_out, settings(tmp_path))
+    asked = replace(held_out, prompts=replace(held_out.prompts, pioneer="Loved it: {prompt}"))
+    weighed = replace(held_out, reward=[Reward(count_good, -5.0)])
+    for task, what in ((asked, "prompt"), (weighed, "reward")):
+        with pytest.raises(UserError, match=f"was begun, got another {what}"):
+            evaluate([policy_folder], task, settings(tmp_path))
+
+
+def test_an_evaluation_that_fails_says_how_it_goes_on(held_out, policy_folder, tmp_path, capsys):
+    def fails(prompts, completions):
+        raise OSError("away")
+
+    with pytest.raises(RewardError):
+        evaluate([policy_folder], replace(held_out, reward=fails), settings(tmp_path))
+    assert f"kept: --output {tmp_path / 'evaluation'} goes on" in capsys.readouterr().err
 
 
 def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):

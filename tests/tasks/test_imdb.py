@@ -303,9 +303,7 @@ def test_the_first_line_comes_before_torch(tmp_path):
 def test_held_out_queries_are_not_those_of_training(reviews, policy_folder):
     config = ImdbConfig(eval_every=2, model=ModelConfig(str(policy_folder)))
     config.task = replace(config.task, dataset=str(reviews / "train.jsonl"), min_chars=0)
-    with pytest.raises(
-        UserError, match=r"eval_every: task.dataset: expected a folder with files named"
-    ):
+    with pytest.raises(UserError, match=r"task.dataset: expected a folder with files named"):
         held_out_rows(config)
     config.task = replace(config.task, dataset=str(reviews))
     assert len(held_out_rows(config)) > 0

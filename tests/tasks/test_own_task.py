@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -581,6 +582,10 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
              "my/agent_1 after agent_2", "one/agent_1 after itself"]  # fmt: skip
     assert [row["name"] for row in evaluation["rows"]] == names and len(evaluation["queries"]) == 6
 
+    other = ("--task.dataset", "other.jsonl", "--queries", "2")
+    said = command("cory.evaluation", "runs/my", *other).error
+    assert "task.dataset: expected task.eval_dataset, as the run's held-out prompts are" in said
+
     prompts = (
         "--task.pioneer_prompt",
         "Ask: {prompt}",
@@ -609,6 +614,21 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     assert status == 2 and "the source of the reward, rewards.py, or" in error
 
 
+def test_a_split_is_its_own_file_and_its_parts(here):
+    (here / "data").mkdir()
+    for name in "train", "train_small", "train-dev", "part-00000-of-00002", "part-00001-of-00002":
+        (here / f"data/{name}.jsonl").write_text(json.dumps({"ask": name}) + "\n")
+    folder = settings(dataset="data", prompt_column="ask")
+    assert make_task(folder).dataset["prompt"][:] == ["train"]
+    parts = make_task(settings(dataset="data", prompt_column="ask", split="part")).dataset
+    assert parts["prompt"][:] == ["part-00000-of-00002", "part-00001-of-00002"]
+    shutil.copy(here / "data/train.jsonl", here / "data/train.json")
+    with pytest.raises(
+        UserError, match=r"expected a file train.*got \['train.json', 'train.jsonl'"
+    ):
+        make_task(folder)
+
+
 def test_an_empty_file_has_no_rows(here):
     (here / "empty.jsonl").touch()
     with pytest.raises(UserError, match=r"task.dataset: expected rows, got none in 'empty.jsonl'"):
@@ -623,7 +643,10 @@ def test_a_single_file_has_no_held_out_prompts(here):
     ):
         held_out_rows(config, "test")
     assert len(held_out_rows(config, "train")) == 24
-    assert len(held_out_rows(settings(eval_dataset="held_out.jsonl"), "test")) == 6
+    single = settings(eval_dataset="held_out.jsonl")
+    assert len(held_out_rows(single, "test")) == len(held_out_rows(single)) == 6
+    with pytest.raises(UserError, match=r"--split: expected test, as task\.eval_dataset is a single"):
+        held_out_rows(single, "validation")
     (here / "data").mkdir()
     for split in ("train", "test"):
         (here / f"data/{split}.jsonl").write_text(json.dumps({"ask": split}) + "\n")
@@ -874,6 +897,11 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
             r"metrics: expected a name that no other metric has, got 'kl'",
         ),
         (
+            {"task": {"metrics": "other.py:name"}},
+            r"metrics: expected a name that no other metric has, got 'name'",
+        ),
+        ({"task": {"extract": "other.py:slow"}}, r"extract: expected a function, got an async one"),
+        (
             {"task": {"metrics": "watch.py:fails"}},
             r"metric function fails: KeyError: 'gone', raised at watch\.py, line 15",
         ),
@@ -901,7 +929,8 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
 def test_bad_metrics_and_callbacks(here, policy_folder, command, changes, message):
     (here / "watch.py").write_text(METRICS)
     zeros = "    return [0.0] * len(completions)\n"
-    functions = [f"def {name}(completions):\n{zeros}" for name in ("kl", "reward_short")]
+    functions = [f"def {name}(completions):\n{zeros}" for name in ("kl", "name", "reward_short")]
+    functions.append("async def slow(text):\n    return text\n")
     (here / "other.py").write_text("\n".join(functions))
     task = {"dataset": "prompts.jsonl", "reward": "rewards.py:good", **changes.pop("task", {})}
     write_config(here, policy_folder, task=task, **changes)
