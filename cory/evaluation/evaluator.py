@@ -12,10 +12,11 @@ import torch
 
 from cory.config import SamplingConfig
 from cory.evaluation.folder import RESPONSES, begun_responses
-from cory.evaluation.lineup import Candidate, Lineup
+from cory.evaluation.lineup import Lineup, Row
 from cory.evaluation.responses import LoadedModel, Responses, answer
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.load import ModelPool
+from cory.models.sampling import check_lengths, context_length, encode
 from cory.rewards import Scores, score_chains
 
 Record = dict[str, Any]  # a line of responses.jsonl
@@ -60,17 +61,15 @@ class Evaluator:
         with (folder / RESPONSES).open("a", encoding="utf-8") as file:
             if file.tell():
                 file.write("\n")  # ends a line that was cut short; empty lines are skipped
-            for name in self.lineup.candidates:
-                self._answer(name, name, None, 0, file)
-            for name, link in self.lineup.chains.items():
-                self._answer(name, link.candidate, link.reads, link.role, file)
-        names = [*self.lineup.candidates, *self.lineup.chains]
-        return {name: [self.done[name, query] for query in range(self.count)] for name in names}
+            for row in self.lineup.rows:
+                self._answer(row, file)
+        return {
+            row.name: [self.done[row.name, query] for query in range(self.count)]
+            for row in self.lineup.rows
+        }
 
-    def _answer(
-        self, name: str, answering: str, reads: str | None, role: int, file: TextIO
-    ) -> None:
-        """Adds the missing records of the row `name`, and to those of whole chains the missing team rewards."""
+    def _answer(self, row: Row, file: TextIO) -> None:
+        """Adds the missing records of a row, and to those of whole chains the missing team rewards."""
         size = max(1, self.settings.batch_size // self.settings.samples)
         chunks = [
             list(range(start, min(start + size, self.count)))
@@ -78,19 +77,29 @@ class Evaluator:
         ]
         # One that was stored in part is answered whole, as its samples are drawn together.
         missing = [
-            chunk for chunk in chunks if any((name, query) not in self.done for query in chunk)
+            chunk for chunk in chunks if any((row.name, query) not in self.done for query in chunk)
         ]
-        candidate = self.lineup.candidates[answering]
         if missing:
-            with self.pool.loaded(*candidate.weights) as loaded:
+            with self.pool.loaded(*row.weights) as loaded:
+                self._check_lengths(row, loaded)
                 for chunk in missing:
-                    for record in self._records(name, candidate, loaded, chunk, reads, role):
-                        if (name, record["query"]) not in self.done:
+                    for record in self._records(row, loaded, chunk):
+                        if (row.name, record["query"]) not in self.done:
                             self._store(record, file)
                     file.flush()
-                    self._show_progress(name, chunk[-1] + 1)
+                    self._show_progress(row.name, chunk[-1] + 1)
         for chunk in chunks:
-            self._add_team_rewards(name, candidate, chunk, reads, role, file)
+            self._add_team_rewards(row, chunk, file)
+
+    def _check_lengths(self, row: Row, loaded: LoadedModel) -> None:
+        """Raises a UserError if a query is too long for a model that reads it alone, before any is answered."""
+        if row.reads is not None:
+            return
+        model, _, tokenizer = loaded
+        prompts = row.task.render(0, self.columns)
+        lengths = list(map(len, encode(tokenizer, prompts, row.weights.model.chat_template)))
+        longest = row.task.prompts.settings(0).sampling(self.lineup.sampling).max_new_tokens
+        check_lengths(lengths, longest, context_length(model), prompts)
 
     def _store(self, record: Record, file: TextIO) -> None:
         """Keeps a record; of two of the same row and query the later one counts."""
@@ -105,30 +114,20 @@ class Evaluator:
             print(f"{name}: {done}/{self.count} queries", flush=True)
             self.last_line = time.monotonic()
 
-    def _records(
-        self,
-        name: str,
-        candidate: Candidate,
-        loaded: LoadedModel,
-        chunk: Sequence[int],
-        reads: str | None,
-        role: int,
-    ) -> list[Record]:
+    def _records(self, row: Row, loaded: LoadedModel, chunk: Sequence[int]) -> list[Record]:
         """A record for each query of a chunk."""
         samples = self.settings.samples
-        responses, scores = self._respond(
-            candidate, loaded, chunk, reads, role, samples, self.lineup.sampling
-        )
+        responses, scores = self._respond(row, loaded, chunk, samples, self.lineup.sampling)
         rewards = scores.total.tolist()
-        team_rewards = self._team_rewards(candidate, chunk, reads, role, responses.completions)
+        team_rewards = self._team_rewards(row, chunk, responses.completions)
         records = []
         for position, query in enumerate(chunk):
             first = position * samples
             rows = slice(first, first + samples)
             record = {
-                "model": name,
+                "model": row.name,
                 "query": query,
-                "role": candidate.task.prompts.name(role),
+                "role": row.task.prompts.name(row.role),
                 "rewards": rewards[rows],
                 "rewards_by_function": {
                     function: [
@@ -141,7 +140,7 @@ class Evaluator:
                 "tokens": responses.tokens[rows],
                 "prompt_tokens": responses.prompt_tokens[rows],
                 "completions": responses.completions[rows],
-                "read": reads,
+                "read": row.reads.name if row.reads else None,
                 # Of the first sample alone, as they are long.
                 "prompt": responses.prompts[first],
                 "token_texts": responses.token_texts[first],
@@ -151,9 +150,7 @@ class Evaluator:
                 record["team_rewards"] = team_rewards[rows]
             records.append(record)
         if self.settings.greedy:
-            likeliest, its_scores = self._respond(
-                candidate, loaded, chunk, reads, role, 1, self.greedy
-            )
+            likeliest, its_scores = self._respond(row, loaded, chunk, 1, self.greedy)
             for record, text, reward in zip(
                 records, likeliest.completions, its_scores.total.tolist(), strict=True
             ):
@@ -163,11 +160,9 @@ class Evaluator:
 
     def _respond(
         self,
-        candidate: Candidate,
+        row: Row,
         loaded: LoadedModel,
         chunk: Sequence[int],
-        reads: str | None,
-        role: int,
         samples: int,
         sampling: SamplingConfig,
     ) -> tuple[Responses, Scores]:
@@ -178,16 +173,16 @@ class Evaluator:
         ):
             return answer(
                 loaded,
-                candidate.task,
+                row.task,
                 columns,
                 sampling,
-                read=self._read_texts(chunk, reads, sampling),
-                role=role,
+                read=self._read_texts(row, chunk, sampling),
+                role=row.role,
                 batch_size=self.settings.batch_size,
                 # The same samples, however often it is interrupted; of each role its own random numbers, or an
                 # observer would draw from those that drew what it reads.
-                seed=self.settings.seed * 1_000_003 + chunk[0] + role * 2**64,
-                chat_template=candidate.weights.model.chat_template,
+                seed=self.settings.seed * 1_000_003 + chunk[0] + row.role * 2**64,
+                chat_template=row.weights.model.chat_template,
             )
 
     def _columns(self, chunk: Sequence[int], samples: int) -> dict[str, list[Any]]:
@@ -198,59 +193,44 @@ class Evaluator:
         }
 
     def _team_rewards(
-        self,
-        candidate: Candidate,
-        chunk: Sequence[int],
-        reads: str | None,
-        role: int,
-        completions: Sequence[str],
+        self, row: Row, chunk: Sequence[int], completions: Sequence[str]
     ) -> list[float] | None:
         """The team reward of each chain that ends with these completions; None if there are none, or no whole ones."""
-        team = candidate.task.team
-        if team is None or not completions or role + 1 not in self.lineup.team_sizes:
+        team = row.task.team
+        if team is None or not completions or row.role + 1 not in self.lineup.team_sizes:
             return None
-        earlier = self._read_texts(chunk, reads, self.lineup.sampling) or []
+        earlier = self._read_texts(row, chunk, self.lineup.sampling) or []
         columns = self._columns(chunk, self.settings.samples)
         prompts = columns.pop("prompt")
         return score_chains(
             team, prompts, list(zip(*earlier, completions, strict=True)), columns
         ).tolist()
 
-    def _add_team_rewards(
-        self,
-        name: str,
-        candidate: Candidate,
-        chunk: Sequence[int],
-        reads: str | None,
-        role: int,
-        file: TextIO,
-    ) -> None:
+    def _add_team_rewards(self, row: Row, chunk: Sequence[int], file: TextIO) -> None:
         """Adds those that were not due when a chunk was answered, as no run had as many roles."""
-        lacking = [query for query in chunk if "team_rewards" not in self.done[name, query]]
-        completions = [text for query in lacking for text in self.done[name, query]["completions"]]
-        team_rewards = self._team_rewards(candidate, lacking, reads, role, completions)
+        records = [self.done[row.name, query] for query in chunk]
+        lacking = [record["query"] for record in records if "team_rewards" not in record]
+        completions = [
+            text for query in lacking for text in self.done[row.name, query]["completions"]
+        ]
+        team_rewards = self._team_rewards(row, lacking, completions)
         if team_rewards is None:
             return
         samples = self.settings.samples
         for position, query in enumerate(lacking):
             of_query = team_rewards[position * samples : (position + 1) * samples]
-            self._store({**self.done[name, query], "team_rewards": of_query}, file)
+            self._store({**self.done[row.name, query], "team_rewards": of_query}, file)
         file.flush()
 
     def _read_texts(
-        self, chunk: Sequence[int], reads: str | None, sampling: SamplingConfig
+        self, row: Row, chunk: Sequence[int], sampling: SamplingConfig
     ) -> list[list[str]] | None:
-        """What a later role reads: of each earlier role the responses that were sampled alike.
-
-        `reads`: the row of the role before.
-        """
-        if reads is None:
-            return None
-        records = [self.done[reads, query] for query in chunk]
-        if sampling is self.greedy:
-            texts = [record["greedy"] for record in records]
-        else:
-            texts = [text for record in records for text in record["completions"]]
-        before = self.lineup.chains.get(reads)
-        earlier = self._read_texts(chunk, before.reads, sampling) if before else None
-        return [*(earlier or []), texts]
+        """What a later role reads: of each earlier role the responses that were sampled alike."""
+        texts = []
+        for earlier in row.earlier:
+            records = [self.done[earlier.name, query] for query in chunk]
+            if sampling is self.greedy:
+                texts.append([record["greedy"] for record in records])
+            else:
+                texts.append([text for record in records for text in record["completions"]])
+        return texts or None

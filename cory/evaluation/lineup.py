@@ -13,7 +13,7 @@ is loaded with its run's settings (chat template, quantization, remote code) and
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,26 +32,34 @@ KL_COEF = 0.3  # eta of the combined reward where no run says it
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A model that answers: how it is loaded, and the task with the prompts that it reads."""
-
-    weights: Weights
-    task: Task
-
-
-@dataclass(frozen=True)
-class Link:
-    """The last role of a chain.
+class Row:
+    """A model that answers: the query alone, or after it has read what the chain of another row has answered.
 
     Args:
-        reads: the row whose responses it reads: a candidate or another chain.
-        candidate: the name of the one that answers.
-        role: its number; 0 is the pioneer's.
+        name: of the row.
+        weights: how the model is loaded.
+        task: with the prompts that it reads.
+        reads: the row of the role before; None: it is the first.
     """
 
-    reads: str
-    candidate: str
-    role: int
+    name: str
+    weights: Weights
+    task: Task
+    reads: "Row | None" = None
+
+    @property
+    def earlier(self) -> list["Row"]:
+        """The rows of the roles before, the pioneer's first."""
+        return [*self.reads.earlier, self.reads] if self.reads else []
+
+    @property
+    def role(self) -> int:
+        """The number of its role; 0 is the pioneer's."""
+        return len(self.earlier)
+
+    def after(self, reads: "Row", name: str) -> "Row":
+        """The row of the same model as the next role of a chain."""
+        return replace(self, name=name, reads=reads)
 
 
 @dataclass
@@ -60,8 +68,8 @@ class Lineup:
 
     Args:
         runs: the settings of the runs, by folder.
-        candidates: by the name of their row; `base` is the first.
-        chains: by the name of their row, each after the one that it reads.
+        solo: the rows that read nothing, by name; `base` is the first.
+        chains: those of chains, by name, each after the one that it reads.
         identities: what identifies the models of this evaluation.
         sampling: of all rows.
         kl_coef: eta of the combined reward.
@@ -73,8 +81,18 @@ class Lineup:
     kl_coef: float
     longest: int
     identities: Models
-    candidates: dict[str, Candidate] = field(default_factory=dict)
-    chains: dict[str, Link] = field(default_factory=dict)
+    solo: dict[str, Row] = field(default_factory=dict)
+    chains: dict[str, Row] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row]:
+        """All of them, each after the one that it reads."""
+        return [*self.solo.values(), *self.chains.values()]
+
+    def add(self, row: Row) -> Row:
+        """Adds a row, which it returns."""
+        (self.chains if row.reads else self.solo)[row.name] = row
+        return row
 
     @property
     def team_sizes(self) -> set[int]:
@@ -124,16 +142,16 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
             "base": {"name": base.name, "identity": model_identity(base.name, base.revision)},
         },
     )
-    lineup.candidates["base"] = Candidate(Weights(base, None, base), base_task)
+    row = lineup.add(Row("base", Weights(base, None, base), base_task))
     if runs:
-        _add_after_itself(lineup, "base")
+        _add_after_itself(lineup, row)
     for name in settings.models:
         run = Path(name)
         if run in runs:
             _add_run(lineup, run, task, settings)
         elif config.resolve(name) != base.name:
             model = replace(base, name=config.resolve(name), revision=None)
-            lineup.candidates[name] = Candidate(Weights(model, None, base), task)
+            lineup.add(Row(name, Weights(model, None, base), task))
             lineup.identities[name] = {"name": model.name, "identity": model_identity(model.name)}
     if settings.partners:
         _add_partners(lineup)
@@ -155,47 +173,42 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
         print(warning, file=sys.stderr)
 
     run_task = with_prompts_of(run, task, settings.task)
+    rows = []
     for agent, weights in agents.items():
         # Each agent's KL is to its own base, unless one is named for all.
-        kl_base = lineup.candidates["base"].weights.model if settings.base else weights.base
+        kl_base = lineup.solo["base"].weights.model if settings.base else weights.base
         if not _answers_already(lineup, kl_base, config, _index(agent)):
-            lineup.candidates[f"base of {agent}"] = Candidate(
-                Weights(kl_base, None, kl_base), run_task
-            )
-        lineup.candidates[agent] = Candidate(
-            Weights(weights.model, weights.adapter, kl_base), run_task
-        )
+            lineup.add(Row(f"base of {agent}", Weights(kl_base, None, kl_base), run_task))
+        rows.append(lineup.add(Row(agent, weights._replace(base=kl_base), run_task)))
 
-    names = list(agents)
-    if len(names) > 1 and not config.cory.knowledge_transfer:
+    if len(rows) == 1:
+        if _begins_as(task.prompts, run_task.prompts):
+            _add_after_itself(lineup, rows[0])
+    elif not config.cory.knowledge_transfer:
         print(f"{run}: no chains, as its agents read no responses (cory.knowledge_transfer)")
-        return
-    for pioneer, observer in itertools.permutations(names, 2):
-        lineup.chains[f"{observer} after {_short(pioneer)}"] = Link(pioneer, observer, 1)
-    if len(names) == 1 and _begins_as(task.prompts, run_task.prompts):
-        _add_after_itself(lineup, names[0])
-    if len(names) > 1 and config.cory.num_roles > 2:
-        _add_long_chains(lineup, names, config.cory.num_roles)
+    else:
+        for pioneer, observer in itertools.permutations(rows, 2):
+            lineup.add(observer.after(pioneer, f"{observer.name} after {_short(pioneer.name)}"))
+        if config.cory.num_roles > 2:
+            _add_long_chains(lineup, rows, config.cory.num_roles)
 
 
 def _answers_already(lineup: Lineup, kl_base: ModelConfig, config: Config, agent: int) -> bool:
-    """Whether an agent's base is a candidate, or is the agent itself, which is not trained."""
-    base = lineup.candidates["base"].weights.model
+    """Whether an agent's base has a row, or is the agent itself, which is not trained."""
+    base = lineup.solo["base"].weights.model
     if replace(kl_base, chat_template=base.chat_template) == base:
         return True  # a template changes prompts, not weights
-    if any(candidate.weights.model == kl_base for candidate in lineup.candidates.values()):
+    if any(row.weights.model == kl_base for row in lineup.solo.values()):
         return True
     own_model = config.resolve(config.of_agent(agent).model.name)
     return not config.is_trained(agent) and kl_base.name == own_model
 
 
-def _add_after_itself(lineup: Lineup, name: str) -> None:
+def _add_after_itself(lineup: Lineup, row: Row) -> None:
     """Adds chains in which a model holds all roles, up to the calls of the longest chain."""
-    reads = name
-    for role in range(1, lineup.longest):
-        chain = name + " after itself" * role
-        lineup.chains[chain] = Link(reads, name, role)
-        reads = chain
+    chain = row
+    for _ in range(1, lineup.longest):
+        chain = lineup.add(row.after(chain, f"{chain.name} after itself"))
 
 
 def _add_partners(lineup: Lineup) -> None:
@@ -207,22 +220,19 @@ def _add_partners(lineup: Lineup) -> None:
     if len(pairs) < 2:
         raise UserError(f"partners: expected at least two runs of two agents, got {pairs}")
     for name, before in zip(pairs, [pairs[-1], *pairs[:-1]], strict=True):
-        pioneer = f"{before}/agent_1"
-        observer = f"{name}/agent_2"
-        lineup.chains[f"{observer} after {pioneer}"] = Link(pioneer, observer, 1)
+        pioneer = lineup.solo[f"{before}/agent_1"]
+        observer = lineup.solo[f"{name}/agent_2"]
+        lineup.add(observer.after(pioneer, f"{observer.name} after {pioneer.name}"))
 
 
-def _add_long_chains(lineup: Lineup, agents: list[str], roles: int) -> None:
+def _add_long_chains(lineup: Lineup, agents: Sequence[Row], roles: int) -> None:
     """Adds chains of more than two roles, role by role, one that begins with each agent."""
     for start, pioneer in enumerate(agents):
-        reads = pioneer
-        chain = _short(pioneer)
+        chain = pioneer
         for role in range(1, roles):
             agent = agents[(start + role) % len(agents)]
-            name = f"{agent} after {chain}"
-            lineup.chains[name] = Link(reads, agent, role)
-            reads = name
-            chain = f"{_short(agent)} after {chain}"
+            names = [_short(row.name.split(" after ")[0]) for row in [chain, *chain.earlier[::-1]]]
+            chain = lineup.add(agent.after(chain, " after ".join([agent.name, *names])))
 
 
 def _index(agent: str) -> int:

@@ -139,6 +139,16 @@ def test_an_evaluation_does_not_go_on_with_other_prompts_or_weights(
             evaluate([policy_folder], task, settings(tmp_path))
 
 
+def test_a_query_that_is_too_long_is_found_before_any_is_answered(
+    held_out, policy_folder, tmp_path
+):
+    rows = [*held_out.dataset["prompt"][:3], "word " * 200]
+    task = Task.from_prompts(rows, count_good, PROMPTS)
+    with pytest.raises(UserError, match="prompt in row 4: expected at most 96 tokens"):
+        evaluate([policy_folder], task, settings(tmp_path, batch_size=2))
+    assert not read_responses(tmp_path / "evaluation")
+
+
 def test_an_evaluation_that_fails_says_how_it_goes_on(held_out, policy_folder, tmp_path, capsys):
     def fails(prompts, completions):
         raise OSError("away")
@@ -448,15 +458,12 @@ def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, polic
     lineup = line_up(held_out, chosen)
     evaluator = Evaluator(lineup, held_out.dataset[:], chosen, torch.device("cpu"))
     drawn = []
-    for pioneer, role in ((None, 0), ("base", 1), ("base after itself", 2)):
-        loaded = (model, model, tokenizer)
-        answered, _ = evaluator._respond(
-            lineup.candidates["base"], loaded, [0], pioneer, role, 1, lineup.sampling
-        )
+    row = lineup.solo["base"]
+    for _ in range(3):
+        answered, _ = evaluator._respond(row, (model, model, tokenizer), [0], 1, lineup.sampling)
         drawn.append(answered.token_texts[0])
-        evaluator.done["base" if role == 0 else "base after itself", 0] = {
-            "completions": answered.completions
-        }
+        evaluator.done[row.name, 0] = {"completions": answered.completions}
+        row = row.after(row, f"{row.name} after itself")
     assert len({" ".join(tokens[:3]) for tokens in drawn}) == 3
 
 
