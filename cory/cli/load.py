@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -29,7 +30,7 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
     """The settings of a file, checked like a command line. Raises a UserError if they are not those of `kind`."""
     from jsonargparse import ArgumentError
 
-    parser = _parser(kind)
+    parser = _parser(kind)  # type: ignore[arg-type]
     try:
         config = _instantiate(kind, parser, parser.parse_object(dict(settings)))
         config.check()
@@ -119,7 +120,7 @@ def read_command_line(
 
     from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
 
-    parser = _parser(config_class)
+    parser = _parser(config_class)  # type: ignore[arg-type]
     try:
         before = _parse(config_class, parser, of_files)
         config = _parse(config_class, parser, argv)
@@ -248,6 +249,7 @@ def _check_single_agent(chosen: argparse.Namespace) -> None:
             )
 
 
+@cache
 def _parser(kind: type[Config]) -> "ArgumentParser":
     from jsonargparse import ArgumentParser
 
