@@ -31,7 +31,7 @@ from cory.models.lora import (
     save_without_adapters,
 )
 from cory.models.rollout import Rollout
-from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_text
+from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_texts
 from cory.models.static import check_static
 from cory.models.tokens import token_record
 from cory.parallel import distributed
@@ -91,7 +91,7 @@ class Agent:
 
     @property
     def optimizer_steps(self) -> int:
-        """Number of optimizer steps taken in this process."""
+        """Number of optimizer steps in this process, also of those left out as they were not finite."""
         return self.learner.optimizer_steps
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -140,7 +140,7 @@ class Agent:
                 self.name, self.policy, prompt_ids, max_new_tokens, sampling.stop
             )
         turn = are_turns(prompts, self.chat_template)
-        completions = [plain_text(self.tokenizer, ids, sampling.stop, turn) for ids in response_ids]
+        completions = plain_texts(self.tokenizer, response_ids, sampling.stop, turn)
         return Rollout(prompts, completions, prompt_ids, response_ids, logprobs, agent=self.name)
 
     def learn(

@@ -352,7 +352,8 @@ class PPOConfig(Settings):
         optimizer_options: Further arguments of the optimizer, such as {weight_decay: 0.01}.
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
         mini_batch_size: Samples per gradient, over all processes.
-        gradient_accumulation_steps: Mini-batches per optimizer step.
+        gradient_accumulation_steps: Mini-batches per optimizer step; each counts equally, however many tokens it has,
+            so `micro_batch` is the exact way to less memory.
         micro_batch: Samples per pass, in each process: forward and backward, and of the reference. Changes results by
             rounding only; smaller ones share fewer prompts and make the first passes again. `auto`: the whole
             mini-batch, halved whenever memory runs out (one process only).

@@ -14,7 +14,7 @@ from datasets import Dataset
 from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
-from cory.callbacks.metrics import recorded_metrics
+from cory.callbacks.metrics import BEST_IS_SMALL, recorded_metrics
 from cory.callbacks.upload import push_command
 from cory.config import Config
 from cory.credit import assign_credit
@@ -524,11 +524,14 @@ class CoryTrainer:
                 f"dataset: expected at least {size} = {queries_per_iteration} rows, got {len(self.task.dataset)}"
             )
 
-        metrics = recorded_metrics(config, self.task)
+        metrics = [
+            name for name in recorded_metrics(config, self.task) if name not in BEST_IS_SMALL
+        ]
         best = config.checkpoint.best
         if best is not None and best not in metrics:
             raise UserError(
-                f"checkpoint.best: expected null or one of the metrics {metrics}, got {best!r}"
+                f"checkpoint.best: expected null or one of the metrics {metrics}, of which the largest is the best, "
+                f"got {best!r}"
             )
 
         # One check per tokenizer and context length.

@@ -20,7 +20,7 @@ from cory.callbacks import Callback
 from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
-from cory.models.sampling import plain_text
+from cory.models.sampling import plain_texts
 from cory.prompts import RolePrompts
 from cory.streams import Purpose, Stream, derangement
 from cory.task import Task
@@ -317,20 +317,20 @@ def test_several_passes_over_the_data(config):
 
 def test_special_tokens_never_reach_text(tokenizer):
     ids = tokenizer("good film")["input_ids"]
-    assert plain_text(tokenizer, torch.tensor([*ids, 0, 1])) == "good film"
+    assert plain_texts(tokenizer, [torch.tensor([*ids, 0, 1])]) == ["good film"]
     spelled = [i for piece in ("<|end", "of", "text|>") for i in tokenizer(piece)["input_ids"]]
     nested = [
         i for piece in ("<|endof<|end", "oftext|>", "text|>") for i in tokenizer(piece)["input_ids"]
     ]
     assert tokenizer.decode(spelled) == "<|endoftext|>"
-    assert plain_text(tokenizer, torch.tensor(ids + spelled)) == "good film"
-    assert plain_text(tokenizer, torch.tensor(ids + nested)) == "good film"
+    assert plain_texts(tokenizer, [torch.tensor(ids + spelled)]) == ["good film"]
+    assert plain_texts(tokenizer, [torch.tensor(ids + nested)]) == ["good film"]
     # As in the tokenizers of chat models, of which no setting names it.
     unnamed = deepcopy(tokenizer)
     unnamed.add_tokens(AddedToken("<|turn|>", special=True))
     spelled = tokenizer("<|turn|>")["input_ids"]
-    assert plain_text(tokenizer, torch.tensor(ids + spelled)) == "good film<|turn|>"
-    assert plain_text(unnamed, torch.tensor(ids + spelled)) == "good film"
+    assert plain_texts(tokenizer, [torch.tensor(ids + spelled)]) == ["good film<|turn|>"]
+    assert plain_texts(unnamed, [torch.tensor(ids + spelled)]) == ["good film"]
 
 
 def test_a_response_keeps_the_space_before_its_first_word(tokenizer):
@@ -356,10 +356,10 @@ def test_a_response_keeps_the_space_before_its_first_word(tokenizer):
         )
         assert whole[: len(prompt)] == prompt
         response = torch.tensor([*whole[len(prompt) :], kind.eos_token_id])
-        assert plain_text(kind, response) == " good and bad"
-        assert plain_text(kind, response, [" and"]) == " good"
-        assert plain_text(kind, response, turn=True).strip() == "good and bad"
-    assert plain_text(llama, response[:0]) == ""
+        assert plain_texts(kind, [response]) == [" good and bad"]
+        assert plain_texts(kind, [response], [" and"]) == [" good"]
+        assert plain_texts(kind, [response], turn=True)[0].strip() == "good and bad"
+    assert plain_texts(llama, [response[:0]]) == [""]
 
 
 @pytest.mark.parametrize("agents", [1, 3])
@@ -548,10 +548,11 @@ def test_held_out_queries_are_checked_before_training(config):
 
 
 def test_best_checkpoint_by_a_metric_that_the_algorithm_lacks_is_refused(config):
-    config = replace(config, algorithm="rloo", group_size=2)
-    config.checkpoint = replace(config.checkpoint, best="value_loss")
-    with pytest.raises(UserError, match=r"checkpoint.best: expected null or one of the metrics"):
-        make_trainer(config)
+    rloo = replace(config, algorithm="rloo", group_size=2)
+    for settings, best in ((rloo, "explained_variance"), (config, "value_loss"), (config, "kl")):
+        settings.checkpoint = replace(config.checkpoint, best=best)
+        with pytest.raises(UserError, match=f"one of the metrics .* the best, got '{best}'"):
+            make_trainer(settings)
 
 
 def test_a_run_that_a_callback_has_ended_says_so(config):

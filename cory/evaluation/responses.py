@@ -20,7 +20,7 @@ from cory.models.sampling import (
     context_length,
     encode,
     pad_token,
-    plain_text,
+    plain_texts,
     sample,
 )
 from cory.models.tokens import rounded, token_texts
@@ -123,8 +123,9 @@ def respond(
             generator,
             logits,
         )
-        for i, response in zip(batch, responses, strict=True):
-            result.completions[i] = plain_text(tokenizer, response, sampling.stop, is_turn)
+        texts = plain_texts(tokenizer, responses, sampling.stop, is_turn)
+        for i, response, text in zip(batch, responses, texts, strict=True):
+            result.completions[i] = text
             result.tokens[i] = len(response)
             result.token_texts[i] = token_texts(tokenizer, response)
             result.log_ratios[i] = [0.0] * len(response)

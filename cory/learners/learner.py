@@ -100,7 +100,9 @@ class Learner(ABC):
         self.model_params = [p for p in model.parameters() if p.requires_grad]
         self.checkpointed_layers = recompute_in_eval(model)
         self.reward_moments = RunningMoments(accelerator)
-        self.optimizer_steps = 0  # in this process
+        self.optimizer_steps = (
+            0  # in this process, with those left out, after which other state has changed
+        )
 
         # Of a chunk of the output layer; None: it is run whole.
         self.model.eval()
@@ -423,6 +425,8 @@ class Learner(ABC):
                     old.logprobs[in_batch, :width] = policy.logprobs[rows, :width]
                     if policy.values is not None:
                         old.values[in_batch, :width] = policy.values[rows, :width]
+                    del reference
+            del policy  # before the next pass, as both may hold (rows, R, vocabulary) numbers
         return old, kept
 
     def _kl(self, policy: ForwardPass, reference: ForwardPass, rows: Tensor) -> Tensor:
@@ -449,6 +453,7 @@ class Learner(ABC):
                     raise not_finite.of_gradient(self, update, mini_batches)
                 raise not_finite.of_loss(self, update, mini_batches)
             update.skipped_steps += 1
+            self.optimizer_steps += 1
             return
 
         update.terms += step.terms

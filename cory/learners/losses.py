@@ -176,7 +176,7 @@ def ppo_losses(
     logprobs, values, entropies = new
     old_logprobs, old_values, advantages, returns = old
 
-    ratio = (logprobs - old_logprobs).exp()
+    ratio = ((logprobs - old_logprobs) * mask).exp()  # 1 at padding, where it could overflow
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
     policy_loss = _total(weights[:, None] * torch.max(unclipped, clipped), mask)  # Eq. 11

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import peft
 from peft import PeftModel
@@ -101,6 +101,19 @@ def save_without_adapters(policy: LanguageModel, folder: Path) -> bool:
     return save_policy(policy, folder, name="", merge=False)
 
 
+def _copy_on_cpu(policy: PeftModel) -> PeftModel:
+    """A copy in the host's memory, as a GPU may have no room for a second base.
+
+    The policy stays where it is: parameters that move lose the hooks by which processes exchange gradients.
+    """
+    copies: dict[int, Any] = {}
+    for tensor in [*policy.parameters(), *policy.buffers()]:
+        there = tensor.detach().to("cpu", copy=True)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        copies[id(tensor)] = nn.Parameter(there, requires_grad=False) if is_parameter else there
+    return copy.deepcopy(policy, copies)
+
+
 def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> bool:
     """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
 
@@ -113,12 +126,8 @@ def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> 
     if not is_main():
         return False
     if merge and isinstance(policy, PeftModel):
-        # A copy: merging and unmerging in place would leave rounding errors in the base. In the host's memory, as a
-        # GPU may have no room for a second base.
-        device = policy.device
-        merged = copy.deepcopy(policy.cpu()).merge_and_unload(adapter_names=[name])
-        policy.to(device)
-        policy = merged
+        # A copy: merging and unmerging in place would leave rounding errors in the base.
+        policy = _copy_on_cpu(policy).merge_and_unload(adapter_names=[name])
     if not isinstance(policy, PeftModel):
         with quiet():
             policy.save_pretrained(folder, state_dict=weights)

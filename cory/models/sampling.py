@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,13 +80,13 @@ def are_turns(prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = 
     )
 
 
-def plain_text(
+def plain_texts(
     tokenizer: PreTrainedTokenizerBase,
-    ids: torch.Tensor,
+    responses: Iterable[torch.Tensor],
     stop: Sequence[str] = (),
     turn: bool = False,
-) -> str:
-    """The text of a response before its first stop text, without special tokens, even those that
+) -> list[str]:
+    """The text of each response before its first stop text, without special tokens, even those that
     ordinary tokens spell.
 
     The text goes into another agent's prompt and to the reward function, where a special token
@@ -94,18 +94,26 @@ def plain_text(
     the first word belongs to them, which SentencePiece's tokenizers drop at the start of a text.
     """
     before = [] if turn else tokenizer("a", add_special_tokens=False)["input_ids"]
-    text = _decode(tokenizer, [*before, *ids.tolist()])[len(_decode(tokenizer, before)) :]
+    length = len(_decode(tokenizer, before))
     # Chat models have special tokens that no setting of the tokenizer names.
     added = tokenizer.added_tokens_decoder.values()
     special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+    texts = []
+    for ids in responses:
+        text = _without(special, _decode(tokenizer, [*before, *ids.tolist()])[length:])
+        texts.append(min((text.split(end)[0] for end in stop), key=len, default=text))
+    return texts
+
+
+def _without(special: Iterable[str], text: str) -> str:
+    """A text without special tokens, nor those that what was around one of them spells."""
     while True:
         cleaned = text
         for token in special:
             cleaned = cleaned.replace(token, "")
         if cleaned == text:
-            break
-        text = cleaned  # in which what was around a special token may spell another one
-    return min((text.split(end)[0] for end in stop), key=len, default=text)
+            return text
+        text = cleaned
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

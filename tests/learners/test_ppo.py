@@ -629,3 +629,12 @@ def test_an_update_that_fails_leaves_the_reward_moments(tokenizer):
     with pytest.raises(NotFinite):
         trainer.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
     assert trainer.save_state()[1] == before
+
+
+def test_a_ratio_that_overflows_at_padding_is_none():
+    """Of two positions the second is padding, where the policies are 94 nats apart."""
+    zeros = torch.zeros(1, 2)
+    old = (torch.tensor([[0.0, -94.0]]), zeros, zeros, zeros)
+    mask = torch.tensor([[1.0, 0.0]])
+    terms = losses.ppo_losses((zeros, zeros, zeros), old, mask, torch.ones(1), 0.2, 0.2, 0.1)
+    assert terms.ratio == 1 and torch.isfinite(terms.vector()).all()

@@ -15,6 +15,7 @@ from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.responses import respond
 from cory.models.load import load_policy
+from cory.models.lora import save_policy
 from cory.prompts import RolePrompts
 from cory.provenance.models import policy_models
 from cory.task import Task
@@ -111,6 +112,22 @@ def test_reference_is_the_base_with_adapters_off(config):
     assert [record["kl"] for record in first] == pytest.approx([0, 0], abs=1e-6)
     later = [run_iteration(trainer, k) for k in range(1, 4)][-1]
     assert all(record["kl"] > 1e-3 for record in later)
+
+
+def test_a_merged_copy_leaves_the_policy_where_it_is(config, tmp_path):
+    """Its parameters keep the nodes of autograd on which several processes hang the exchange of gradients."""
+    agent = make_trainer(lora(config)).agents[0]
+    parameter = next(p for p in agent.policy.parameters() if p.requires_grad)
+    calls = []
+    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    node.register_hook(lambda *_: calls.append(1))
+    before = {name: (p, p.data_ptr()) for name, p in agent.policy.named_parameters()}
+    assert save_policy(agent.policy, tmp_path / "merged", agent.name, merge=True)
+    for name, after in agent.policy.named_parameters():
+        parameter_before, place = before[name]
+        assert after is parameter_before and after.data_ptr() == place
+    parameter.sum().backward()
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("merge", [False, True])

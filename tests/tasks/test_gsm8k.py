@@ -20,7 +20,7 @@ from cory.errors import UserError
 from cory.evaluation import responses
 from cory.metrics import pass_at_k
 from cory.models import sampling, window
-from cory.models.sampling import encode, plain_text
+from cory.models.sampling import encode, plain_texts
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -194,13 +194,13 @@ def test_greedy_is_the_likeliest_token(config, tokenizer):
     query = torch.tensor(tokenizer("the film")["input_ids"])
     settings = SamplingConfig(8, 8, top_k=1)
     drawn = [
-        plain_text(tokenizer, agent.learner.generate([query], settings, 8, torch.Generator())[0])
+        plain_texts(tokenizer, agent.learner.generate([query], settings, 8, torch.Generator()))[0]
         for _ in range(3)
     ]
     expected = agent.learner.policy.generate(
         query[None], do_sample=False, max_new_tokens=8, pad_token_id=1
     )[0, len(query) :]
-    assert drawn == [plain_text(tokenizer, expected)] * 3
+    assert drawn == plain_texts(tokenizer, [expected]) * 3
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real GSM8K is not beside this checkout")

@@ -645,7 +645,9 @@ def test_a_single_file_has_no_held_out_prompts(here):
     assert len(held_out_rows(config, "train")) == 24
     single = settings(eval_dataset="held_out.jsonl")
     assert len(held_out_rows(single, "test")) == len(held_out_rows(single)) == 6
-    with pytest.raises(UserError, match=r"--split: expected test, as task\.eval_dataset is a single"):
+    with pytest.raises(
+        UserError, match=r"--split: expected test, as task\.eval_dataset is a single"
+    ):
         held_out_rows(single, "validation")
     (here / "data").mkdir()
     for split in ("train", "test"):
