@@ -128,7 +128,7 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
             assert models and parser.of([*argv]) is not None
         return
     for run, task in RUNS.items():  # runs that the page trains before
-        (tmp_path / run / "checkpoints/iter-000050").mkdir(parents=True)
+        (tmp_path / run / "checkpoints/iter-000090").mkdir(parents=True)
         shutil.copy(ROOT / f"configs/{task}/tiny.yaml", tmp_path / run / "config.yaml")
     argv = [word for word in argv if word not in ("RUN", "--print_config")]
     argv = [str(ROOT / word) if word.startswith("configs/") else word for word in argv]

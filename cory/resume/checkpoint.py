@@ -1,6 +1,6 @@
 """Checkpoints: what a run needs to continue as if it had not been interrupted.
 
-    RUN/checkpoints/iter-000050/     the state before iteration 50, counted from 0
+    RUN/checkpoints/iter-000090/     the state before iteration 90, counted from 0
         state.json                   the `RunState`: settings, versions, iteration, lengths of the run's files, ...
         agent_1.safetensors, ...     of each trained agent weights, value head, the optimizer's state
                                      (`Learner.save_state`); of sharded agents a file per process
