@@ -9,6 +9,7 @@ checked by `check()`, which whoever uses the settings calls first.
 
 import difflib
 import importlib.util
+import keyword
 import re
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -60,9 +61,13 @@ def _not_empty(texts: list[str] | None) -> list[str] | None:
 
 
 def _role_name(name: str | None) -> str | None:
-    if name is not None and (not name.isidentifier() or name in RESERVED_NAMES):
+    if name is None:
+        return name
+    # A template, and the code of a model card, names a role's response by it.
+    if not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES:
+        reserved = ", ".join(RESERVED_NAMES)
         raise ValueError(
-            f"null or a name of letters, digits and _, other than {', '.join(RESERVED_NAMES)}"
+            f"null or a name of letters, digits and _, other than {reserved} and Python's keywords"
         )
     return name
 

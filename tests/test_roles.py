@@ -180,6 +180,10 @@ def test_a_role_that_reads_more_than_the_context_holds_is_refused(config):
             r"roles\[0\].name: expected null or a name .* other than prompt, .*, got 'responses'",
         ),
         (
+            [{"name": "class"}, {}],
+            r"roles\[0\].name: expected null or a name .* other than prompt, .*, got 'class'",
+        ),
+        (
             [{"name": "the writer"}, {}],
             r"roles\[0\].name: expected null or a name .*, got 'the writer'",
         ),

@@ -3,7 +3,7 @@
     python -m cory.chat runs/imdb_cory_tiny                            # in the terminal
     python -m cory.chat runs/imdb_cory_tiny --web                      # in a web page on this machine
     python -m cory.chat runs/imdb_cory_tiny --order "[2, 1]"           # agent_2 as pioneer
-    python -m cory.chat runs/imdb_cory_tiny/checkpoints/iter-000050    # as training went
+    python -m cory.chat runs/imdb_cory_tiny/checkpoints/iter-000090    # as training went
 
 A run that has not ended answers with its newest checkpoint. Rewards are the run's, where the query has all that they
 need. The same query with the same seed gets the same responses. See docs/share.md.

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,9 +128,9 @@ class Chain:
         ]
         return [*self.bases, *roles]
 
-    def exchange(self) -> None:
-        """Moves each role on to the next agent, as a role exchange does (Eq. 5)."""
-        self.order = [1 + number % len(self.agents) for number in self.order]
+    def exchanged(self, order: Sequence[int]) -> list[int]:
+        """The order after a role exchange, which moves each role on to the next agent (Eq. 5)."""
+        return [1 + number % len(self.agents) for number in order]
 
     def forget(self) -> None:
         """Frees the models, which are loaded again when they are needed: after an interruption they may be in parts."""
@@ -174,8 +175,7 @@ class Chain:
     def row(self, query: str) -> dict[str, Any]:
         """A query's columns: its own, then those of `columns`.
 
-        A query of the run's data has the columns of its row. Where the run's prompts are chat messages, another text is
-        the last of them.
+        A query of the run's data has the columns of its row.
         """
         if query.lstrip().startswith("{"):
             try:
@@ -193,10 +193,15 @@ class Chain:
         return self.columns | {"prompt": self._as_prompt(query)}
 
     def _as_prompt(self, query: Any) -> Any:
-        """A query as the run's data have them: a text is the last of their chat messages, if they are such."""
+        """A query as the run's data have them.
+
+        Where these are chat messages, a text is the user's turn after the first row's system message: the other turns
+        of that row belong to its own conversation.
+        """
         first = self.task.dataset[0]["prompt"]
         if isinstance(query, str) and isinstance(first, list):
-            return [*first[:-1], {**first[-1], "content": query}]
+            system = takewhile(lambda message: message["role"] == "system", first)
+            return [*system, {"role": "user", "content": query}]
         return query
 
     def read_besides(self, query: str) -> dict[str, Any]:
@@ -207,7 +212,8 @@ class Chain:
     def set_column(self, name: str, text: str) -> None:
         """Sets a further column for queries that do not have it; an empty text removes it.
 
-        Raises a UserError: reward and prompts read no such column, or the text does not fit the column's other values.
+        Raises a UserError: reward and prompts read no such column, or the text does not fit the column's values, which
+        are texts, numbers or booleans.
         """
         if name not in self.further_columns:
             raise UserError(
@@ -216,7 +222,11 @@ class Chain:
         if not text:
             self.columns.pop(name, None)
             return
-        example = self.task.dataset[0][name]
+        example = next((value for value in self.task.dataset[name] if value is not None), None)
+        if not isinstance(example, (str, int, float)):  # a bool is an int
+            raise UserError(
+                f"set {name}: expected a column of texts, numbers or booleans, got one with {example!r}"
+            )
         if isinstance(example, str):
             self.columns[name] = text
             return

@@ -22,7 +22,7 @@ from cory.errors import UserError
 from cory.evaluation.lineup import changed_prompts, prompts_of_run, reward_differs
 from cory.parallel.devices import choose_device
 from cory.plural import counted
-from cory.prompts import RolePrompts
+from cory.prompts import Prompt, RolePrompts
 from cory.provenance.models import check_models, policy_models
 from cory.resume import checkpoint
 from cory.resume.checkpoint import RunState
@@ -39,12 +39,16 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
     Raises a UserError: no such run, it has neither saved agents nor a valid checkpoint, or a setting does not fit it.
     """
     path = named(Path(settings.run))
-    run = run_of_checkpoint(path) if (path / "manifest.json").exists() else path
+    run = path
+    if (path / "manifest.json").exists():
+        path = path.resolve()  # its run is two folders above, which `../iter-000090` does not show
+        run = run_of_checkpoint(path)
     recorded = read_settings(run)
     fingerprint = recorded.get("fingerprint") or {}
     kind = kind_of_run(recorded)
     config = run_config(run).on(settings.device)
     config.parallel = ParallelConfig()  # whatever the run's processes were
+    config.sampling = config.sampling.after_training({})  # whoever sampled in training
     if settings.task:
         if kind is None:
             raise UserError(
@@ -54,8 +58,8 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
         config.task = changed(block, typed(type(block), settings.task))  # type: ignore[attr-defined]
 
     device = choose_device(settings.device)
-    with _saved_agents(path, run, config) as (folder, iterations):
-        task, datasets, note = _task(kind, config, prompts_of_run(recorded), settings.task)
+    with _saved_agents(path, run, config) as (folder, iterations, prompt):
+        task, datasets, note = _task(kind, config, prompts_of_run(recorded), settings.task, prompt)
         recorded_models = fingerprint.get("models") or {}
         check_models(recorded_models, policy_models(config), str(run))
         check_models(recorded_models, task.models(), str(run), chosen=True)
@@ -72,13 +76,16 @@ def _task(
     config: Config,
     prompts: RolePrompts | None,
     changes: Mapping[str, Any],
+    prompt: Prompt,
 ) -> tuple[Task, list[Dataset], str]:
     """The run's task, its data, and what the user should know, if anything.
 
-    Its prompts are those that it has recorded, but for `changes` to its `task` block.
+    Its prompts are those that it has recorded, but for `changes` to its `task` block. `prompt`, one
+    that an agent has read, says what the queries are, text or chat messages, where the data are not
+    at hand.
     """
-    columns = ["prompt", *(prompts or RolePrompts()).columns()]
-    without_reward = Task(_stand_in(columns), [], prompts or RolePrompts())
+    columns = (prompts or RolePrompts()).columns()
+    without_reward = Task(_stand_in(prompt, columns), [], prompts or RolePrompts())
     if kind is None:
         return (
             without_reward,
@@ -101,7 +108,7 @@ def _task(
             task = kind.make_task(config, datasets[0])
             no_data = ""
         else:
-            task, needs_data = _without_data(kind, config, columns)
+            task, needs_data = _without_data(kind, config, prompt, columns)
             no_data = no_data if needs_data else ""
     except UserError as error:
         return without_reward, [], f"No rewards: {error}"
@@ -110,28 +117,34 @@ def _task(
     return task, datasets, no_data
 
 
-def _without_data(kind: TaskKind[Any], config: Config, columns: Sequence[str]) -> tuple[Task, bool]:
+def _without_data(
+    kind: TaskKind[Any], config: Config, prompt: Prompt, columns: Sequence[str]
+) -> tuple[Task, bool]:
     """A task whose data is not at hand, and whether its prompts or its reward need more of it than the query."""
     try:
-        return kind.make_task(config, _stand_in(columns)), len(columns) > 1
+        return kind.make_task(config, _stand_in(prompt, columns)), bool(columns)
     except MissingColumns as error:
-        return kind.make_task(config, _stand_in([*columns, *error.names])), True
+        return kind.make_task(config, _stand_in(prompt, [*columns, *error.names])), True
 
 
-def _stand_in(columns: Sequence[str]) -> Dataset:
+def _stand_in(prompt: Prompt, columns: Sequence[str]) -> Dataset:
     """A row in place of the data, for a task whose prompts and reward alone are used."""
-    return Dataset.from_dict({name: ["-"] for name in columns})
+    return Dataset.from_dict({"prompt": [prompt], **{name: ["-"] for name in columns}})
 
 
 @contextmanager
-def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path, str]]:
-    """A folder with config.yaml and the agents, and after how many iterations they are.
+def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path, str, Prompt]]:
+    """A folder with config.yaml and the agents, after how many iterations they are, and a prompt
+    that one of them has read.
 
-    Those of a run that has not ended are written from a checkpoint: the newest valid one, or the one that `path` is.
+    The agents of a run that has not ended are written from a checkpoint: the newest valid one, or
+    the one that `path` is.
     """
     if path == run and (run / "summary.json").exists():
         summary: Mapping[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        yield run, counted(summary["iterations"], "iteration")
+        # The folder of a run's best agents has no samples.
+        before = summary.get("samples", {}).get("before", {})
+        yield run, counted(summary["iterations"], "iteration"), _first_prompt(before)
         return
     trained = [number for number in range(config.cory.num_agents) if config.is_trained(number)]
     names = [f"agent_{number + 1}" for number in trained]
@@ -148,7 +161,15 @@ def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path,
         yield (
             folder,
             f"{state.iteration} of {counted(config.iterations, 'iteration')} (checkpoint {saved.name})",
+            _first_prompt(state.before),
         )
+
+
+def _first_prompt(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> Prompt:
+    """The first prompt of a run's samples by agent; a text if there are none."""
+    if not samples:
+        return "-"
+    return next(iter(samples.values()))[0]["prompt"]
 
 
 def _checkpoint(path: Path, run: Path, agents: Sequence[str]) -> tuple[Path, RunState]:

@@ -52,7 +52,7 @@ def command(chain: Chain, line: str) -> None:
     """Runs a line that starts with a slash. Raises a UserError if there is no such command."""
     name, _, value = line.strip().partition(" ")
     if name == "/exchange":
-        chain.exchange()
+        chain.order = chain.exchanged(chain.order)
         print(", ".join(chain.speakers))
     elif name == "/seed" and value.strip().isdecimal():
         chain.seed = int(value)

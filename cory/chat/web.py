@@ -58,7 +58,7 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
             ]
         with gradio.Row():
             ask = gradio.Button("Ask", variant="primary")
-            exchange = gradio.Button("Exchange roles", visible=len(chain.order) > 1)
+            exchange = gradio.Button("Exchange roles", visible=len(chain.agents) > 1)
             seed = gradio.Number(chain.seed, label="Seed", precision=0, minimum=0)
         with gradio.Row():
             boxes = [
@@ -104,7 +104,7 @@ def page(chain: Chain, title: str) -> tuple[Any, Any]:
             concurrency_id="models",
             api_name="ask",
         )
-        exchange.click(lambda roles: [*roles[1:], roles[0]], order, order).then(
+        exchange.click(chain.exchanged, order, order).then(
             answer, inputs, outputs, concurrency_id="models"
         )
     return blocks, look

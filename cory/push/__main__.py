@@ -23,7 +23,9 @@ def run() -> None:
     parser.add_argument("repository", type=str, help="user/name; it is made where it is missing")
     parser.add_argument("--public", action="store_true", help="let everybody read it")
     parser.add_argument(
-        "--base", type=str | None, help="Hub id of the base, where the run used a local folder"
+        "--base",
+        type=str | None,
+        help="Hub id of the base, where the run used a local folder; default: the run's hub.base",
     )
     parser.add_argument("--evaluation", type=Path | None, help="folder of an evaluation of the run")
     parser.add_argument(
@@ -31,10 +33,11 @@ def run() -> None:
     )
     arguments = parser.of()
     folder = named(Path(arguments.run))
-    hub = HubConfig(arguments.repository, arguments.public, arguments.base)
+    config = run_config(folder)
+    base = arguments.base or config.hub.base
+    hub = HubConfig(arguments.repository, arguments.public, base)
     if arguments.look is None:
         hub.check_token()
-    config = run_config(folder)
 
     if arguments.look is None:
         from cory.push.upload import push

@@ -114,7 +114,7 @@ def run_card(
         bases: the base model of each agent.
         local_bases: those of them that are not on the Hub.
         licence: the fields `license`, `license_name`, `license_link` of the base's card.
-        evaluation: of the run's evaluation.json, whose rows are the run's agents and the base.
+        evaluation: of the run's evaluation.json, whose rows are the run's agents and the bases.
     """
     on_hub = [base for base in dict.fromkeys(bases) if base not in local_bases]
     dataset = _dataset_on_hub(settings)

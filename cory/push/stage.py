@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,8 @@ def stage(
         evaluation: folder of the run's evaluation; None: the newest one beside the run, if any.
         place: puts a file (first argument) into the folder (second argument).
 
-    Raises a UserError: the run has not ended, its folder holds the best agents alone, or `evaluation` is none of it.
+    Raises a UserError: the run has not ended, its folder holds the best agents alone, `evaluation` is none of it, or
+    its agents have different local bases and `hub.base` names one.
     """
     agents = run_agents(run)
     if not agents:
@@ -133,11 +134,13 @@ def _bases(
     config: Config, hub: HubConfig, num_agents: int, fingerprint: Mapping[str, Any]
 ) -> Bases:
     bases = Bases()
+    local_names: set[str] = set()
     for index in range(num_agents):
         name = config.of_agent(index).model.name
         shown = name
         local = is_folder(config, name, recorded_identity(config, index, fingerprint))
         if local:
+            local_names.add(name)
             shown = hub.base or last_part(name)
             if hub.base is None and shown not in bases.local:
                 bases.local.append(shown)
@@ -146,6 +149,10 @@ def _bases(
             bases.licence = licence_of(config.resolve(name), local)
         if not bases.licence and hub.base:
             bases.licence = licence_of(hub.base, local=False)
+    if hub.base and len(local_names) > 1:
+        raise UserError(
+            f"hub.base: expected null for agents on different local bases, {sorted(local_names)}, got {hub.base!r}"
+        )
     return bases
 
 
@@ -178,22 +185,29 @@ def _evaluation(run: Path, folder: Path | None) -> Mapping[str, Any] | None:
 
 
 def _results(run: Path, folder: Path) -> Mapping[str, Any] | None:
-    """What an evaluation says of the run's agents and the base; None if it is not of the run as it is now."""
+    """What an evaluation says of the run's agents and of the bases; None if it is not of the run as it is now."""
     try:
         ends = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["trained"]
         results = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
         current = trained([str(run)]).get(str(run))
         names = [Path(model).name for model, end in ends.items() if end == current]
-        rows = [
-            row
-            for row in results["rows"]
-            if row["name"].split("/")[0] in names or row["name"] == "base"
-        ]
+        rows = _rows_of_run(results["rows"], names[0]) if names else []
     except (OSError, ValueError, LookupError):
         return None
-    if not names or len(rows) < 2:
+    if not any(row["name"].startswith("agent_") for row in rows):
         return None
-    return {
-        **results,
-        "rows": [row | {"name": row["name"].removeprefix(f"{names[0]}/")} for row in rows],
-    }
+    return {**results, "rows": rows}
+
+
+def _rows_of_run(rows: Sequence[Mapping[str, Any]], run: str) -> list[dict[str, Any]]:
+    """The rows of a run's agents, of their chains among themselves, and of the bases, all without the run's name.
+
+    An evaluation also has rows of other runs, and of chains with their agents.
+    """
+    chain = rf"{re.escape(run)}/agent_\d+( after (agent_\d+|itself))*"
+    of_run = re.compile(rf"base( after itself)*|(base of )?{chain}")
+    return [
+        {**row, "name": row["name"].replace(f"{run}/", "")}
+        for row in rows
+        if of_run.fullmatch(row["name"])
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cory.config import Config, SamplingConfig, role_name
+from cory.config import Config, ModelConfig, SamplingConfig, role_name
 from cory.prompts import RolePrompts, placeholders
 from cory.provenance.models import is_local
 from cory.run.record import yaml_text
@@ -58,6 +58,7 @@ class LoadedAgent:
         name: variable of its model.
         tokenizer: variable of its tokenizer.
         source: where it is.
+        trust: a further argument of `from_pretrained`, where the model runs code of its own.
         base: of an adapter.
         chat: options of its chat template; None: it reads plain texts.
     """
@@ -65,6 +66,7 @@ class LoadedAgent:
     name: str
     tokenizer: str
     source: str
+    trust: str
     base: Base | None
     chat: Mapping[str, Any] | None
 
@@ -217,11 +219,23 @@ def _loaded_agent(
         chat = template
     elif template or is_chat:
         chat = {}
-    return LoadedAgent(name, name.replace("agent", "tokenizer"), source.arguments, base, chat)
+    return LoadedAgent(
+        name=name,
+        tokenizer=name.replace("agent", "tokenizer"),
+        source=source.arguments,
+        trust=_trust(of_agent.model),
+        base=base,
+        chat=chat,
+    )
 
 
 def _index(agent: str) -> int:
     return int(agent.removeprefix("agent_")) - 1
+
+
+def _trust(model: ModelConfig) -> str:
+    """A further argument of `from_pretrained`, as code, for a model that runs code of its own; else nothing."""
+    return ", trust_remote_code=True" if model.trust_remote_code else ""
 
 
 def _base(config: Config, of_agent: Config, known_as: str | None, identity: str) -> Base:
@@ -268,9 +282,7 @@ def _base(config: Config, of_agent: Config, known_as: str | None, identity: str)
             "Adapters need that model."
         )
 
-    options = f', dtype="{of_agent.model.dtype}"'
-    if of_agent.model.trust_remote_code:
-        options += ", trust_remote_code=True"
+    options = f', dtype="{of_agent.model.dtype}"{_trust(of_agent.model)}'
     is_merged_adapter = (Path(config.resolve(name)) / "adapter_config.json").exists()
     if is_merged_adapter:
         imports.add("from peft import AutoPeftModelForCausalLM")

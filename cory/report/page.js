@@ -1,8 +1,8 @@
 "use strict";
 // What curves.js and completions.js share, and the start of the page. All text reaches the page as text nodes.
 
-// Characters that act on their surroundings: control (but line breaks and tabs), bidirectional, lone surrogates.
-const ACTING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]|\p{Surrogate}/gu;
+// Characters that act on their surroundings: control (but line breaks and tabs), bidirectional, lone surrogates, tags.
+const ACTING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\u{e0000}-\u{e007f}]|\p{Surrogate}/gu;
 
 /** An element with properties (`className`) or attributes (`aria-label`), and children: elements and text. */
 function element(tag, properties = {}, ...children) {

@@ -11,15 +11,17 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
 from browser import browser
 from conftest import ROOT, sentences
+from datasets import Dataset
 
 from cory.agent import make_agents
 from cory.chat import terminal, web
-from cory.chat.chain import Answer
+from cory.chat.chain import Answer, Chain
 from cory.chat.config import ChatConfig
 from cory.chat.opened import opened
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ModelConfig, SamplingConfig
@@ -127,7 +129,7 @@ def test_the_same_query_gets_the_same_answers_and_roles_can_be_exchanged(train):
         first = chain.ask(QUERY)
         chain.ask("another")
         assert chain.ask(QUERY) == first
-        chain.exchange()
+        terminal.command(chain, "/exchange")
         exchanged = chain.ask(QUERY)
         assert [each.who for each in exchanged] == [
             "base",
@@ -174,6 +176,33 @@ def test_a_run_that_has_not_ended_answers_with_its_newest_checkpoint(train, rank
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match="expected a run that has ended, or has a valid checkpoint"):
         ask(run)
+
+
+def test_a_run_that_sampled_by_vllm_needs_no_server(train):
+    run = train()
+    ended = ask(run)
+    (run / "summary.json").unlink()
+    settings = (run / "config.yaml").read_text()
+    assert "engine: native" in settings
+    (run / "config.yaml").write_text(settings.replace("engine: native", "engine: vllm"))
+    assert ask(run) == ended
+
+
+@pytest.mark.parametrize(
+    ("folder", "path"),
+    [
+        (".", "."),
+        (".", "checkpoints/iter-000001"),
+        ("checkpoints", ".."),
+        ("checkpoints", "iter-000001"),
+        ("checkpoints/iter-000002", "."),
+        ("checkpoints/iter-000002", "../iter-000001"),
+    ],
+)
+def test_a_run_has_its_name_from_any_folder(train, folder, path, monkeypatch):
+    monkeypatch.chdir(train() / folder)
+    with opened(ChatConfig(path, device="cpu")) as (what, _):
+        assert what.startswith("run: CORY with 2 agents after ")
 
 
 def test_a_reward_that_needs_more_than_the_query_is_missed_once(train):
@@ -285,6 +314,27 @@ def test_a_column_keeps_its_type(train):
         assert chain.columns == {"stars": 4.0} and type(chain.columns["stars"]) is float
 
 
+def test_the_type_of_a_column_is_that_of_its_first_value():
+    columns = {
+        "year": [None, 1999],
+        "source": [None, "made"],
+        "day": [datetime(2026, 1, 31), None],
+        "words": [["a"], ["b"]],
+        "nothing": [None, None],
+    }
+    dataset = Dataset.from_dict(columns)
+    task = SimpleNamespace(dataset=dataset)
+    chain = SimpleNamespace(task=task, further_columns=list(columns), columns={})
+    Chain.set_column(chain, "year", "2001")
+    Chain.set_column(chain, "source", "typed")
+    assert chain.columns == {"year": 2001, "source": "typed"}
+    for name in ("day", "words", "nothing"):
+        with pytest.raises(
+            UserError, match=f"set {name}: expected a column of texts, numbers or booleans, got "
+        ):
+            Chain.set_column(chain, name, "2026-02-01")
+
+
 @pytest.mark.parametrize(("agents", "roles"), [(1, 2), (2, 2), (2, 3), (3, 2), (3, 3)])
 def test_exchanges_are_those_of_training(train, agents, roles):
     cory = CoryConfig(num_agents=agents, chain_length=roles)
@@ -293,7 +343,16 @@ def test_exchanges_are_those_of_training(train, agents, roles):
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
         for k in range(5):
             assert [number - 1 for number in chain.order] == list(schedule.order(k))
-            chain.exchange()
+            terminal.command(chain, "/exchange")
+
+
+def test_an_exchange_in_the_web_page_is_that_of_training(train):
+    pytest.importorskip("gradio", reason="no gradio: pip install -e '.[web]'")
+    run = train(cory=CoryConfig(num_agents=3, chain_length=2))
+    with opened(ChatConfig(str(run), device="cpu")) as (what, chain):
+        blocks, _ = web.page(chain, what)
+        (exchange,) = [event.fn for event in blocks.fns.values() if event.inputs == event.outputs]
+        assert [exchange(order) for order in ([1, 2], [2, 3], [3, 1])] == [[2, 3], [3, 1], [1, 2]]
 
 
 def test_other_prompts_than_those_of_the_run_can_be_tried(train):
@@ -323,21 +382,58 @@ def test_a_line_of_the_data_is_a_query_and_what_the_prompts_read_of_it_is_shown(
     assert [text for text in shown if text.startswith("year")] == ["year: 2001", "year: 1999"]
 
 
-def test_chat_prompts_keep_their_system_message(train, policy_folder, tmp_path, config):
+SYSTEM = {"role": "system", "content": "be good"}
+# Of an earlier turn, too, which belongs to a conversation of its own.
+CHATS = [
+    [
+        SYSTEM,
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "a film"},
+        {"role": "user", "content": text},
+    ]
+    for text in sentences(8)
+]
+TYPED = [SYSTEM, {"role": "user", "content": QUERY}]
+
+
+@pytest.fixture
+def chat_model(policy_folder, tmp_path) -> ModelConfig:
+    """A model with a chat template."""
     folder = tmp_path / "chat_model"
     shutil.copytree(policy_folder, folder)
     template = "{% for m in messages %}{{ m.content }} {% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
-    prompts = [
-        [{"role": "system", "content": "be good"}, {"role": "user", "content": t}]
-        for t in sentences(8)
-    ]
-    run = train(prompts, reward="letters", model=ModelConfig(str(folder)))
+    return ModelConfig(str(folder))
+
+
+def test_a_typed_query_of_a_chat_has_the_system_message_alone(train, chat_model):
+    run = train(CHATS, model=chat_model)
     with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
-        messages = [prompts[0][0], {"role": "user", "content": QUERY}]
-        assert chain.row(QUERY)["prompt"] == messages
-        assert chain.row(json.dumps({"prompt": QUERY}))["prompt"] == messages
+        assert chain.row(QUERY)["prompt"] == TYPED
+        assert chain.row(json.dumps({"prompt": QUERY}))["prompt"] == TYPED
         assert len(chain.ask(QUERY)) == 3
+        # A query of the data goes on its own conversation.
+        assert chain.row(json.dumps({"prompt": CHATS[3]}))["prompt"] == CHATS[3]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_query_is_a_chat_where_the_data_of_chats_are_missing(train, chat_model, has_ended):
+    run = train(CHATS, model=chat_model)
+    (run.parent / "prompts.jsonl").unlink()
+    if not has_ended:
+        (run / "summary.json").unlink()
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert chain.row(QUERY)["prompt"] == TYPED
+
+
+def test_a_query_is_a_chat_where_a_run_of_chats_was_started_from_python(config, chat_model):
+    task = Task.from_prompts(
+        CHATS, lambda completions, **_: [0.0] * len(completions), RolePrompts()
+    )
+    config = replace(config, iterations=1, model=chat_model)
+    run = CoryTrainer(config, make_agents(config), task).train().folder
+    with opened(ChatConfig(str(run), device="cpu")) as (_, chain):
+        assert chain.row(QUERY)["prompt"] == TYPED
 
 
 def test_imdb_has_its_reward_without_its_data(config, classifier_folder, reviews, tmp_path):

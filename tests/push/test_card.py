@@ -188,6 +188,17 @@ def test_a_base_of_the_hub_is_named_with_its_commit(config):
     assert base.format("main") in agent_card("agent_1", own, 1, {}, {}, [])
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_code_trusts_a_models_own_code_where_the_run_did(config, rank):
+    for trusts in (True, False):
+        model = ModelConfig("org/model", trust_remote_code=trusts)
+        own = replace(config, model=model, lora=LoraConfig(rank=rank))
+        card = agent_card("agent_1", own, 1, {}, {}, [])
+        loaded = re.findall(r"= Auto\w+\.from_pretrained\((.*)\)", card)
+        assert len(loaded) == 2  # the model, or the adapter's base, and the tokenizer
+        assert [", trust_remote_code=True" in code for code in loaded] == [trusts] * 2
+
+
 def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
     config = ImdbConfig(
         model=ModelConfig("tiny"), lora=LoraConfig(rank=2), cory=CoryConfig(num_agents=1)

@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import Config, HubConfig, LoraConfig, ModelConfig
+from cory.config import AgentConfig, Config, HubConfig, LoraConfig, ModelConfig
 from cory.errors import UserError
+from cory.evaluation.folder import trained
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.push.stage import stage
@@ -270,6 +271,70 @@ def test_the_card_says_what_it_is_about(config, policy_folder, tmp_path):
     assert "not evaluated on held-out" in staged(run, config)["README.md"].decode()
     with pytest.raises(UserError, match="evaluation: expected the folder of an evaluation of"):
         staged(run, config, HUB, evaluation.folder)
+
+
+def test_a_card_has_the_rows_of_its_run_and_of_the_bases_alone(config):
+    run, config = train(config)
+    folder = run.parent / "evaluation"
+    folder.mkdir()
+    settings = {"trained": {"elsewhere/two": trained([str(run)])[str(run)], "other": "another"}}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    of_run = [
+        "base",
+        "base after itself",
+        "base of two/agent_2",
+        "two/agent_1",
+        "two/agent_1 after itself",
+        "two/agent_2 after agent_1",
+        "two/agent_3 after agent_2 after agent_1",
+    ]
+    others = [
+        "org/base",
+        "base of other/agent_2",
+        "other/agent_1",
+        "other/agent_2 after two/agent_1",
+        "two/agent_2 after other/agent_1",
+        "also_two/agent_1",
+    ]
+
+    def rows_on_card(names):
+        rows = [{"name": name, "task_reward": 1.0} for name in names]
+        results = {"said": "4 queries", "titles": {"task_reward": "task reward"}, "rows": rows}
+        (folder / "evaluation.json").write_text(json.dumps(results))
+        return re.findall(r"^\| (.+) \| 1 \|$", staged(run, config)["README.md"].decode(), re.M)
+
+    assert rows_on_card([*others, *of_run]) == [name.replace("two/", "") for name in of_run]
+    assert rows_on_card([*others, *of_run[:3]]) == []  # the run's agents were not evaluated yet
+
+
+def test_a_run_is_pushed_with_the_base_that_its_settings_name(
+    config, command, tmp_path, monkeypatch
+):
+    run, config = train(config, lora=LoraConfig(rank=2), hub=HubConfig(base="org/base"))
+    monkeypatch.chdir(run)
+    for flags, base in (((), "org/base"), (("--base", "org/other"), "org/other")):
+        look = tmp_path / base.replace("/", "_")
+        ended = command("cory.push", ".", REPO, "--look", look, *flags)
+        assert ended.status == 0, ended.error
+        adapter = json.loads((look / "agent_1/adapter_config.json").read_text())
+        assert adapter["base_model_name_or_path"] == base
+        assert "nobody else" not in ended.error
+
+
+def test_one_base_of_the_hub_cannot_stand_for_two_local_ones(config, policy_folder, tmp_path):
+    folders = [shutil.copytree(policy_folder, tmp_path / name) for name in ("a", "b")]
+    agents = [AgentConfig(model={"name": str(folder)}) for folder in folders]
+    run, config = train(config, lora=LoraConfig(rank=2), agents=agents)
+    with pytest.raises(
+        UserError,
+        match=r"hub\.base: expected null for agents on different local bases, \['.*/a', '.*/b'\], got 'org/base'",
+    ):
+        staged(run, config, replace(HUB, base="org/base"))
+    bases = [
+        json.loads(staged(run, config)[f"{agent}/adapter_config.json"])["base_model_name_or_path"]
+        for agent in ("agent_1", "agent_2")
+    ]
+    assert bases == ["a", "b"]
 
 
 def test_what_is_local_is_not_taken_for_a_repository(config, policy_folder, tmp_path, monkeypatch):

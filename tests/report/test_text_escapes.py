@@ -1,0 +1,38 @@
+"""A model's text is shown as it is, but for characters that act on their surroundings."""
+
+import pytest
+
+from cory.report.escape import markdown, one_line, printable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prix\xa0: 5\u202f€",  # no-break spaces of French
+        "東京\u3000大阪",  # the space of Japanese
+        "می\u200cخواهم",  # Persian: the joiner decides on the form of letters
+        "\U0001f469\u200d\U0001f467 and \u2764\ufe0f",  # joined emoji
+    ],
+)
+def test_texts_of_all_languages_are_shown_as_they_are(text):
+    assert one_line(text) == printable(text) == markdown(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\r\tback\x85\x9b", "\\x1b[31mred\\r\\tback\\x85\\x9b"),
+        ("\u202e reversed \u2066\u200f", "\\u202e reversed \\u2066\\u200f"),
+        ("a\u2028b\u2029c\ufeff", "a\\u2028b\\u2029c\\ufeff"),
+        ("hidden \U000e0041", "hidden \\U000e0041"),
+        ("half \ud800 of a character", "half \\ud800 of a character"),
+    ],
+)
+def test_characters_that_act_are_shown_as_escapes(text, shown):
+    assert one_line(text) == printable(text) == shown
+
+
+def test_line_breaks_are_kept_where_a_text_has_lines():
+    assert printable("a\nb\r\n") == "a\nb\\r\n"
+    assert one_line("a\nb") == "a\\nb"
+    assert markdown("a\nb") == "a&#92;nb"
