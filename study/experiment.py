@@ -123,7 +123,7 @@ def run_all(
             if status in STOPPED:
                 outcome = "stopped; the same command continues"
             elif status:
-                outcome = f"FAILED ({status}), see {item.folder}.log"
+                outcome = f"FAILED ({status}){_error(item)}, see {item.folder}.log"
             elif after:
                 try:
                     outcome += after(item, seconds) or ""
@@ -140,6 +140,13 @@ def run_all(
     else:
         _run_here(planned, engine, threads, ended)
     return failed
+
+
+def _error(item: Planned) -> str:
+    """What ended a run, if the last line of its log is its error."""
+    log = Path(f"{item.folder}.log").read_text(encoding="utf-8", errors="replace")
+    last = log.rstrip().rpartition("\n")[2]
+    return f": {last.removeprefix('error: ')}" if last.startswith("error: ") else ""
 
 
 def _run_here(

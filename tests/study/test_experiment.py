@@ -515,9 +515,10 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
         experiment.command_line([*argv[:-4], *argv[-2:], "--runs", str(tmp_path / "others")])
     assert (tmp_path / "out/runs.csv").read_text() == rows
     out = capfd.readouterr().out
-    assert "2 runs, 0 with a row, 0 finished" in out and "name=such-seed0: FAILED (2), see" in out
+    assert "2 runs, 0 with a row, 0 finished" in out and "name=such-seed0: FAILED (2): " in out
     (log,) = (tmp_path / "runs/tiny").glob("*such*.log")
-    assert "model.name" in log.read_text()
+    said = log.read_text().splitlines()[-1].removeprefix("error: ")
+    assert said.startswith("model.name") and f"FAILED (2): {said}, see {log}" in out
     experiment.command_line([*argv, "--dry-run"])
     assert "2 runs, 1 with a row, 0 finished" in capfd.readouterr().out
 
