@@ -367,7 +367,7 @@ class PPOConfig(Settings):
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.
         kl_target: Target KL of the adaptive controller, in nats per response.
         kl_horizon: Horizon of the adaptive controller, in samples.
-        kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token; TRL's abs, mse.
+        kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token.
             For other algorithms, only the recorded KL.
         kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
             sampled); `loss`: a term of the loss (k3). `auto`: the loss for GRPO and Dr. GRPO, else
@@ -403,7 +403,7 @@ class PPOConfig(Settings):
     adaptive_kl: bool = True
     kl_target: PositiveFloat = 6.0
     kl_horizon: PositiveFloat = 10_000.0
-    kl_penalty: Literal["full", "kl", "abs", "mse"] = "full"
+    kl_penalty: Literal["full", "kl"] = "full"
     kl_in: Literal["auto", "reward", "loss"] = "auto"
     gamma: Fraction = 1.0
     lam: Fraction = 0.95

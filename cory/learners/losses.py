@@ -13,7 +13,7 @@ from cory.parallel import distributed
 
 # That compare the responses of a group or batch.
 ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce")
-KL_ESTIMATES = ("full", "kl", "abs", "mse")
+KL_ESTIMATES = ("full", "kl")
 
 
 class TokenLogprobs(torch.autograd.Function):
@@ -55,15 +55,14 @@ def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     names its estimates.
 
     Args:
-        kind: `full`: KL(pi, pi_0) over the vocabulary (Eq. 2); `kl`, `abs` or `mse`: of the sampled
-            token.
+        kind: `full`: KL(pi, pi_0) over the vocabulary (Eq. 2); `kl`: log(pi / pi_0) of the sampled
+            token, its one-sample estimate.
         logprobs, ref_logprobs: (batch, R), for `full` (batch, R, vocabulary).
     """
     one_of("ppo.kl_penalty", KL_ESTIMATES, kind)
     if kind == "full":
         return F.kl_div(ref_logprobs, logprobs, log_target=True, reduction="none").sum(-1)
-    difference = logprobs - ref_logprobs
-    return {"kl": difference, "abs": difference.abs(), "mse": 0.5 * difference.square()}[kind]
+    return logprobs - ref_logprobs
 
 
 def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
