@@ -593,7 +593,7 @@ def judged(tmp_path):
 
 
 def make_ended(item):
-    make_run(item.folder, item.seed, iterations=3)
+    make_run(item.folder, item.seed, item.settings["cory"]["num_agents"], iterations=3)
     settings = json.loads(json.dumps(item.settings)) | {"versions": {"commit": "abc"}}
     (item.folder / "config.yaml").write_text(yaml.safe_dump(settings))
     for name in ("agent_1", "checkpoints"):
