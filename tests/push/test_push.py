@@ -10,10 +10,12 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, sentences
 from huggingface_hub import ModelCard, constants
+from huggingface_hub.utils import _http as hub_http
 from markdown_it import MarkdownIt
 from peft import PeftModel
 from stand_in import hub
@@ -58,6 +60,8 @@ def server(monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        # Between repetitions of a request, half a minute in all.
+        monkeypatch.setattr(hub_http, "time", SimpleNamespace(sleep=lambda seconds: None))
         yield served
 
 
