@@ -238,8 +238,9 @@ def collapse_times(study: Study) -> pd.DataFrame:
             if collapsed(1.0, end["kl"], end["kl_bound"]):
                 by_kl.append(len(by_iteration))
         times[run] = {
-            "kl": min(by_kl, default=math.nan), "texts": min(by_texts, default=math.nan)
-        }  # fmt: skip
+            "kl": min(by_kl, default=math.nan),
+            "texts": min(by_texts, default=math.nan),
+        }
     return pd.DataFrame.from_dict(times, orient="index", columns=["kl", "texts"]).rename_axis(RUN)
 
 
