@@ -38,8 +38,20 @@ def distinct(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
+def share_of_start(distinct_2: float, start: float) -> float:
+    """Distinct-2 over that of the first iteration; NaN where that is 0, as of answers of one word.
+
+    >>> share_of_start(0.2, 0.8), share_of_start(0.0, 0.0)
+    (0.25, nan)
+    """
+    return distinct_2 / start if start else math.nan
+
+
 def collapsed(distinct_share: float, kl: float, kl_bound: float) -> bool:
-    """Collapse: distinct-2 below half of the role's in the first iteration, or KL (nats) above its bound."""
+    """Collapse: distinct-2 below half of the role's in the first iteration, or KL (nats) above its bound.
+
+    `distinct_share`: that of `share_of_start`; NaN says nothing.
+    """
     return distinct_share < 0.5 or kl > kl_bound
 
 

@@ -230,8 +230,7 @@ def fit_responses(
     if context is None:
         return prompts
     room = context - max_new_tokens
-    # A token is at least a byte, so most batches of text stop here; a chat template adds tokens of its own.
-    while any(not isinstance(prompt, str) or len(prompt.encode()) >= room for prompt in prompts):
+    while True:
         lengths = [len(ids) for ids in encode(prompts)]
         too_long = [
             row
@@ -239,9 +238,8 @@ def fit_responses(
             if tokens > room and any(rows[row] for rows in texts)
         ]
         if not too_long:
-            break
+            return prompts
         for row in too_long:
             for rows in texts:
                 rows[row] = rows[row][: len(rows[row]) // 2]
         prompts = render(texts)
-    return prompts

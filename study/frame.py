@@ -361,12 +361,12 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 def with_share(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """The metrics of some runs, in their order, with their `kl_bound` and, as `share`, distinct-2 over that of the same
-    role in the first iteration.
+    role in the first iteration; NaN where that is 0, as of answers of one word.
     """
     metrics = runs[[*RUN, "kl_bound"]].drop_duplicates(RUN).merge(metrics, on=RUN)
     of_first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first()
     metrics = metrics.join(of_first.rename("first"), on=[*RUN, "role"])
-    share = metrics["distinct_2"] / metrics["first"].clip(lower=1e-9)
+    share = metrics["distinct_2"] / metrics["first"].where(metrics["first"] > 0)
     return metrics.drop(columns="first").assign(share=share)
 
 

@@ -12,6 +12,7 @@ from benchmarks.credit import BATCH_ANSWERS, of_batch, of_mode, world
 from cory.agent import make_agents
 from cory.config import CoryConfig
 from cory.credit import assign_credit
+from cory.run.flags import flags
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -190,3 +191,12 @@ def test_equal_rewards_are_those_that_a_role_is_trained_on(config, credit, flagg
     assert pioneer["role"] == "pioneer" and pioneer["task_reward"] == 0
     assert ("equal_rewards" in pioneer["flags"]) == flagged
     assert "equal_rewards" not in observer["flags"]
+
+
+def test_answers_of_one_word_have_no_texts_that_collapse():
+    record = {"kl": 1.0, "dropped_steps": 0, "skipped_steps": 0, "distinct_2": 0.0}
+    rewards = torch.tensor([0.0, 1.0])
+    assert flags(record, record, rewards, ["yes", "no"], kl_bound=10.0) == []
+    assert flags(record, record, rewards, ["yes", "no"], kl_bound=0.5) == ["kl", "collapse"]
+    later = record | {"distinct_2": 0.3}
+    assert flags(later, record | {"distinct_2": 0.8}, rewards, ["a b", "a c"], 10.0) == ["collapse"]

@@ -151,6 +151,14 @@ def test_all_earlier_responses_are_shortened():
     ]
 
 
+def test_a_response_is_shortened_where_a_chat_template_adds_tokens():
+    def encode(prompts):
+        return [[0] * 10 + list(prompt) for prompt in prompts]
+
+    fitted = fit_responses(lambda responses: responses[0], [["a" * 30]], encode, 40, 5)
+    assert fitted == ["a" * 15]
+
+
 def test_a_role_that_reads_more_than_the_context_holds_is_refused(config):
     roles = [
         RoleConfig(max_new_tokens=40),

@@ -33,24 +33,27 @@ def of_gradient(learner: "Learner", update: Update, mini_batches: list[list[int]
 def _rows_of_passes(learner: "Learner", update: Update, indices: list[int]) -> set[int]:
     """The rows with a number that is not finite: of the batch under the policy that sampled, and of
     those of these indices under the policy being trained.
+
+    Each is read alone, as rows that share a prompt may be read as one.
     """
     old = update.old
-    finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0)
-    rows = set(_not_finite(finite, range(len(finite))))
-    for chunk in update.batch.by_length(learner.micro_batch, indices):
-        new = learner.forward(update.batch.select(chunk))
+    finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(1)
+    rows = set((~finite).nonzero().flatten().tolist())
+    for row in indices:
+        new = learner.forward(update.batch.select([row]))
         numbers = new.logprobs if new.values is None else new.logprobs + new.values
-        rows |= set(_not_finite(numbers.isfinite(), chunk))
+        if not numbers.isfinite().all():
+            rows.add(row)
     return rows
 
 
 def _rows_of_gradient(learner: "Learner", update: Update, indices: list[int]) -> set[int]:
     """The rows of a mini-batch whose gradient is not finite.
 
-    The gradients of weights are sums over rows. That of the embedded tokens, which the backward
-    pass reaches last, has each row by itself, and a number that is not finite comes through to it.
-    No gradient of a weight is made, so nothing is exchanged between processes that hold whole
-    agents.
+    Each is read alone, as rows that share a prompt may be read as one. The gradient asked for is
+    that of the embedded tokens, which the backward pass reaches last, and to which a number that is
+    not finite comes through. No gradient of a weight is made, so nothing is exchanged between
+    processes that hold whole agents.
     """
     rows: set[int] = set()
     embedded: list[Tensor] = []
@@ -62,34 +65,28 @@ def _rows_of_gradient(learner: "Learner", update: Update, indices: list[int]) ->
     mean_length = torch.tensor(tokens / len(indices), device=learner.device)
     hook = learner.policy.get_input_embeddings().register_forward_hook(keep)
     try:
-        for chunk in update.batch.by_length(learner.micro_batch, indices):
-            micro_batch = update.batch.select(chunk)
+        for row in indices:
+            alone = update.batch.select([row])
             with learner.accelerator.no_sync(learner.model):
-                new = learner.forward(micro_batch)
-                terms = learner.terms(update, new, chunk, micro_batch, mean_length)
+                new = learner.forward(alone)
+                terms = learner.terms(update, new, [row], alone, mean_length)
                 (gradient,) = torch.autograd.grad(terms.loss / tokens, embedded.pop())
-            rows |= set(_not_finite(gradient.isfinite().flatten(1), chunk))
+            if not gradient.isfinite().all():
+                rows.add(row)
     finally:
         hook.remove()
     return rows
 
 
-def _not_finite(finite: Tensor, indices: Sequence[int]) -> list[int]:
-    """The indices of the rows of `finite`, (rows, ...), in which not everything is true."""
-    return [indices[row] for row in (~finite.all(-1)).nonzero().flatten().tolist()]
-
-
 def _error(what: str, rollouts: Sequence[Rollout], rows: set[int]) -> NotFinite:
     """The error that names agent, role, rows and text. `rows`: of the batch, one rollout after the other."""
     agent = rollouts[0].agent
-    if not rows:
-        return NotFinite(what, f"{agent} as {' and '.join(rollout.role for rollout in rollouts)}")
-    first = 0  # row of the batch with which a rollout begins
+    start = 0
     for rollout in rollouts:
-        size = len(rollout.prompts)
-        rollout_rows = sorted(row - first for row in rows if first <= row < first + size)
-        if rollout_rows:
-            break
-        first += size
-    text = f"{rollout.prompts[rollout_rows[0]]!r} -> {rollout.completions[rollout_rows[0]]!r}"
-    return NotFinite(what, f"{agent} as {rollout.role}", rollout_rows, text)
+        end = start + len(rollout.prompts)
+        bad_rows = sorted(row - start for row in rows if start <= row < end)
+        if bad_rows:
+            text = f"{rollout.prompts[bad_rows[0]]!r} -> {rollout.completions[bad_rows[0]]!r}"
+            return NotFinite(what, f"{agent} as {rollout.role}", bad_rows, text)
+        start = end
+    return NotFinite(what, f"{agent} as {' and '.join(rollout.role for rollout in rollouts)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from cory.metrics import collapsed
+from cory.metrics import collapsed, share_of_start
 
 # What the flags in metrics.jsonl mean; each is printed once per run.
 MEANING = {
@@ -44,7 +44,7 @@ def flags(
         "ratio": record["dropped_steps"] > 0,
         "not_finite": record["skipped_steps"] > 0,
         "collapse": collapsed(
-            record["distinct_2"] / max(start["distinct_2"], 1e-9), record["kl"], kl_bound
+            share_of_start(record["distinct_2"], start["distinct_2"]), record["kl"], kl_bound
         ),
     }
     return [name for name, here in seen.items() if here]

@@ -270,6 +270,12 @@ def test_a_run_whose_kl_ends_above_the_bound_has_collapsed_then(tmp_path):
         assert "ended early, after iteration 12 of 30, by guards.stop_at_kl" in caveats(of_run)[0]
 
 
+def test_answers_of_one_word_do_not_collapse():
+    """They have no distinct-2 that could fall."""
+    study = make_study({"PPO": lambda *_: (1.0, 1.0, 0.0)})
+    assert collapse_times(study)["texts"].isna().all()
+
+
 def test_nothing_collapses_and_lengths_differ():
     study = make_study({"PPO": lambda *_: (1.0, 1.0, 1.0), "CORY": lambda *_: (1.0, 1.0, 1.0)})
     assert [row["difference"] for row in collapses(study)] == ["", ""]
