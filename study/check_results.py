@@ -83,8 +83,10 @@ def _without_runs_own(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_local(value: Any) -> bool:
-    """Whether a value, or one in a list, names a file or folder of this machine that the repository has not:
+    """Whether a value, or one inside it, names a file or folder of this machine that the repository has not:
     /FOLDER/FIRST_RUN.py:NAME, models/NAME, ..."""
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, list):
         return any(map(_is_local, value))
     if not isinstance(value, str):

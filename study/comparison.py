@@ -385,8 +385,9 @@ def caveats(study: Study) -> list[str]:
         base = study.base_of(name)
         ours, theirs = _seeds(study, name), _seeds(study, base)
         if base is not None and ours != theirs:
-            common = sorted(ours & theirs) or "none"
-            notes.append(f"{name}, {base}: seeds differ; their differences are over {common}")
+            common = sorted(ours & theirs)
+            over = f"over {common}" if len(common) > 1 else "unpaired, over all seeds of both"
+            notes.append(f"{name}, {base}: seeds differ; their differences are {over}")
         if base is None:
             notes.append(
                 f"{name}: no run of the baseline {study.baseline} ended at this value, so no difference"

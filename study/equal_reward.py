@@ -236,7 +236,7 @@ def collapse_times(study: Study) -> pd.DataFrame:
                     by_texts.append(int(iteration) + 1)
             end = by_iteration.iloc[-1]
             if collapsed(1.0, end["kl"], end["kl_bound"]):
-                by_kl.append(len(by_iteration))
+                by_kl.append(int(by_iteration.index[-1]) + 1)
         times[run] = {
             "kl": min(by_kl, default=math.nan),
             "texts": min(by_texts, default=math.nan),

@@ -125,7 +125,7 @@ def by_seed(study: "Study", family: str, measure: Measure, value: str | None = N
     """A measure of the runs of a family, by seed; at one value of the study's `over`, or the mean over all.
 
     Raises:
-        Untested: there are no such runs.
+        Untested: there are no such runs, or none of their metrics.
     """
     import pandas as pd
 
@@ -138,6 +138,8 @@ def by_seed(study: "Study", family: str, measure: Measure, value: str | None = N
     values: dict[Any, list[float]] = {}
     rows = dict(list(study.metrics.groupby(["group", "seed"])))
     for run in runs.to_dict("records"):
+        if (run["group"], run["seed"]) not in rows:
+            raise Untested(f"no metrics of {run['group']}, seed {run['seed']}, at this scale")
         metrics = rows[run["group"], run["seed"]].assign(
             limit=run.get(limit, math.nan), first_role=run["first_role"]
         )

@@ -210,7 +210,9 @@ def finish(
 def megabytes(folder: Path) -> float:
     """The size of a folder's files, without checkpoints, which are removed."""
     files = [
-        file for file in folder.rglob("*") if file.is_file() and "checkpoints" not in file.parts
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and "checkpoints" not in file.relative_to(folder).parts
     ]
     return round(sum(file.stat().st_size for file in files) / 1e6, 3)
 
@@ -499,9 +501,7 @@ def _alone(flag: str, folder: Path, lock: str) -> Iterator[None]:
 
 def _repeated(file: str, scale: str, changes: Mapping[str, str]) -> str:
     """The command that repeats an experiment, without the folders of this machine."""
-    path = Path(file)
-    shipped = (ROOT / "configs/experiments" / path.name).resolve() == path.resolve()
-    shown = f"configs/experiments/{path.name}" if shipped else file
+    shown = _relative(str(Path(file).resolve())) if Path(file).is_absolute() else file
     command = f"python -m study.experiment {shlex.quote(shown)} --scale {scale}"
     for key, value in changes.items():
         local = is_local(value) or ("/" in value and os.path.exists(value))

@@ -93,12 +93,17 @@ class Study:
         Raises:
             UserError: none of its runs is there.
         """
+        column = "family" if self._baseline_is_family else "group"
+        return str(self._of_baseline[column].iloc[0])
+
+    @property
+    def _of_baseline(self) -> pd.DataFrame:
         base = self.runs[self.runs["baseline"]]
         if base.empty:
             raise UserError(
                 f"baseline: expected a run of it that has ended, got only those of {self.groups}"
             )
-        return str(base["family" if self._baseline_is_family else "group"].iloc[0])
+        return base
 
     @property
     def _baseline_is_family(self) -> bool:
@@ -116,8 +121,12 @@ class Study:
 
     @property
     def first_role(self) -> str:
-        """The name of the role in which the baseline's runs answer the query alone."""
-        return str(self.runs.loc[self.runs["baseline"], "first_role"].iloc[0])
+        """The name of the role in which the baseline's runs answer the query alone.
+
+        Raises:
+            UserError: none of its runs is there.
+        """
+        return str(self._of_baseline["first_role"].iloc[0])
 
     @property
     def whole_metrics(self) -> pd.DataFrame:
@@ -313,17 +322,14 @@ def assemble(
 
 
 def with_combined_reward(study: Study) -> Study:
-    """Adds the combined reward, of all runs with the baseline's eta (`Study.eta`).
+    """The study with the combined reward, of all runs with the baseline's eta (`Study.eta`).
 
     An evaluation has computed it with the eta that its command names, or else with that of the first run evaluated, in
     whose place the same eta as in training is taken.
     """
-    kl_of = [(study.metrics, "kl"), (study.final, "kl")]
-    names_eta = study.runs["evaluation"].str.contains("--kl_coef", regex=False).any()
-    if {"combined_reward", "task_reward", "chain_kl"} <= {*study.held_out} and not names_eta:
-        kl_of.append((study.held_out, "chain_kl"))
     eta_of_run = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
-    for frame, kl in kl_of:
+
+    def with_it(frame: pd.DataFrame, kl: str) -> pd.DataFrame:
         eta = study.eta
         if eta is None:
             # The base's KL is 0.
@@ -331,8 +337,18 @@ def with_combined_reward(study: Study) -> Study:
         earned = frame["task_reward"]
         if TEAM in frame:
             earned = earned + frame[TEAM].fillna(0)
-        frame["combined_reward"] = earned - eta * frame[kl]
-    return study
+        return frame.assign(combined_reward=earned - eta * frame[kl])
+
+    held_out = study.held_out
+    names_eta = study.runs["evaluation"].str.contains("--kl_coef", regex=False).any()
+    if {"combined_reward", "task_reward", "chain_kl"} <= {*held_out} and not names_eta:
+        held_out = with_it(held_out, "chain_kl")
+    return replace(
+        study,
+        metrics=with_it(study.metrics, "kl"),
+        final=with_it(study.final, "kl"),
+        held_out=held_out,
+    )
 
 
 def last(metrics: pd.DataFrame, iterations: int = LAST) -> pd.DataFrame:
@@ -345,7 +361,7 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """By run and agent, the means over its last 10 iterations, and whether it collapsed.
 
     By the rule of `cory.metrics.collapsed`; so has one whose KL is above the bound in its last iteration, as where a
-    guard ends a run that explodes.
+    guard ends a run that explodes. Of an agent in several roles, means over these.
     """
     from cory.metrics import collapsed  # here, as it imports torch
 
@@ -355,7 +371,9 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     final = by_agent[[*stored, "share", "kl_bound"]].mean().reset_index()
     ended = zip(final["share"], final["kl"], final["kl_bound"], strict=True)
     final["collapsed"] = [collapsed(*values) for values in ended]
-    final["collapsed"] |= by_agent["kl"].last().to_numpy() > final["kl_bound"].to_numpy()
+    of_end = last(ends, 1).groupby([*RUN, "agent"])["kl"].mean()
+    agents = pd.MultiIndex.from_frame(final[[*RUN, "agent"]])
+    final["collapsed"] |= of_end.reindex(agents).to_numpy() > final["kl_bound"].to_numpy()
     return final.drop(columns=["share", "kl_bound"])
 
 

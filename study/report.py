@@ -53,7 +53,8 @@ def write_report(folder: Path) -> None:
     from study.plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while
 
     shown = rows_over_seeds(rows) or rows
-    ks = evaluation["settings"]["ks"]
+    # There is no pass@k of rewards other than 0 and 1.
+    ks = [k for k in evaluation["settings"]["ks"] if all(f"pass@{k}" in row for row in shown)]
     if ks:
         plot_pass_at_k(shown, ks, folder / "pass_at_k.png")
     else:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cory.errors import UserError
+from cory.errors import NotContinued, UserError
 from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
 from cory.plural import counted
 from cory.run.output import replace_text
@@ -25,9 +25,6 @@ from study.records import read
 
 if TYPE_CHECKING:
     from study.frame import Study
-
-
-REFUSED = 2  # the exit status of a command that cannot do what it was asked for
 
 
 @dataclass
@@ -285,15 +282,15 @@ class Results:
         """The rows of a run's evaluation.
 
         All runs are evaluated into one folder, so that the base answers once. An evaluation goes on with further models
-        if its first one stays the same, so that one is always named. Where it refuses, as after a change of its options
+        if its first one stays the same, so that one is always named. Where it cannot, as after a change of its options
         or of the reward, another one is begun.
 
         Raises:
             UserError: the script failed.
         """
         models = self._models(item)
-        status = self._run_evaluation(models, item) if models else REFUSED
-        if status == REFUSED and self.evaluations.exists():
+        status = self._run_evaluation(models, item) if models else NotContinued.status
+        if status == NotContinued.status and self.evaluations.exists():
             number = 1
             while Path(f"{self.evaluations}-older-{number}").exists():
                 number += 1

@@ -65,7 +65,7 @@ def held_out_by_agent(
     from study import comparison
 
     rows = comparison.held_out_by_agent(_study(source), _listed(metrics, ","), _listed(groups, "|"))
-    return [row for row in rows if not answers or row["answers"] in _listed(answers, "|")]
+    return _chosen(rows, "answers", answers)
 
 
 def rivals(source: str, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
@@ -83,7 +83,7 @@ def training(
     from study import comparison
 
     rows = comparison.ends(_study(source), _listed(metrics, ","))
-    return [row for row in rows if not groups or row["group"] in _listed(groups, "|")]
+    return _chosen(rows, "group", groups)
 
 
 def runs(source: str, groups: str = "") -> Rows:
@@ -91,7 +91,7 @@ def runs(source: str, groups: str = "") -> Rows:
     from study import comparison
 
     rows = comparison.beginnings_and_ends(_study(source))
-    return [row for row in rows if not groups or row["group"] in _listed(groups, "|")]
+    return _chosen(rows, "group", groups)
 
 
 def training_by_role(
@@ -148,6 +148,15 @@ def _listed_pairs(text: str) -> list[tuple[str, str]]:
     return compared
 
 
+def _chosen(rows: Rows, column: str, names: str) -> Rows:
+    """The rows with one of these values of a column; all where none is named."""
+    values = _listed(names, "|")
+    for value in values:
+        if all(row[column] != value for row in rows):
+            raise LookupError(f"no {column} {value!r} among {[row[column] for row in rows]}")
+    return [row for row in rows if row[column] in values] if values else rows
+
+
 def _with_columns(rows: Rows, columns: str) -> Rows:
     shown = _listed(columns, "|") or list(rows[0])
     return [{title: row[title] for title in shown} for row in rows]
@@ -165,7 +174,7 @@ def advantage(source: str, groups: str = "") -> Rows:
     from study.advantage import read_settings_file, short_rows
 
     rows = short_rows(read_settings_file(ROOT / "results" / source, ROOT))
-    return [row for row in rows if not groups or row["setting"] in _listed(groups, "|")]
+    return _chosen(rows, "setting", groups)
 
 
 KINDS: dict[str, Callable[..., Rows]] = {

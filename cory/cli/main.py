@@ -14,7 +14,7 @@ IGNORED_WARNINGS = (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*return
 def main(work: Callable[[], None]) -> None:
     """Runs a command's work.
 
-    A UserError or a full disk ends it with status 2 and a message, Ctrl-C with status 130.
+    A UserError ends it with its status and a message, a full disk with status 2, Ctrl-C with status 130.
     """
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
@@ -28,7 +28,7 @@ def main(work: Callable[[], None]) -> None:
         _end_process_group()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.status)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cory.errors import UserError
+from cory.errors import NotContinued, UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
 from cory.provenance.models import Models, check_models, model_identity
@@ -33,12 +33,12 @@ def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def begun_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """As `read_responses`, for an evaluation to continue. Raises a UserError if an older version of cory began it."""
+    """As `read_responses`, for an evaluation to go on. Raises a NotContinued if an older version of cory began it."""
     records = read_responses(folder)
     for record in records.values():
         missing = [column for column in COLUMNS if column not in record]
         if missing:
-            raise UserError(
+            raise NotContinued(
                 f"output: expected an evaluation that this version of cory can continue, got {str(folder)!r}, whose "
                 f"{RESPONSES} has no {', '.join(missing)}. Delete that folder, or choose another --output"
             )
@@ -98,7 +98,7 @@ def output_folder(
             number of their row.
         identities: of base, reward model and models that are no runs.
 
-    Raises a UserError if the folder was begun with other settings, or a run was trained on since.
+    Raises a NotContinued if the folder was begun with other settings or models, or a run was trained on since.
     """
     content = {**asdict(settings), **task}
     content["trained"] = trained(settings.models)
@@ -113,19 +113,23 @@ def output_folder(
 
 
 def _continued(folder: Path, content: Mapping[str, Any], locks: ExitStack) -> dict[str, Any]:
-    """The settings of an evaluation that goes on. Raises a UserError if it was begun with others."""
+    """The settings of an evaluation that goes on. Raises a NotContinued if it was begun with others."""
     _begun_settings(folder)  # refuses another folder before anything is written
     lock(folder, locks)
     before = _begun_settings(folder)  # as a process that had the lock until now has left them
     remove_partial(folder)
-    check_models(before.get("identities", {}), content["identities"], f"the evaluation in {folder}")
+    begun_with = before.get("identities", {})
+    try:
+        check_models(begun_with, content["identities"], f"the evaluation in {folder}")
+    except UserError as error:
+        raise NotContinued(str(error)) from None
 
     extended = extends(content["models"], before)
     free = (*FREE, "models", "trained") if extended else FREE
     different = [key for key in content if content[key] != before.get(key) and key not in free]
     if different:
         texts = [_difference(key, before.get(key), content[key]) for key in different]
-        raise UserError(
+        raise NotContinued(
             f"output: expected the settings with which {str(folder)!r} was begun, got {'; '.join(texts)}"
         )
     if not extended:
@@ -134,7 +138,7 @@ def _continued(folder: Path, content: Mapping[str, Any], locks: ExitStack) -> di
         **content,
         "models": list(dict.fromkeys([*before["models"], *content["models"]])),
         "trained": before.get("trained", {}) | content["trained"],
-        "identities": before.get("identities", {}) | content["identities"],
+        "identities": begun_with | content["identities"],
     }
 
 

@@ -103,6 +103,7 @@ def run_card(
     local_bases: Sequence[str] = (),
     licence: Mapping[str, str] | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    has_curves: bool = True,
 ) -> str:
     """The README.md of a repository with the agents of a run.
 
@@ -115,6 +116,7 @@ def run_card(
         local_bases: those of them that are not on the Hub.
         licence: the fields `license`, `license_name`, `license_link` of the base's card.
         evaluation: of the run's evaluation.json, whose rows are the run's agents and the bases.
+        has_curves: whether curves.png is in the repository.
     """
     on_hub = [base for base in dict.fromkeys(bases) if base not in local_bases]
     dataset = _dataset_on_hub(settings)
@@ -145,6 +147,7 @@ def run_card(
         template_path=str(HERE / "run_card.md.jinja"),
         bases=" and ".join([*links, *folders]),
         local_bases=" and ".join(folders),
+        has_curves=has_curves,
         method=config.method(),
         iterations=summary["iterations"],
         agents=", ".join(agents),

@@ -89,11 +89,21 @@ def stage(
     _warn_of_local_bases(bases, config)
 
     repository = hub.push or f"user/{run.name}"
+    curves = run / "curves.png"  # there is none where it could not be drawn
     card = run_card(
-        repository, config, settings, summary, bases.names, bases.local, bases.licence, results
+        repository,
+        config,
+        settings,
+        summary,
+        bases.names,
+        bases.local,
+        bases.licence,
+        results,
+        has_curves=curves.exists(),
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
-    place(run / "curves.png", folder / "curves.png")
+    if curves.exists():
+        place(curves, folder / curves.name)
     for agent, base in zip(agents.values(), bases.names, strict=True):
         _stage_agent(folder / agent.name, agent, base, place)
 

@@ -76,6 +76,14 @@ def test_a_task_of_ones_own(config, held_out, tmp_path):
     assert (done.folder / "evaluation.png").stat().st_size > 1000
 
 
+def test_a_report_without_pass_at_k_where_rewards_are_no_successes(config, tmp_path):
+    task = Task.from_prompts(["a", "b"], lambda completions: [0.5] * len(completions), PROMPTS)
+    done = evaluate([make_run(config)], task, settings(tmp_path, samples=2, ks=[1, 2]))
+    write_report(done.folder)
+    assert {"evaluation.png", "report.html"} <= {path.name for path in done.folder.iterdir()}
+    assert not (done.folder / "pass_at_k.png").exists()
+
+
 def test_partners_of_other_runs(config, held_out, tmp_path):
     """Each run's second agent reads what the first agent of the other one wrote; seeds are one row of the table."""
     runs = [

@@ -70,6 +70,7 @@ def test_folders_beside_the_repositorys_files_are_needed_too(monkeypatch, tmp_pa
     monkeypatch.setattr(check_results, "ROOT", tmp_path)
     monkeypatch.setattr(check_results, "_is_tracked", lambda path: path.name != "small")
     assert check_results._is_local(["models/small"])
+    assert check_results._is_local([{"model": {"name": "models/small"}}])
     assert not check_results._is_local("imdb_train/weights")
     assert not check_results._is_local("HuggingFaceTB/SmolLM2-135M-Instruct")
 

@@ -225,7 +225,30 @@ def test_seeds_of_one_group_alone_are_named(tmp_path):
         make_run(tmp_path / f"ppo-seed{seed}", seed)
         make_run(tmp_path / f"cory-seed{seed + 1}", seed + 1, agents=2)
     study = compared(tmp_path)
-    assert caveats(study) == ["CORY, PPO: seeds differ; their differences are over [1]"]
+    note = "CORY, PPO: seeds differ; their differences are unpaired, over all seeds of both"
+    assert caveats(study) == [note]
+    make_run(tmp_path / "ppo-seed2", 2)
+    note = "CORY, PPO: seeds differ; their differences are over [1, 2]"
+    assert caveats(compared(tmp_path)) == [note]
+
+
+def test_without_a_run_of_the_baseline_nothing_is_compared(tmp_path):
+    make_run(tmp_path / "cory", agents=2)
+    study = compared(tmp_path)
+    study.runs["baseline"] = False
+    with pytest.raises(
+        UserError, match=r"a run of it that has ended, got only those of \['CORY'\]"
+    ):
+        write(study, tmp_path / "out")
+
+
+def test_another_baseline_leaves_the_study_as_it_is(tmp_path):
+    make_run(tmp_path / "ppo", kl=1.0)
+    make_run(tmp_path / "cory", agents=2, kl=1.0, ppo__init_kl_coef=0.5)
+    study = compared(tmp_path)
+    before = study.final["combined_reward"].tolist()
+    after = study.against("CORY").final["combined_reward"].tolist()
+    assert study.final["combined_reward"].tolist() == before != after
 
 
 def test_folders_of_one_name_are_refused(tmp_path):

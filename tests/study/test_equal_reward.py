@@ -270,6 +270,30 @@ def test_a_run_whose_kl_ends_above_the_bound_has_collapsed_then(tmp_path):
         assert "ended early, after iteration 12 of 30, by guards.stop_at_kl" in caveats(of_run)[0]
 
 
+def test_an_agent_in_several_roles_has_collapsed_by_the_mean_over_them():
+    """Here of a KL in the last iteration alone, where the role that is listed first has nearly all of it."""
+
+    def both_roles(seed, k, role):
+        return 1.0, (120.0 if k == 39 and role == "pioneer" else 1.0), 1.0
+
+    study = make_study({"CORY": both_roles}, roles=("pioneer", "observer"), seeds=1)
+    metrics = study.metrics.assign(agent="agent_1").drop(columns="combined_reward")
+    one_agent = assemble(study.runs, metrics)
+    assert collapse_times(one_agent)["kl"].tolist() == [40]
+    assert one_agent.final["collapsed"].tolist() == [True]
+
+
+def test_a_member_of_a_population_collapses_in_an_iteration_of_the_run():
+    """It is not in every one of them."""
+
+    def explodes(seed, k, role):
+        return 1.0, (90.0 if k == 36 else 1.0), 1.0
+
+    study = make_study({"CORY": explodes}, seeds=1)
+    study.metrics = study.metrics[study.metrics["iteration"] % 4 == 0]
+    assert collapse_times(study)["kl"].tolist() == [37]
+
+
 def test_answers_of_one_word_do_not_collapse():
     """They have no distinct-2 that could fall."""
     study = make_study({"PPO": lambda *_: (1.0, 1.0, 0.0)})

@@ -241,6 +241,20 @@ def test_a_prompt_longer_than_the_name_of_a_file_is_a_value_as_any(tmp_path):
     assert "/{response}" in experiment._repeated("trial.yaml", "tiny", changes)
 
 
+def test_the_command_that_repeats_an_experiment_has_no_folder_of_this_machine():
+    file = experiment.ROOT / "examples/notes/experiment.yaml"
+    repeated = "python -m study.experiment examples/notes/experiment.yaml --scale toy"
+    assert experiment._repeated(str(file), "toy", {}) == repeated
+
+
+def test_the_size_of_a_run_is_without_its_checkpoints(tmp_path):
+    folder = tmp_path / "checkpoints/run"  # a disk of that name
+    for name in ("agent_1", "checkpoints"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "weights").write_bytes(b"0" * 500_000)
+    assert experiment.megabytes(folder) == 0.5
+
+
 def test_flags_that_look_like_yaml_stay_texts(tmp_path):
     prompts = ["Query: {prompt}\nAnswer:", "{prompt}"]
     content = yaml.safe_load(SMALL)
@@ -847,7 +861,7 @@ def test_an_evaluation_with_other_options_is_begun_anew(tmp_path, judged):
 import pathlib, sys
 mark = pathlib.Path(sys.argv[-1]) / "option.txt"
 if mark.exists() and mark.read_text() not in sys.argv:
-    sys.exit(2)
+    sys.exit(3)
 """
     mark = "mark.write_text(option)\n"
     (tmp_path / "judge.py").write_text(picky + JUDGE + mark)
@@ -861,6 +875,18 @@ if mark.exists() and mark.read_text() not in sys.argv:
         for older in ("-older-1", "")
     ]
     assert [len(lines) for lines in calls] == [4, 4]
+
+
+def test_an_evaluation_that_fails_otherwise_stays_where_it_is(tmp_path, judged):
+    """As on a full disk."""
+    (tmp_path / "judge.py").write_text(JUDGE)
+    trial(tmp_path, "--seeds", "1")
+    (tmp_path / "judge.py").write_text("raise SystemExit(2)")
+    with pytest.raises(UserError, match="2 runs failed"):
+        trial(tmp_path)
+    evaluation = tmp_path / "runs/tiny/trial-evaluation"
+    assert (evaluation / "calls.txt").exists()
+    assert not list(evaluation.parent.glob("trial-evaluation-older*"))
 
 
 def test_rows_of_before_have_what_the_plan_says_now(tmp_path, judged):

@@ -119,6 +119,10 @@ def test_runs_begin_and_end(here):
         ("collapses credit groups='PPO|owned'", "no group 'owned' among .*'PPO'"),
         ("pairs credit pairs='causal:PPP'", "no group 'PPP' among .*'PPO'"),
         ("training_by_role credit role=Observer", "no role 'Observer' among .*'observer'"),
+        (
+            "held_out_by_agent credit answers='agent_1 afer itself'",
+            "no answers 'agent_1 afer itself' among .*'agent_1 after itself'",
+        ),
         ("training credit metrics=kl,reward", "no metric 'reward' among .*'task_reward'"),
         ("pairs credit pairs='causal:PPO' level=high", "could not convert string to float"),
         (
