@@ -97,7 +97,9 @@ def test_the_code_of_an_uploaded_card_runs_the_chain(config, tmp_path, rank):
     ]
     again = tmp_path / "again"
     again.mkdir()
+    (run / "curves.png").unlink()  # as where it could not be drawn
     stage(again, run, config, HubConfig("user/pair", base="org/base"))
+    assert "curves.png" not in (again / "README.md").read_text()
     with_base = (again / "README.md").read_text()
     assert ('from_pretrained("org/base", dtype="float32")' in with_base) == (rank > 0)
 
