@@ -219,19 +219,21 @@ class LoraConfig(Settings):
 
 @dataclass
 class CoryConfig(Settings):
-    """The method; the only block in which a single agent's run differs from a CORY run.
+    """The method. A single agent's run differs in this block alone, and in the lists `agents` and `roles`.
 
     Args:
-        num_agents: Number of LLMs trained: 1 is the single-agent baseline, 2 the paper's pioneer and observer.
+        num_agents: Number of LLMs, frozen ones included: 1 is the single-agent baseline, 2 the paper's pioneer and
+            observer.
         chain_length: Number of roles in the chain; null: as many as agents. Fewer: a population, from which members are
             drawn for each period. More: agents hold several roles, so that one LLM can be both pioneer and observer.
         exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
             of agents); `shuffle`: roles are assigned at random, each agent equally often; `none`: nothing.
-        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
+        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never; with `shuffle`, roles are
+            assigned at random once.
         credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own` or `counterfactual`:
             docs/learners.md.
         weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
-            independent, negative competitive. Ignored with `credit: own`.
+            independent, negative competitive. Not read with `credit: own`.
         knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
             by the pioneer's template. `shuffled`: in training it reads the response to another query of the batch, a
             placebo; held-out queries are answered as with `true`.
@@ -368,7 +370,7 @@ class PPOConfig(Settings):
         kl_target: Target KL of the adaptive controller, in nats per response.
         kl_horizon: Horizon of the adaptive controller, in samples.
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token.
-            For other algorithms, only the recorded KL.
+            For other algorithms, only the recorded KL, which an adaptive coefficient follows.
         kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
             sampled); `loss`: a term of the loss (k3). `auto`: the loss for GRPO and Dr. GRPO, else
             the reward.
@@ -493,7 +495,7 @@ class CheckpointConfig(Settings):
 
     Args:
         save_every: Iterations between checkpoints; one is also saved on a signal. 0: on signals only.
-        save_final: Save one after the last iteration, from which the run can be extended.
+        save_final: Also save one after the last iteration, where `save_every` does not: a run can be extended from it.
         keep: Number of newest checkpoints kept.
         best: Metric whose best checkpoint is kept as well, mean over the agents that have it, larger is better; null
             for none.

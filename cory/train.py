@@ -23,6 +23,7 @@ from cory.resume.run_name import run_name
 from cory.run.record import read_settings
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_run
+from cory.unused import warn_of_unused
 
 
 def train(
@@ -84,6 +85,7 @@ def announce(config: Config, name: str) -> None:
     config.hub.check_token()
     config.check_tracker()
     if os.environ.get("RANK", "0") == "0":
+        warn_of_unused(config)
         names = dict.fromkeys(
             config.of_agent(index).model.name for index in range(config.cory.num_agents)
         )

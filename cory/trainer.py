@@ -48,6 +48,7 @@ from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
 from cory.streams import Purpose, Stream, derangement, response_limit
 from cory.task import Task
+from cory.unused import warn_of_unused
 
 
 class CoryTrainer:
@@ -89,6 +90,8 @@ class CoryTrainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         config.check()
+        if distributed.is_main():
+            warn_of_unused(config)
         self.config = config
         self.agents = list(agents)
         self.task = task.with_roles(config.roles)

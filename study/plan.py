@@ -25,6 +25,7 @@ from cory.provenance.models import model_identity
 from cory.resume.differences import FREE, differences, in_words
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_script
+from cory.unused import unread
 from study.groups import Group, group_name, is_about_several, value_of
 from study.records import flat, read
 
@@ -377,14 +378,16 @@ def plan(
 
 
 def _check_groups_differ(planned: Sequence[Planned]) -> None:
-    """Raises a UserError if two groups would be the same runs."""
+    """Raises a UserError if two groups would be the same runs, but for what nothing reads."""
     group_of: dict[str, str] = {}
     for item in planned:
-        settings = json.dumps(item.settings, sort_keys=True, default=str)
-        group = group_of.setdefault(settings, item.of.name)
+        not_read = unread(item.settings)
+        read = {key: value for key, value in flat(item.settings).items() if key not in not_read}
+        group = group_of.setdefault(json.dumps(read, sort_keys=True, default=str), item.of.name)
         if group != item.of.name:
             raise UserError(
-                f"runs: expected groups whose settings differ, got {group!r} and {item.of.name!r}, which are the same"
+                f"runs: expected groups whose settings differ in what a run reads, got {group!r} and "
+                f"{item.of.name!r}, which are the same"
             )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 BESIDE_SETTINGS = ("versions", "fingerprint", "changes")
 # As flags, so that --print_config shows them, too.
 SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
+# Refused as flags where a single agent is trained; in a file they are for the scripts that train several.
+KEYS_OF_SEVERAL = ("cory.num_agents", "cory.chain_length", "branches")
 C = TypeVar("C", bound=Config)
 
 
@@ -133,7 +135,7 @@ def read_command_line(
         raise UserError(file + _explained(error, config_class)) from None
 
     changed = dict(_changed_keys(before, config))
-    output = changed.get("output")
+    output = config.output
     if resumed and output and Path(output).resolve() != resumed.resolve():
         raise UserError(
             f"output: expected none, as a resumed run goes on in its folder, {str(resumed)!r}, got {output!r}"
@@ -230,8 +232,8 @@ def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", nargs="?", default=[])
     parser.add_argument("--resume", nargs="?")
-    parser.add_argument("--cory.num_agents", dest="num_agents", nargs="?")
-    parser.add_argument("--cory.chain_length", dest="chain_length", nargs="?")
+    for key in KEYS_OF_SEVERAL:
+        parser.add_argument(f"--{key}", nargs="?")
     chosen, _ = parser.parse_known_args(argv)
     if chosen.resume not in (None, "", "auto") and _run_of(chosen.resume) is None:
         raise UserError(
@@ -241,12 +243,10 @@ def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _check_single_agent(chosen: argparse.Namespace) -> None:
-    for key in ("num_agents", "chain_length"):
+    for key in KEYS_OF_SEVERAL:
         value = getattr(chosen, key)
         if value not in (None, "null", "1"):
-            raise UserError(
-                f"cory.{key}: expected 1, as this script trains a single agent, got {value}"
-            )
+            raise UserError(f"{key}: expected 1, as this script trains a single agent, got {value}")
 
 
 @cache

@@ -81,6 +81,10 @@ def find_resumed(
     """
     if config.resume is None:
         _refuse_overwrite(config)
+        if config.accept_changes != "none":
+            raise UserError(
+                f"accept_changes: expected none without resume, got {config.accept_changes!r}"
+            )
         return None
     wanted = json.loads(json.dumps(wanted))
     if config.resume == "auto":

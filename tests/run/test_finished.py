@@ -228,6 +228,11 @@ def stopped_after(config, iterations: int) -> Path:
     return Path(config.output)
 
 
+def test_a_new_run_has_no_change_to_accept(one):  # noqa: F811
+    with pytest.raises(UserError, match="accept_changes: expected none without resume, got 'rew"):
+        make_trainer(replace(one, accept_changes="reward")).train()
+
+
 def test_going_back_to_an_older_checkpoint_needs_overwrite(one, tmp_path):  # noqa: F811
     whole = make_trainer(one).train().folder
     folder = shutil.copytree(whole, tmp_path / "copy")

@@ -391,6 +391,16 @@ def test_runs_of_one_scale_alone_and_their_configuration(tmp_path):
     assert files["CORY"] == "configs/gsm8k/llama2_7b_lr1e-4.yaml"
 
 
+def test_values_of_a_key_that_no_run_reads_are_not_compared(tmp_path):
+    text = SMALL.replace("over: ppo.learning_rate", "over: ppo.gamma")
+    text = text.replace("values: [1.0e-4, 1.0e-3]", "values: [0.9, 1.0]")
+    text = text.replace("{iterations:", "{algorithm: grpo, group_size: 4, iterations:")
+    assert text.count("gamma") == text.count("grpo") == text.count("[0.9, 1.0]") == 1
+    (tmp_path / "trial.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"PPO, gamma .* are the same"):
+        experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
+
+
 def test_a_key_of_cory_leaves_ppo_as_it_is(tmp_path):
     file = ROOT / "configs/experiments/imdb_cooperation.yaml"
     planned = experiment.plan(experiment.read_experiment(file), "tiny", {}, tmp_path)
