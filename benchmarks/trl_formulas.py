@@ -206,7 +206,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     learner: Any = make_learner(*wrapped, tokenizer, config, torch.device("cpu"))
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
     batch = window.pack(queries, responses, pad_token(tokenizer))
-    old, _ = learner._evaluate(batch, keep=False)
+    old = learner._evaluate(batch)
     rollout = Rollout([""] * size, [""] * size, queries, responses)
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")

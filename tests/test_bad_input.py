@@ -601,8 +601,14 @@ def kl_of(kind):
 
 def group_losses_of(algorithm):
     rows = torch.ones(4, 2)
+    tensors = ("logprobs", "entropies", "old_logprobs", "ref_logprobs", "advantages", "mask")
     return losses.group_losses(
-        (rows, rows), (rows, rows, rows), rows, rows[:, 0], algorithm, 0.2, 2, 0.0
+        **dict.fromkeys(tensors, rows),
+        weights=rows[:, 0],
+        algorithm=algorithm,
+        cliprange=0.2,
+        max_new_tokens=2,
+        kl_coef=0.0,
     )
 
 

@@ -135,14 +135,17 @@ class GroupLearner(Learner):
     ) -> LossTerms:
         """The clipped loss. Times the mean length, so that what becomes a mean over tokens is one over responses."""
         terms = losses.group_losses(
-            (new.logprobs, entropies),
-            (old.logprobs, old.ref_logprobs, targets.advantages),
-            mask,
-            weights,
-            self.config.algorithm,
-            self.ppo.cliprange,
-            self.config.sampling.max_new_tokens,
-            self.kl_controller.value if self.kl_in == "loss" else 0.0,
+            logprobs=new.logprobs,
+            entropies=entropies,
+            old_logprobs=old.logprobs,
+            ref_logprobs=old.ref_logprobs,
+            advantages=targets.advantages,
+            mask=mask,
+            weights=weights,
+            algorithm=self.config.algorithm,
+            cliprange=self.ppo.cliprange,
+            max_new_tokens=self.config.sampling.max_new_tokens,
+            kl_coef=self.kl_controller.value if self.kl_in == "loss" else 0.0,
         )
         loss = terms.loss * mean_length
         return terms._replace(loss=loss, policy_loss=loss)

@@ -2,8 +2,8 @@
 
 * Logits, KL and entropy exist only at response positions (`cory/models/window.py`): the others are
   masked.
-* The reference is read in batches of its own, statistics leave the device once, micro-batches fit
-  the memory.
+* The reference is read in batches of its own, statistics leave the device after the last step,
+  micro-batches fit the memory.
 * No dropout in sampling or any pass, so the first epoch's probability ratio is 1.
 """
 
@@ -32,7 +32,7 @@ from cory.learners.head import ChunkedHead
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.stats import UpdateStats
-from cory.learners.trl_parts import KLController, RunningMoments
+from cory.learners.trl_parts import KLController, RewardMoments
 from cory.learners.update import ForwardPass, OldPolicy, StepGradients, Targets, Update
 from cory.models import window
 from cory.models.checkpointing import recompute_in_eval
@@ -92,20 +92,18 @@ class Learner(ABC):
 
         self.batch_size = config.ppo.batch_size // distributed.world_size()
         self.mini_batch_size = config.ppo.mini_batch_size // distributed.world_size()
-        self.fixed_micro_batch = config.ppo.micro_batch != "auto"
         self.micro_batch = self.mini_batch_size
         if config.ppo.micro_batch != "auto":
             self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
         self.checkpointed_layers = recompute_in_eval(model)
-        self.reward_moments = RunningMoments(accelerator)
-        self.optimizer_steps = (
-            0  # in this process, with those left out, after which other state has changed
-        )
+        self.reward_moments = RewardMoments(accelerator)
+        # In this process; those left out count, as other state has changed after them.
+        self.optimizer_steps = 0
 
-        # Of a chunk of the output layer; None: it is run whole.
         self.model.eval()
+        # In a chunk of the output layer; None: it is run whole.
         self.positions_at_a_time = self._positions_at_a_time(head.WHOLE)
         if self.positions_at_a_time is not None:
             warnings.warn(
@@ -208,7 +206,7 @@ class Learner(ABC):
         batch = window.pack(
             rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer), self.device
         )
-        current, _ = self._retrying(lambda: self._evaluate(batch, keep=False))
+        current = self._retrying(lambda: self._evaluate(batch))
         kls = (current.kl * batch.response_mask).sum(1)
         log_ratios = current.logprobs - current.ref_logprobs
         return kls.tolist(), log_ratios.cpu()
@@ -237,9 +235,7 @@ class Learner(ABC):
         response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
         batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
         mask = batch.response_mask
-        old, first_pass = self._retrying(
-            lambda: self._evaluate(batch, keep=self._is_first_mini_batch(batch))
-        )
+        old, first_pass = self._retrying(lambda: self._evaluate_for_update(batch))
 
         training_rewards = to_device(torch.cat(list(rewards)).float(), self.device)
         training_rewards, reward_moments = self._scale(training_rewards)
@@ -255,13 +251,6 @@ class Learner(ABC):
             rollouts, batch, old, targets, weights, reward_moments, engine_difference, first_pass
         )
 
-    def _is_first_mini_batch(self, batch: Window) -> bool:
-        """Whether the first mini-batch is the whole batch, in one pass."""
-        # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
-        return self.ppo.gradient_accumulation_steps == 1 and self.micro_batch >= len(
-            batch.input_ids
-        )
-
     def _switch_dropout_off(self) -> None:
         """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
         self.model.eval()
@@ -274,20 +263,18 @@ class Learner(ABC):
             self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
         )
 
-    def _scale(self, rewards: Tensor) -> tuple[Tensor, RunningMoments]:
+    def _scale(self, rewards: Tensor) -> tuple[Tensor, RewardMoments]:
         """Training rewards after the optional scaling, normalization and clipping, and the moments
         with them.
 
         The learner's own moments stay, as the update may still fail.
         """
         moments = copy.copy(self.reward_moments)
-        moments.mean = copy.deepcopy(moments.mean)  # TRL adds to it in place
         if self.ppo.reward_scaling:
             moments.update(rewards)
-            centred = (
-                rewards - moments.mean.to(rewards) if self.ppo.reward_normalization else rewards
-            )
-            rewards = centred / (moments.std.to(rewards) + torch.finfo(rewards.dtype).eps)
+            if self.ppo.reward_normalization:
+                rewards = rewards - moments.mean
+            rewards = rewards / (moments.std + torch.finfo(rewards.dtype).eps)
         if self.ppo.reward_clip is not None:
             rewards = rewards.clip(-self.ppo.reward_clip, self.ppo.reward_clip)
         return rewards, moments
@@ -302,25 +289,26 @@ class Learner(ABC):
         rollout_tokens = [tokens.sum() for tokens in mask.split(sizes)]
         sums = distributed.all_reduce_sum(torch.stack([*rollout_kls, *rollout_tokens]))
 
-        # The others are means over the mini-batches of all epochs; NaN where every optimizer step
-        # was skipped.
-        names = list(LossTerms._fields)
-        explained = []  # of PPO alone
-        if update.targets.returns is None:
-            names.remove("value_loss")
-        else:
-            explained = [
-                losses.explained_variance(update.old.values, update.targets.returns, mask)[None]
-            ]
-        means = torch.full_like(sums[:1], math.nan).expand(len(names))
-        if update.terms:
-            means = torch.stack([terms.vector() for terms in update.terms]).mean(0)
-
-        kl_sums, token_sums, mean_terms, *of_critic = _to_lists(*sums.chunk(2), means, *explained)
+        kl_sums, token_sums = sums.view(2, -1).tolist()
         rows = [size * distributed.world_size() for size in sizes]
         kls = [kl / count for kl, count in zip(kl_sums, rows, strict=True)]
         lengths = [tokens / count for tokens, count in zip(token_sums, rows, strict=True)]
-        mean = dict(zip(names, mean_terms, strict=True))
+
+        # The others are means over the mini-batches of all epochs; NaN where every optimizer step
+        # was skipped.
+        returns = update.targets.returns  # of PPO alone
+        names = [name for name in LossTerms._fields if name != "value_loss" or returns is not None]
+        mean = dict.fromkeys(names, math.nan)
+        if update.terms:
+            means = torch.stack([terms.vector() for terms in update.terms]).mean(0)
+            mean = dict(zip(names, means.tolist(), strict=True))
+        explained_variance = None
+        if returns is not None:
+            values = update.old.values
+            explained_variance = losses.explained_variance(values, returns, mask).item()
+        gradient_norm = math.nan
+        if update.gradient_norms:
+            gradient_norm = statistics.fmean(update.gradient_norms)
         return [
             UpdateStats(
                 kl=kl,
@@ -328,11 +316,9 @@ class Learner(ABC):
                 entropy=mean["entropy"],
                 policy_loss=mean["policy_loss"],
                 value_loss=mean.get("value_loss"),
-                explained_variance=of_critic[0][0] if of_critic else None,
+                explained_variance=explained_variance,
                 clip_fraction=mean["clip_fraction"],
-                gradient_norm=statistics.fmean(update.gradient_norms)
-                if update.gradient_norms
-                else math.nan,
+                gradient_norm=gradient_norm,
                 skipped_steps=update.skipped_steps,
                 dropped_steps=update.dropped_steps,
                 response_tokens=length,
@@ -393,41 +379,64 @@ class Learner(ABC):
         row = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
         return max(1, min(self.micro_batch, head.limit(head.CHUNK, batch.input_ids.device) // row))
 
-    def _evaluate(self, batch: Window, keep: bool) -> tuple[OldPolicy, ForwardPass | None]:
-        """The batch under the current policy, and its KL to the reference.
-
-        `keep`: evaluate the whole batch in one pass, and return that pass with its graph, for the
-        first mini-batch: see `_backward`. Otherwise no graph is built, and no pass is returned.
+    def _evaluate_for_update(self, batch: Window) -> tuple[OldPolicy, ForwardPass | None]:
+        """The batch under the current policy; and the pass with its graph, if it is also that of the
+        first mini-batch (`_backward`).
         """
+        num_rows = len(batch.input_ids)
+        # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
+        is_first = self.ppo.gradient_accumulation_steps == 1 and self.micro_batch >= num_rows
+        if not is_first:
+            return self._evaluate(batch), None
         old = OldPolicy.zeros(batch)
-        rows_at_a_time = self._rows_at_a_time(batch)
-        if sharding.is_sharded(self.policy):  # so that all processes run equally many passes
-            rows_at_a_time = sharding.least(rows_at_a_time)
+        (indices,) = batch.by_length(num_rows)
+        policy_batch = batch.select(indices)
+        first_pass = self.forward(policy_batch)
+        self._fill(old, indices, policy_batch, first_pass, self._rows_of_pass(batch))
+        return old, first_pass
 
-        kept = None
-        for indices in batch.by_length(len(batch.input_ids) if keep else rows_at_a_time):
+    @torch.no_grad()
+    def _evaluate(self, batch: Window) -> OldPolicy:
+        """The batch under the current policy, and its KL to the reference."""
+        old = OldPolicy.zeros(batch)
+        rows_of_pass = self._rows_of_pass(batch)
+        for indices in batch.by_length(rows_of_pass):
             policy_batch = batch.select(indices)
-            with torch.set_grad_enabled(keep):
-                policy = self.forward(policy_batch)
-            if keep:
-                kept = policy
-            # The reference needs no graph, and is read in batches of its own, whatever the policy's
-            # are.
-            with torch.no_grad():
-                for chunk in policy_batch.by_length(rows_at_a_time):
-                    chunk_batch = policy_batch.select(chunk)
-                    reference = self._reference_forward(chunk_batch)
-                    width = chunk_batch.response_ids.shape[1]
-                    rows = to_device(torch.tensor(chunk), self.device)
-                    in_batch = to_device(torch.tensor([indices[i] for i in chunk]), self.device)
-                    old.kl[in_batch, :width] = self._kl(policy, reference, rows)
-                    old.ref_logprobs[in_batch, :width] = reference.logprobs
-                    old.logprobs[in_batch, :width] = policy.logprobs[rows, :width]
-                    if policy.values is not None:
-                        old.values[in_batch, :width] = policy.values[rows, :width]
-                    del reference
+            policy = self.forward(policy_batch)
+            self._fill(old, indices, policy_batch, policy, rows_of_pass)
             del policy  # before the next pass, as both may hold (rows, R, vocabulary) numbers
-        return old, kept
+        return old
+
+    def _rows_of_pass(self, batch: Window) -> int:
+        """As `_rows_at_a_time`; of a sharded policy the same in all processes, which run equally many passes."""
+        rows = self._rows_at_a_time(batch)
+        return sharding.least(rows) if sharding.is_sharded(self.policy) else rows
+
+    @torch.no_grad()
+    def _fill(
+        self,
+        old: OldPolicy,
+        indices: list[int],
+        policy_batch: Window,
+        policy: ForwardPass,
+        rows_of_pass: int,
+    ) -> None:
+        """Writes a pass of the policy, whose rows have these indices, and its KL to the reference into `old`.
+
+        The reference is read in batches of its own, of `rows_of_pass`, whatever the policy's are.
+        """
+        for chunk in policy_batch.by_length(rows_of_pass):
+            chunk_batch = policy_batch.select(chunk)
+            reference = self._reference_forward(chunk_batch)
+            width = chunk_batch.response_ids.shape[1]
+            rows = to_device(torch.tensor(chunk), self.device)
+            in_batch = to_device(torch.tensor([indices[i] for i in chunk]), self.device)
+            old.kl[in_batch, :width] = self._kl(policy, reference, rows)
+            old.ref_logprobs[in_batch, :width] = reference.logprobs
+            old.logprobs[in_batch, :width] = policy.logprobs[rows, :width]
+            if policy.values is not None:
+                old.values[in_batch, :width] = policy.values[rows, :width]
+            del reference  # before its next pass
 
     def _kl(self, policy: ForwardPass, reference: ForwardPass, rows: Tensor) -> Tensor:
         """KL (rows, R) to the reference's pass, over these rows of the policy's."""
@@ -510,7 +519,9 @@ class Learner(ABC):
             with nullcontext() if exchange else self.accelerator.no_sync(self.model):
                 # The weights have not changed since the first pass, and it has the rows in the same
                 # order.
-                new = update.take_first_pass() or self.forward(micro_batch)
+                new = update.take_first_pass()
+                if new is None:
+                    new = self.forward(micro_batch)
                 terms = self.terms(update, new, micro_indices, micro_batch, tokens / len(indices))
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward(terms.loss / tokens)
@@ -546,8 +557,8 @@ class Learner(ABC):
                 return compute()
             except RuntimeError as error:
                 # Other processes would wait in vain.
-                fixed = self.fixed_micro_batch or distributed.world_size() > 1
-                if fixed or not should_reduce_batch_size(error) or not self._make_smaller():
+                is_fixed = self.ppo.micro_batch != "auto" or distributed.world_size() > 1
+                if is_fixed or not should_reduce_batch_size(error) or not self._make_smaller():
                     raise
             clear_device_cache(garbage_collection=True)
 
@@ -585,16 +596,19 @@ class Learner(ABC):
         """Resets the optimizer's state, the KL coefficient and the reward moments, as a new trainer would."""
         self.optimizer.state.clear()
         self.kl_controller.value = self.ppo.init_kl_coef
-        self.reward_moments = RunningMoments(self.accelerator)
+        self.reward_moments = RewardMoments(self.accelerator)
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Trained weights and the optimizer's state; the KL coefficient, reward moments and micro-batch as json."""
-        moments = {
-            key: float(getattr(self.reward_moments, key)) for key in ("mean", "std", "var", "count")
-        }
+        moments = self.reward_moments
         numbers = {
             "kl_coef": self.kl_controller.value,
-            "moments": moments,
+            "moments": {
+                "mean": moments.mean,
+                "std": moments.std,
+                "var": moments.var,
+                "count": moments.count,
+            },
             "micro_batch": self.micro_batch,
         }
         return tensors_of(self._trained(), self.optimizer), numbers
@@ -605,14 +619,7 @@ class Learner(ABC):
         self.kl_controller.value = float(numbers["kl_coef"])
         # That of more processes is smaller.
         self.micro_batch = min(self.micro_batch, int(numbers["micro_batch"]))
-        self.reward_moments = RunningMoments(self.accelerator)
-        if numbers["moments"]["count"] >= 1:  # else no reward has been seen
-            for key, value in numbers["moments"].items():
-                setattr(
-                    self.reward_moments,
-                    key,
-                    torch.tensor(value) if key in ("mean", "std") else value,
-                )
+        self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters by name, in the optimizer's order."""
@@ -628,12 +635,6 @@ def _even_parts(indices: list[int], parts: int) -> list[list[int]]:
     """
     bounds = [len(indices) * part // parts for part in range(parts + 1)]
     return [indices[start:end] for start, end in itertools.pairwise(bounds)]
-
-
-def _to_lists(*vectors: Tensor) -> list[list[float]]:
-    """1-d tensors of one device as lists of numbers, in a single transfer."""
-    numbers = torch.cat(vectors).cpu()
-    return [part.tolist() for part in numbers.split([len(vector) for vector in vectors])]
 
 
 def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:

@@ -1,7 +1,6 @@
 """The learners' arithmetic on (batch, R) tensors of a response window: log-probabilities, KL, advantages, losses."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -153,8 +152,14 @@ class LossTerms(NamedTuple):
 
 
 def ppo_losses(
-    new: Sequence[Tensor],
-    old: Sequence[Tensor],
+    *,
+    logprobs: Tensor,
+    values: Tensor,
+    entropies: Tensor,
+    old_logprobs: Tensor,
+    old_values: Tensor,
+    advantages: Tensor,
+    returns: Tensor,
     mask: Tensor,
     weights: Tensor,
     cliprange: float,
@@ -164,17 +169,14 @@ def ppo_losses(
     """TRL's clipped losses (Eq. 11, 13), summed over response tokens.
 
     Args:
-        new: log-probabilities, values and entropies of the policy being trained; all tensors are
-            (batch, R).
-        old: log-probabilities and values of the policy that sampled, advantages, returns.
+        logprobs, values, entropies: of the policy being trained; all tensors but the weights are (batch, R).
+        old_logprobs, old_values: of the policy that sampled.
+        advantages, returns: see `gae`.
         mask: 1 where there is a response token.
         weights: (batch,), of each row in both losses.
         cliprange, cliprange_value: of the probability ratio and of the values.
         vf_coef: weight of the value loss.
     """
-    logprobs, values, entropies = new
-    old_logprobs, old_values, advantages, returns = old
-
     ratio = ((logprobs - old_logprobs) * mask).exp()  # 1 at padding, where it could overflow
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
@@ -237,37 +239,39 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, branches:
 
 
 def group_losses(
-    new: Sequence[Tensor],
-    old: Sequence[Tensor],
+    *,
+    logprobs: Tensor,
+    entropies: Tensor,
+    old_logprobs: Tensor,
+    ref_logprobs: Tensor,
+    advantages: Tensor,
     mask: Tensor,
     weights: Tensor,
     algorithm: str,
     cliprange: float,
-    longest: int,
+    max_new_tokens: int,
     kl_coef: float,
 ) -> LossTerms:
     """The clipped loss, summed over responses, and statistics summed over response tokens.
 
     `grpo`: mean over a response's tokens, each with its probability ratio; `dr_grpo`: their sum
-    over `longest`, a constant; `rloo`, `reinforce`: one ratio, that of the whole response (as
+    over `max_new_tokens`, a constant; `rloo`, `reinforce`: one ratio, that of the whole response (as
     current TRL has it).
 
     Args:
-        new: log-probabilities and entropies of the policy being trained; all tensors are (batch,
-            R).
-        old: log-probabilities of the policy that sampled and of the reference, advantages (equal
-            along a row).
+        logprobs, entropies: of the policy being trained; all tensors but the weights are (batch, R).
+        old_logprobs: of the policy that sampled.
+        ref_logprobs: of the reference.
+        advantages: equal along a row.
         mask: 1 where there is a response token.
         weights: (batch,), of each response in the loss.
         algorithm: see above.
         cliprange: of the probability ratio.
-        longest: most tokens of a response.
+        max_new_tokens: that of the settings.
         kl_coef: of the KL to the reference as a loss term, by the k3 estimate `exp(d) - d - 1`, `d`
             the reference's log-probability minus the policy's (Schulman, 2020); 0: none.
     """
     one_of("algorithm", ALGORITHMS, algorithm)
-    logprobs, entropies = new
-    old_logprobs, ref_logprobs, advantages = old
     of_responses = algorithm in ("rloo", "reinforce")
 
     difference = (logprobs - old_logprobs) * mask
@@ -289,7 +293,7 @@ def group_losses(
     if of_responses:
         response_losses = policy_terms[:, 0] + kl_terms.sum(1)
     else:
-        divisor = mask.sum(1) if algorithm == "grpo" else longest
+        divisor = mask.sum(1) if algorithm == "grpo" else max_new_tokens
         response_losses = ((policy_terms + kl_terms) * mask).sum(1) / divisor
 
     loss = (weights * response_losses).sum()

@@ -67,16 +67,21 @@ class PPOLearner(Learner):
         """GAE on token rewards, whitened within each role: what one role earns more than another is no advantage."""
         kl_coef = self.kl_controller.value
         token_rewards = losses.token_rewards(rewards, old.kl, mask, kl_coef)  # Eq. 2
-        sizes = [len(rollout.completions) for rollout in rollouts]
-        by_role = zip(
-            old.values.split(sizes), token_rewards.split(sizes), mask.split(sizes), strict=True
-        )
-        of_roles = [
-            # Eq. 12
-            losses.gae(*role, self.ppo.gamma, self.ppo.lam, self.ppo.whiten_rewards)
-            for role in by_role
-        ]
-        advantages, returns = zip(*of_roles, strict=True)
+        advantages, returns = [], []
+        start = 0
+        for rollout in rollouts:
+            rows = slice(start, start + len(rollout.completions))
+            role_advantages, role_returns = losses.gae(  # Eq. 12
+                old.values[rows],
+                token_rewards[rows],
+                mask[rows],
+                self.ppo.gamma,
+                self.ppo.lam,
+                self.ppo.whiten_rewards,
+            )
+            advantages.append(role_advantages)
+            returns.append(role_returns)
+            start = rows.stop
         return Targets(torch.cat(advantages), torch.cat(returns))
 
     def loss_terms(
@@ -92,13 +97,18 @@ class PPOLearner(Learner):
         """The clipped losses of policy and values (Eq. 11, 13)."""
         assert new.values is not None and targets.returns is not None
         return losses.ppo_losses(
-            (new.logprobs, new.values, entropies),
-            (old.logprobs, old.values, targets.advantages, targets.returns),
-            mask,
-            weights,
-            self.ppo.cliprange,
-            self.ppo.cliprange_value,
-            self.ppo.vf_coef,
+            logprobs=new.logprobs,
+            values=new.values,
+            entropies=entropies,
+            old_logprobs=old.logprobs,
+            old_values=old.values,
+            advantages=targets.advantages,
+            returns=targets.returns,
+            mask=mask,
+            weights=weights,
+            cliprange=self.ppo.cliprange,
+            cliprange_value=self.ppo.cliprange_value,
+            vf_coef=self.ppo.vf_coef,
         )
 
 

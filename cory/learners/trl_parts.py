@@ -1,4 +1,4 @@
-"""The parts of TRL's trainer, adapted: policy with value head, settings, running moments."""
+"""The parts of TRL's trainer, adapted: policy with value head, settings, KL controller."""
 
 import warnings
 from dataclasses import asdict
@@ -6,9 +6,8 @@ from typing import TypeAlias
 
 import torch
 import trl
-import trl.trainer.utils as trl_utils
 from peft import PeftModel
-from trl.trainer import AdaptiveKLController, FixedKLController
+from trl.trainer import AdaptiveKLController, FixedKLController, RunningMoments
 
 from cory.config import PPOConfig
 from cory.errors import UserError
@@ -79,8 +78,9 @@ TRL_NAMES = {
     "kl_target": "target",
     "kl_horizon": "horizon",
     "reward_clip": "score_clip",
+    "reward_scaling": "use_score_scaling",
+    "reward_normalization": "use_score_norm",
 }
-TRL_NAMES |= {"reward_scaling": "use_score_scaling", "reward_normalization": "use_score_norm"}
 
 
 def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
@@ -98,18 +98,8 @@ def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
         return trl.PPOConfig(seed=seed, accelerator_kwargs={"device_placement": False}, **settings)
 
 
-class RunningMoments(trl_utils.RunningMoments):
-    """Running moments of the training rewards, as tensors: TRL's step() cannot use its own floats."""
-
-    def update(self, xs: torch.Tensor) -> tuple[float, float]:
-        """Takes in (batch,) rewards; returns their mean and standard deviation."""
-        batch_moments = super().update(xs)
-        for name in ("mean", "std"):
-            setattr(self, name, torch.as_tensor(getattr(self, name)))
-        return batch_moments
-
-
 KLController: TypeAlias = AdaptiveKLController | FixedKLController
+RewardMoments: TypeAlias = RunningMoments  # mean and deviation of all training rewards so far
 
 
 def make_kl_controller(ppo: PPOConfig) -> KLController:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cory.learners.head import ChunkedHead
 from cory.learners.losses import LossTerms
-from cory.learners.trl_parts import RunningMoments
+from cory.learners.trl_parts import RewardMoments
 from cory.models.rollout import Rollout
 from cory.models.window import Window
 from cory.parallel.devices import to_device
@@ -84,7 +84,7 @@ class Update:
     old: OldPolicy
     targets: Targets
     weights: Tensor  # (batch,), of each row's part of the loss
-    reward_moments: RunningMoments  # with this batch's rewards
+    reward_moments: RewardMoments  # with this batch's rewards
     engine_difference: float | None = None  # where an engine has sampled
     # That gave the old log-probabilities, if it is also that of the first mini-batch.
     first_pass: ForwardPass | None = None

@@ -119,44 +119,47 @@ def _lay_out(batch: Window, layout: Layout) -> SharedPrompts:
         predicts    -    a  b  c  d  e  f
     """
     device = batch.input_ids.device
-    later = batch.response_ids.shape[1] - 1  # response tokens that predict another
-    width = batch.input_ids.shape[1]
+    response_width = batch.response_ids.shape[1]
+    batch_width = batch.input_ids.shape[
+        1
+    ]  # without the last response token, which predicts nothing
+    prompt_width = batch_width - response_width + 1
     # Where in the batch's rows, one after the other, the token of a position stands; -1 is padding.
     source = torch.full((len(layout.groups), layout.length), -1)
-    predicting = torch.empty(len(batch.prompts), later + 1, dtype=torch.long)
+    predicting = torch.empty(len(batch.prompts), response_width, dtype=torch.long)
     for number, (stem, rows) in enumerate(layout.groups):
-        for place, row in enumerate(rows):
+        stem_positions = torch.arange(layout.stem_width - stem, layout.stem_width)
+        for index, row in enumerate(rows):
+            # Where the row's tokens stand: those of the stem, which all rows share, then its own.
+            rest_start = layout.stem_width + index * layout.rest_width
+            rest_positions = torch.arange(rest_start, rest_start + layout.rest_width)
+            positions = torch.cat([stem_positions, rest_positions])
+
             prompt_length = len(batch.prompts[row])
-            begin = row * width + width - later - prompt_length  # of its prompt
-            if place == 0:
-                source[number, layout.stem_width - stem : layout.stem_width] = torch.arange(
-                    begin, begin + stem
-                )
-            rest = prompt_length - stem
-            tokens = rest + batch.response_lengths[row] - 1
-            start = layout.stem_width + place * layout.rest_width
-            source[number, start : start + tokens] = torch.arange(
-                begin + stem, begin + stem + tokens
-            )
-            # The last token of a prompt predicts the first of the response.
-            first = start + rest - 1 if rest else layout.stem_width - 1
-            last = start + layout.rest_width - 1
-            predicting[row, 0] = number * layout.length + first
-            predicting[row, 1:] = number * layout.length + torch.arange(
-                start + rest, start + rest + later
-            ).clamp(max=last)
+            num_tokens = prompt_length + batch.response_lengths[row] - 1
+            first_token = row * batch_width + prompt_width - prompt_length
+            source[number, positions[:num_tokens]] = first_token + torch.arange(num_tokens)
+
+            # The token before a response token predicts it: that of the first is the prompt's last.
+            predictors = torch.arange(prompt_length - 1, prompt_length - 1 + response_width)
+            predictors = predictors.clamp(max=len(positions) - 1)  # for padding, any will do
+            predicting[row] = number * layout.length + positions[predictors]
+
     source = to_device(source, device)
     is_token = source >= 0
     source = source.clamp(min=0)
-    # The stem is part 0, each row's rest one of its own.
-    parts = torch.arange(1, layout.size + 1, device=device).repeat_interleave(layout.rest_width)
-    parts = torch.cat([parts.new_zeros(layout.stem_width), parts])
-    sees = torch.ones(layout.length, layout.length, dtype=torch.bool, device=device).tril()
-    sees &= (parts == 0) | (parts == parts[:, None])
     return SharedPrompts(
         batch.input_ids.flatten()[source],
-        sees & is_token[:, None, None],
+        _sees(layout, device) & is_token[:, None, None],
         batch.position_ids.flatten()[source],
         layout.length,
         to_device(predicting, device),
     )
+
+
+def _sees(layout: Layout, device: torch.device) -> Tensor:
+    """(length, length), true where a position sees another: of the stem, or of its own row's rest, up to itself."""
+    rests = torch.arange(1, layout.size + 1, device=device).repeat_interleave(layout.rest_width)
+    part = torch.cat([rests.new_zeros(layout.stem_width), rests])  # the stem is part 0
+    up_to_itself = torch.ones(layout.length, layout.length, dtype=torch.bool, device=device).tril()
+    return up_to_itself & ((part == 0) | (part == part[:, None]))

@@ -80,12 +80,19 @@ class Window(NamedTuple):
         """
         indices = range(len(self.prompts)) if indices is None else indices
         longest: dict[tuple[int, ...], int] = {}  # row of each prompt
-        for i in indices:
-            prompt = self.prompts[i]
-            length = len(prompt) + self.response_lengths[i]
+        for row in indices:
+            prompt = self.prompts[row]
+            length = len(prompt) + self.response_lengths[row]
             longest[prompt] = max(longest.get(prompt, 0), length)
-        first = {prompt: i for i, prompt in reversed(list(enumerate(self.prompts)))}
-        order = sorted(indices, key=lambda i: (longest[self.prompts[i]], first[self.prompts[i]], i))
+        first_row: dict[tuple[int, ...], int] = {}
+        for row, prompt in enumerate(self.prompts):
+            first_row.setdefault(prompt, row)
+
+        def place(row: int) -> tuple[int, int, int]:
+            prompt = self.prompts[row]
+            return longest[prompt], first_row[prompt], row
+
+        order = sorted(indices, key=place)
         return (order[start : start + size] for start in range(0, len(order), size))
 
 

@@ -235,7 +235,7 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
 def test_the_first_epoch_reuses_the_pass_of_the_old_policy(tokenizer, kl_penalty):
     reusing, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
     plain, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    plain._is_first_mini_batch = lambda batch: False
+    plain._evaluate_for_update = lambda batch: (plain._evaluate(batch), None)
     stats, passes = updated(reusing, branches=1)
     plain_stats, plain_passes = updated(plain, branches=1)
     assert len(passes) == len(plain_passes) - 1 == reusing.ppo.ppo_epochs
@@ -392,21 +392,20 @@ def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
             Rollout(prompts, completions, queries, responses, agent="agent_1", role=role)
         )
         rewards.append(scores)
-    evaluate = learner._evaluate
+    fill = learner._fill
 
-    def spoiled(batch, keep):
-        old, passes = evaluate(batch, keep)
+    def spoiled(old, *args):
+        fill(old, *args)
         old.kl[[8 + 5, 8 + 3], 0] = math.nan  # of the second rollout
-        return old, passes
 
-    learner._evaluate = spoiled
+    learner._fill = spoiled
     text = r"rows \[4, 6\], the first of them 'observer 3' -> 'answer 3'"
     with pytest.raises(
         NotFinite, match=rf"^agent_1 as observer: the loss is not finite in {text}$"
     ):
         learner.update(rollouts, rewards, np.random.default_rng(0))
 
-    learner._evaluate = evaluate
+    learner._fill = fill
     rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
     with pytest.raises(
         NotFinite, match=r"^agent_1 as pioneer and observer: the loss is not finite$"
@@ -633,8 +632,14 @@ def test_an_update_that_fails_leaves_the_reward_moments(tokenizer):
 
 def test_a_ratio_that_overflows_at_padding_is_none():
     """Of two positions the second is padding, where the policies are 94 nats apart."""
-    zeros = torch.zeros(1, 2)
-    old = (torch.tensor([[0.0, -94.0]]), zeros, zeros, zeros)
-    mask = torch.tensor([[1.0, 0.0]])
-    terms = losses.ppo_losses((zeros, zeros, zeros), old, mask, torch.ones(1), 0.2, 0.2, 0.1)
+    names = ("logprobs", "values", "entropies", "old_values", "advantages", "returns")
+    terms = losses.ppo_losses(
+        **dict.fromkeys(names, torch.zeros(1, 2)),
+        old_logprobs=torch.tensor([[0.0, -94.0]]),
+        mask=torch.tensor([[1.0, 0.0]]),
+        weights=torch.ones(1),
+        cliprange=0.2,
+        cliprange_value=0.2,
+        vf_coef=0.1,
+    )
     assert terms.ratio == 1 and torch.isfinite(terms.vector()).all()

@@ -90,8 +90,8 @@ def test_the_program_waits_once_per_token_and_once_per_step(results):
     batches_of_samples = 2 + 3  # before training, and with the solo answers after it
     assert waits(counts, " sample") <= 6 * (updates + 2 * batches_of_samples)
     assert waits(counts, " _gradients") == 4 * updates
-    assert waits(counts, " _to_lists") == updates
-    for function in ("forward", "_evaluate", "_backward", "terms", "select", "pack", "respond"):
+    assert waits(counts, " _statistics") == 3 * updates
+    for function in ("forward", "_fill", "_backward", "terms", "select", "pack", "respond"):
         assert waits(counts, f" {function}") == 0, function
 
 
