@@ -10,8 +10,9 @@ Runs whose settings differ in their seed alone form a group. Definitions: docs/m
 
 import csv
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from filecmp import cmp
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,33 +76,15 @@ def write(
     Raises:
         UserError: `out` is a file, or a folder with results of another kind.
     """
-    from study.equal_reward import running_means
-    from study.frame import passes, write_study
+    from study.frame import write_study
     from study.page import write_comparison_page
-    from study.plots import (
-        plot_curves,
-        plot_frontier,
-        plot_held_out,
-        plot_held_out_passes,
-        plot_over,
-        plot_paths,
-    )
 
     check_out(out)
     out.mkdir(parents=True, exist_ok=True)
     with staged(out) as complete:
         write_study(study, complete)
-        if len(study.metrics):
-            plot_curves(study.of_role(role) if role else study, complete / "curves.png")
-            if len(running_means(study, role or study.first_role)):
-                plot_paths(study, complete / "paths.png", role)
-        if len(study.held_out):
-            plot_held_out(study, complete / "held_out.png")
-            if len(passes(study)) > 1:
-                plot_held_out_passes(study, complete / "pass_at_k.png")
-        if study.over:
-            plot_over(study, complete / "over.png")
-            plot_frontier(study, complete / "frontier.png")
+        for name, draw in figures(study, role).items():
+            draw(complete / name)
         page = comparison_page(study, title, question, command, role)
         (complete / "comparison.md").write_text(page, encoding="utf-8")
         if study.records:  # the report shows completions, which are not among the files
@@ -128,68 +111,131 @@ def _earlier_files(out: Path, runs_csv: Path) -> list[str]:
     return files
 
 
+def figures(study: "Study", role: str | None) -> dict[str, Callable[[Path], None]]:
+    """The figures of which the study has the data: by file name, what draws one into a path."""
+    from study import plots
+    from study.equal_reward import running_means
+    from study.frame import passes
+
+    drawn: dict[str, Callable[[Path], None]] = {}
+    if len(study.metrics):
+        shown = study.of_role(role) if role else study
+        drawn["curves.png"] = partial(plots.plot_curves, shown)
+        if len(running_means(study, role or study.first_role)):  # a run has ten iterations
+            drawn["paths.png"] = partial(plots.plot_paths, study, role=role)
+    if len(study.held_out):
+        drawn["held_out.png"] = partial(plots.plot_held_out, study)
+        if len(passes(study)) > 1:
+            drawn["pass_at_k.png"] = partial(plots.plot_held_out_passes, study)
+    if study.over:
+        drawn["over.png"] = partial(plots.plot_over, study)
+        drawn["frontier.png"] = partial(plots.plot_frontier, study)
+    return drawn
+
+
 def comparison_page(
     study: "Study", title: str, question: str, command: str, role: str | None = None
 ) -> str:
     """The page of a comparison: held-out evaluation first, then training, under the same names."""
-    from study import comparison, equal_reward
-    from study.frame import metric_columns, passes
+    drawn = figures(study, role)
+    parts = _head(study, title, question, command)
+    if len(study.held_out):
+        parts += _held_out(study, drawn)
+    parts += _training(study, drawn, role)
+    if study.over:
+        parts += _over(study)
+    return "\n".join(parts + _settings_and_texts(study))
+
+
+def _section(heading: str, note: str, rows: Sequence[dict[str, str]]) -> list[str]:
     from study.markdown import markdown_table
+
+    return [f"## {heading}\n", *([note + "\n"] if note else []), markdown_table(rows)]
+
+
+def _head(study: "Study", title: str, question: str, command: str) -> list[str]:
+    """What was compared, how, and what weakens it."""
+    from study.caveats import caveats
+    from study.comparison import what_is_compared
     from study.records import short_version
 
-    def section(heading: str, note: str, rows: Sequence[dict[str, str]]) -> list[str]:
-        return [f"## {heading}\n", *([note + "\n"] if note else []), markdown_table(rows)]
-
-    parts = [f"# {title}\n", *([question + "\n"] if question else [])]
+    parts = [f"# {title}\n"]
+    if question:
+        parts.append(f"{question}\n")
     if command:
         parts.append(f"```bash\n{command}\n```\n")
     versions = ", ".join(sorted({short_version(version) for version in study.whole["version"]}))
     parts.append(
         f"{counted(len(study.whole), 'run')} of {counted(len(study.groups), 'group')}; commit {versions}.\n"
     )
-    parts.append(comparison.what_is_compared(study) + "\n")
-    notes = comparison.caveats(study)
+    parts.append(what_is_compared(study) + "\n")
+    notes = caveats(study)
     if notes:
         parts += ["**Caveats:**\n", *(f"* {note}" for note in notes), ""]
+    return parts
 
-    if len(study.held_out):
-        metrics = metric_columns(study.held_out)
-        judged_by = "pass@1" if "pass@1" in metrics else "combined_reward"
-        heading = f"Held out: {comparison.TITLES.get(judged_by, judged_by)}"
-        parts += section(heading, comparison.HELD_OUT_NOTE, comparison.held_out(study, judged_by))
-        parts += ["![held out](held_out.png)\n"]
-        if len(passes(study)) > 1:
-            parts += ["![pass@k](pass_at_k.png)\n"]
-        parts += section("Held out, by agent", "", comparison.held_out_by_agent(study, metrics))
-    parts += section("End of training", comparison.training_note(study), comparison.ends(study))
-    if len(study.metrics):
-        parts += [
-            "![curves](curves.png)\n",
-            f"{f'Of the {role}. ' if role else ''}{CURVES_NOTE}\n",
-        ]
-        at_equal_reward = equal_reward.equal_reward(study, role)
-        if at_equal_reward:  # a run has ten iterations
-            whose = f"the {role}" if role else "the role that answers the query alone"
-            note = EQUAL_REWARD_NOTE.format(whose)
-            parts += section("KL at equal task reward", note, at_equal_reward)
-            parts += ["![paths](paths.png)\n"]
-        parts += section("End of training, by agent", "", comparison.ends_by_agent(study))
-        if study.metrics["role"].nunique() > 1:
-            heading = comparison.role_heading(study)
-            parts += section(heading, "", comparison.ends_by_role(study))
-    if study.over:
-        parts += [f"## Over {study.over}\n", "![over](over.png)\n", "![frontier](frontier.png)\n"]
-        parts += [markdown_table(comparison.frontiers(study))]
-        parts += [
-            "Points are (task reward, -KL), means over seeds and agents at the end of training; the hypervolume "
-            "is measured from the worst task reward and the worst KL of all points.\n"
-        ]
-    parts += section("Settings that differ between groups", "", comparison.settings(study))
+
+def _held_out(study: "Study", drawn: Container[str]) -> list[str]:
+    from study import held_out
+    from study.cells import TITLES
+    from study.frame import metric_columns
+
+    metric = held_out.judged_by(study)
+    rows = held_out.held_out(study, metric)
+    parts = _section(f"Held out: {TITLES.get(metric, metric)}", held_out.NOTE, rows)
+    parts.append("![held out](held_out.png)\n")
+    if "pass_at_k.png" in drawn:
+        parts.append("![pass@k](pass_at_k.png)\n")
+    by_agent = held_out.held_out_by_agent(study, metric_columns(study.held_out))
+    return parts + _section("Held out, by agent", "", by_agent)
+
+
+def _training(study: "Study", drawn: Container[str], role: str | None) -> list[str]:
+    from study import comparison
+    from study.equal_reward import equal_reward
+
+    parts = _section("End of training", comparison.training_note(study), comparison.ends(study))
+    if not len(study.metrics):
+        return parts
+    parts.append("![curves](curves.png)\n")
+    parts.append(f"Of the {role}. {CURVES_NOTE}\n" if role else f"{CURVES_NOTE}\n")
+    if "paths.png" in drawn:
+        whose = f"the {role}" if role else "the role that answers the query alone"
+        note = EQUAL_REWARD_NOTE.format(whose)
+        parts += _section("KL at equal task reward", note, equal_reward(study, role))
+        parts.append("![paths](paths.png)\n")
+    parts += _section("End of training, by agent", "", comparison.ends_by_agent(study))
+    if study.metrics["role"].nunique() > 1:
+        heading = comparison.role_heading(study)
+        parts += _section(heading, "", comparison.ends_by_role(study))
+    return parts
+
+
+def _over(study: "Study") -> list[str]:
+    """The values of the key that was varied, as a frontier."""
+    from study.comparison import frontiers
+    from study.markdown import markdown_table
+
+    return [
+        f"## Over {study.over}\n",
+        "![over](over.png)\n",
+        "![frontier](frontier.png)\n",
+        markdown_table(frontiers(study)),
+        "Points are (task reward, -KL), means over seeds and agents at the end of training; the hypervolume "
+        "is measured from the worst task reward and the worst KL of all points.\n",
+    ]
+
+
+def _settings_and_texts(study: "Study") -> list[str]:
+    from study import comparison
+
+    rows = comparison.settings(study)
+    parts = _section("Settings that differ between groups", "", rows)
     texts = comparison.texts(study)
     if texts:
         note = "Task reward in brackets; the first seed of each group."
-        parts += section("The same queries, each agent alone", note, texts)
-    return "\n".join(parts)
+        parts += _section("The same queries, each agent alone", note, texts)
+    return parts
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

@@ -1,34 +1,22 @@
-"""Compares the groups of a study: tables of final values, differences to the baseline, settings, and caveats.
+"""Compares the groups of a study: tables of the end of training, differences to the baseline, settings and texts.
 
 Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from cory.plural import counted
-from study.frame import BASE, FACTS, LAST, METRICS, RUN, Study, last, runs_of
+from study.cells import TITLES, Rows, difference_cell, mean_cell
+from study.frame import FACTS, LAST, METRICS, RUN, Study, last, runs_of
 from study.groups import DATA
-from study.intervals import difference, hypervolume, nondominated, over_seeds
-from study.records import natural, short_version
+from study.intervals import hypervolume, nondominated, over_seeds
+from study.records import natural
 
 # Iterations averaged by role: as many of each role, with the paper's exchange period of 5.
 ROLE_WINDOW = 20
 TEXT = 160  # characters of a sample that are shown
-TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward", "distinct_2": "distinct-2",
-          "response_tokens": "length", "distinct_1": "distinct-1", "team_reward": "team reward",
-          "chain_kl": "KL, all calls", "tokens_read": "tokens read", "tokens_written": "tokens written"}  # fmt: skip
-CALLS = {1: "one call", 2: "two calls"}
-Rows = list[dict[str, str]]
-
-
-class Answering(NamedTuple):
-    """A group, and how it answers, such as `agent_2 after agent_1` or, over all orders, `two calls`."""
-
-    group: str
-    answers: str
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
@@ -56,11 +44,11 @@ def ends(study: Study, metrics: Sequence[str] = tuple(METRICS)) -> Rows:
         base = study.base_of(name)
         row = {"group": name, "n": str(reward[name].count())}
         row |= {
-            TITLES.get(m, m): over_seeds(study.by_seed(m)[name].dropna()).plus_minus()
-            for m in metrics
+            TITLES.get(metric, metric): mean_cell(study.by_seed(metric)[name].dropna(), metric)
+            for metric in metrics
         }
         if "combined_reward" in metrics:
-            row["difference"] = _shown_difference(reward, name, base)
+            row["difference"] = difference_cell(reward, name, base, "combined_reward")
         rows.append(row | {"collapsed": f"{collapses[name].sum()} of {len(collapses[name])}"})
     return rows
 
@@ -79,12 +67,6 @@ def beginnings_and_ends(study: Study) -> Rows:
             row[TITLES[metric]] = f"{first[metric].mean():.2f} to {ends[metric].mean():.2f}"
         rows.append(row | {"ended by": stopped_by[name, int(seed)]})
     return rows
-
-
-def _shown_difference(by_seed: pd.DataFrame, name: str, base: str | None, digits: int = 2) -> str:
-    if base is None or base == name or base not in by_seed:
-        return ""
-    return difference(by_seed[name].dropna(), by_seed[base].dropna()).text(f"+.{digits}f")
 
 
 def ends_by_agent(study: Study) -> Rows:
@@ -133,8 +115,7 @@ def role_ends(
         role: its name; None: the first, which answers the query alone as a single agent does.
     """
     role = role or study.first_role
-    whole = study.metrics.merge(study.whole[RUN].drop_duplicates(), on=RUN)
-    of_role = whole[whole["role"] == role]
+    of_role = study.whole_metrics[study.whole_metrics["role"] == role]
     length = of_role.groupby(RUN)["iteration"].transform("max")
     ends_of_role = of_role[of_role["iteration"] > length - LAST]
     means = ends_of_role.groupby(["seed", "group"])[list(metrics)].mean().unstack("group")
@@ -144,146 +125,17 @@ def role_ends(
             continue
         row = {"group": name, "n": str(means[metrics[0]][name].count())}
         for metric in metrics:
-            row[TITLES.get(metric, metric)] = over_seeds(means[metric][name].dropna()).plus_minus()
-            shown = _shown_difference(means[metric], name, study.base_of(name))
-            row[f"difference, {TITLES.get(metric, metric)}"] = shown
+            title = TITLES.get(metric, metric)
+            row[title] = mean_cell(means[metric][name].dropna(), metric)
+            row[f"difference, {title}"] = difference_cell(
+                means[metric], name, study.base_of(name), metric
+            )
         rows.append(row)
     return rows
 
 
 def _in_order(study: Study, named: dict[tuple[str, str], str]) -> list[tuple[tuple[str, str], str]]:
     return sorted(named.items(), key=lambda item: study.groups.index(item[0][0]))
-
-
-def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str] = ()) -> Rows:
-    """By group: a metric on held-out queries in one call and in two, with the differences to the baseline.
-
-    One call is the mean over a run's agents, each solo. Two calls are the mean over the orders of a chain of two
-    agents, or one agent that answers after itself.
-    """
-    rows = []
-    by_calls = {calls: held_out_by_seed(study, metric, calls) for calls in CALLS}
-    percent = is_share(metric)
-    for name in [BASE, *(groups or study.groups)]:
-        if not any(name in by_seed for by_seed in by_calls.values()):
-            continue
-        seeds = max(
-            by_seed[name].count() if name in by_seed else 0 for by_seed in by_calls.values()
-        )
-        row = {"group": name, "n": "" if name == BASE else str(seeds)}
-        for calls, title in CALLS.items():
-            by_seed = by_calls[calls]
-            values = by_seed[name].dropna() if name in by_seed else pd.Series(dtype=float)
-            row[title] = (
-                over_seeds(values).plus_minus(0 if percent else 2, percent) if len(values) else ""
-            )
-            base = None if name == BASE else study.base_of(name)
-            scaled = 100 * by_seed if percent else by_seed
-            shown = (
-                _shown_difference(scaled, name, base, 0 if percent else 2)
-                if name in by_seed
-                else ""
-            )
-            row[f"difference, {title}"] = shown
-        rows.append(row)
-    return rows
-
-
-def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
-    """A metric on held-out queries, mean over a run's agents or orders: a column per group, a row per seed.
-
-    Of a pair with fixed roles only the order in which it was trained counts.
-    """
-    rows = study.held_out[study.held_out["calls"] == calls]
-    fixed = study.runs.loc[study.runs["fixed_roles"], "group"].unique()
-    swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training).astype(
-        bool
-    )
-    rows = rows[~swapped]
-    rows = rows.assign(seed=rows["seed"].fillna(-1))  # of the base, which has none
-    return rows.groupby(["seed", "group"])[metric].mean().unstack("group")
-
-
-def _in_the_order_of_training(answers: str) -> bool:
-    """Whether a chain, such as `agent_2 after agent_1`, begins with the first agent.
-
-    >>> _in_the_order_of_training("agent_2 after agent_1"), _in_the_order_of_training("agent_1 after agent_2")
-    (True, False)
-    """
-    first, *others = answers.split(" after ")[::-1]
-    agents = others if first == "itself" else [first, *others]
-    return agents == natural(agents)
-
-
-def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str] = ()) -> Rows:
-    """By group and way of answering (`agent_1`, `agent_2 after agent_1`, ...): metrics on held-out queries."""
-    rows = []
-    for name in [BASE, *(groups or study.groups)]:
-        of_group = study.held_out[study.held_out["group"] == name]
-        for answers, values in of_group.groupby("answers", sort=False):
-            row = {
-                "group": name,
-                "answers": str(answers),
-                "n": "" if name == BASE else str(len(values)),
-            }
-            for metric in metrics:
-                percent = is_share(metric)
-                measured = values[metric].dropna()
-                title = TITLES.get(metric, metric)
-                row[title] = (
-                    over_seeds(measured).plus_minus(0 if percent else 2, percent)
-                    if len(measured)
-                    else ""
-                )
-            rows.append(row)
-    return rows
-
-
-def against_rivals(
-    study: Study, chain: Answering, rivals: Sequence[Answering], metric: str
-) -> Rows:
-    """A metric on held-out queries of a group's way of answering and of its rivals', and how far each is below it."""
-    percent = is_share(metric)
-    digits = 0 if percent else 2
-    ours = _by_seed(study, chain, metric)
-    rows = []
-    for rival in [chain, *rivals]:
-        theirs = _by_seed(study, rival, metric)
-        row = {"group": rival.group, "answers": rival.answers, "n": str(len(theirs))}
-        row[TITLES.get(metric, metric)] = over_seeds(theirs).plus_minus(digits, percent)
-        if rival.group == BASE:
-            row["n"] = ""
-            theirs = ours * 0 + theirs.iloc[0]
-        scale = 100 if percent else 1
-        apart = difference(scale * ours, scale * theirs).text(f"+.{digits}f")
-        row[f"{chain.group} minus it"] = "" if rival == chain else apart
-        rows.append(row)
-    return rows
-
-
-def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[float]":
-    """A metric of a group's way of answering, by seed; the base's has a single value.
-
-    `one call` and `two calls` are means over agents or orders (`held_out_by_seed`).
-    """
-    for calls, title in CALLS.items():
-        if answering.answers == title:
-            return held_out_by_seed(study, metric, calls)[answering.group].dropna()
-    rows = study.held_out
-    rows = rows[(rows["group"] == answering.group) & (rows["answers"] == answering.answers)]
-    values = rows.set_index("seed")[metric].dropna()
-    if not len(values):
-        raise LookupError(f"no row of {answering.group!r}, {answering.answers!r}, with {metric}")
-    return values
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is a share, which tables show in percent."""
-    return metric.startswith(("pass@", "maj@", "verified@")) or metric in (
-        "greedy",
-        "copied",
-        "unparseable",
-    )
 
 
 def points(study: Study) -> pd.DataFrame:
@@ -369,100 +221,6 @@ def _data(study: Study) -> Rows:
     return []
 
 
-def caveats(study: Study) -> list[str]:
-    """Everything that makes the comparison weaker than it looks."""
-    notes = _other_rewards(study)
-    for name in study.groups:
-        runs = study.runs[study.runs["group"] == name]
-        whole = runs[runs["problems"] == ""]
-        for run, problems in zip(runs["run"], runs["problems"], strict=True):
-            notes += [f"{name}, {run}: {problem}" for problem in problems.split("; ") if problem]
-        if not len(whole):
-            notes.append(f"{name}: no run ended; the group is left out of the tables")
-            continue
-        if len(whole) == 1:
-            notes.append(f"{name}: a single run, so there is no interval")
-        base = study.base_of(name)
-        ours, theirs = _seeds(study, name), _seeds(study, base)
-        if base is not None and ours != theirs:
-            common = sorted(ours & theirs)
-            over = f"over {common}" if len(common) > 1 else "unpaired, over all seeds of both"
-            notes.append(f"{name}, {base}: seeds differ; their differences are {over}")
-        if base is None:
-            notes.append(
-                f"{name}: no run of the baseline {study.baseline} ended at this value, so no difference"
-            )
-        repeated = whole["seed"][whole["seed"].duplicated()]
-        if len(repeated):
-            notes.append(
-                f"{name}: seed {repeated.iloc[0]} occurs more than once; such runs are not repetitions"
-            )
-    notes += _ended_early(study)
-    notes += _skipped_steps(study)
-    versions = sorted(set(study.whole["version"]))
-    if len(versions) > 1:
-        notes.append(f"runs of several code versions: {', '.join(map(short_version, versions))}")
-    if study.whole["iterations"].nunique() > 1:
-        lengths = study.whole.groupby("group", sort=False)["iterations"].unique()
-        text = "; ".join(
-            f"{name} {', '.join(map(str, sorted(values)))}" for name, values in lengths.items()
-        )
-        notes.append(
-            f"runs of unequal length in iterations ({text}): final values are of each run's own end"
-        )
-    return notes
-
-
-def _seeds(study: Study, name: str | None) -> set[int]:
-    """The seeds of a group's runs that count."""
-    return {int(seed) for seed in study.whole.loc[study.whole["group"] == name, "seed"]}
-
-
-def _skipped_steps(study: Study) -> list[str]:
-    """The runs in which optimizer steps were left out, as what they computed was not finite."""
-    if "skipped_steps" not in study.metrics:
-        return []
-    notes = []
-    # An agent that has several roles has a row for each, with the steps of its one update.
-    of_updates = study.metrics.drop_duplicates([*RUN, "iteration", "agent"])
-    for (name, seed), steps in of_updates.groupby(RUN, sort=False)["skipped_steps"].sum().items():
-        if steps:
-            notes.append(
-                f"{name}, seed {seed}: {counted(int(steps), 'optimizer step')} left out, not finite"
-            )
-    return notes
-
-
-def _ended_early(study: Study) -> list[str]:
-    """A caveat for each run that a guard or a callback has ended."""
-    return [
-        f"{run.group}, {run.run}: ended early, after iteration {run.iterations}"
-        f"{'' if pd.isna(run.planned) else f' of {run.planned}'}, by {run.stopped_by or 'a callback'}; tables are of "
-        "the agents of the end, not of the best"
-        for run in study.ended_early.itertuples()
-    ]
-
-
-def _other_rewards(study: Study) -> list[str]:
-    """A caveat if groups were trained on different rewards, by function, its source, or a reward model."""
-    keys = ["fingerprint.reward", "fingerprint.reward_sha256"]
-    if "task.reward_model" in study.runs:
-        keys.append("task.reward_model")
-    trained = study.runs[study.runs["fingerprint.reward"] != ""].drop_duplicates("group")
-    rewards = trained.groupby(keys, sort=False)["group"].agg(list)
-    if len(rewards) < 2:
-        return []
-    parts = []
-    for (function, source, *model), groups in rewards.items():
-        name = function
-        if model and trained[keys[:2]].drop_duplicates().shape[0] == 1:
-            name += f" of {model[0]}"
-        elif (trained.drop_duplicates(keys)["fingerprint.reward"] == function).sum() > 1:
-            name += f" (source {source[:8]})"
-        parts.append(f"{' and '.join(groups)} on {name}")
-    return [f"groups were trained on different rewards, which do not compare: {'; '.join(parts)}"]
-
-
 def texts(study: Study) -> Rows:
     """The same queries answered by the base and by every agent of each group's first whole run."""
     named = labels(study)
@@ -504,14 +262,6 @@ def what_is_compared(study: Study) -> str:
         f"Values are means over n seeds ± the half-width of their 95 % interval by Student's t. Differences are to "
         f"{study.baseline}, seed by seed. Combined reward: task reward - {eta_shown(study)} * KL."
     )
-
-
-HELD_OUT_NOTE = (
-    "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
-    "run's agents). *Two calls*: an agent answers after it has read a first answer, of the other agent (mean over "
-    "both orders; with fixed roles, that of training) or, where there is one agent, its own. Compare methods at "
-    "equal calls."
-)
 
 
 def training_note(study: Study) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from study.cells import Rows
 from study.frame import KL_GUARD, LAST, RUN, Study, with_share
 from study.intervals import Interval, difference, direction, geometric, holm, over_seeds, ratio
 
@@ -19,7 +20,6 @@ CORRECTED = "✓"
 ENDED_EARLY = "ended early"
 STEP = 0.25  # of the levels of task reward
 SHARE = 0.9  # of the runs of every group that must reach a level
-Rows = list[dict[str, str]]
 
 
 def running_means(study: Study, role: str) -> pd.DataFrame:
@@ -88,46 +88,51 @@ def equal_reward(
     return rows
 
 
-@dataclass
-class Pair:
-    """Two groups compared over the seeds that both have: a role at the end and on its way."""
+@dataclass(frozen=True)
+class Contrast:
+    """One quantity of two groups: the mean of each, and the interval of their difference or ratio."""
 
-    ours: str
-    rival: str
+    ours: float
+    rival: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two groups, ours and a rival, compared over the seeds that both have: a role at the end and on its way."""
+
+    names: tuple[str, str]
     n: int
-    rewards: tuple[float, float]
-    difference: Interval
-    kls: tuple[float, float]  # geometric means
-    ratio: Interval
+    reward: Contrast  # at the end of training
+    kl: Contrast  # at the end of training
     level: float  # of task reward, or its rise above the starts
-    starts: tuple[float, float]  # task rewards in the first iteration, means over seeds
-    kls_there: tuple[float, float]  # of the seeds of which both reach the level
-    ratio_there: Interval
-    runs_there: tuple[int, int]
-    ended_early: tuple[int, int]  # runs
+    kl_at_level: Contrast  # over the seeds of which both reach the level
+    starts: list[float]  # task rewards in the first iteration, means over seeds
+    runs_at_level: list[int]
+    ended_early: list[int]  # runs
 
     @property
     def tests(self) -> list[float]:
         """The p-values of the difference and of both ratios."""
-        return [self.difference.p, self.ratio.p, self.ratio_there.p]
+        return [contrast.interval.p for contrast in (self.reward, self.kl, self.kl_at_level)]
 
     def row(self, holds: Sequence[bool], level_title: str) -> dict[str, str]:
         """The pair's row of a table; `holds`: of each of its tests, whether it does when all are corrected for."""
-        of_reward, of_kl, of_kl_there = holds
+        of_reward, of_kl, of_kl_at_level = holds
         return {
-            "group": self.ours,
-            "against": self.rival,
+            "group": self.names[0],
+            "against": self.names[1],
             "n": str(self.n),
-            "task reward": ", ".join(f"{reward:.2f}" for reward in self.rewards),
-            "difference": _worded(self.difference, "+.2f", 0.0, of_reward),
-            "KL": ", ".join(_kl(kl) for kl in self.kls),
-            "ratio": _worded(self.ratio, ".2f", 1.0, of_kl),
+            "task reward": f"{self.reward.ours:.2f}, {self.reward.rival:.2f}",
+            "difference": _worded(self.reward.interval, "+.2f", 0.0, of_reward),
+            "KL": f"{_kl(self.kl.ours)}, {_kl(self.kl.rival)}",
+            "ratio": _worded(self.kl.interval, ".2f", 1.0, of_kl),
             "starts": ", ".join(f"{start:.2f}" for start in self.starts),
             level_title: "" if math.isnan(self.level) else f"{self.level:g}",
-            "KL there": ", ".join(_kl(kl) for kl in self.kls_there),
-            "ratio there": _worded(self.ratio_there, ".2f", 1.0, of_kl_there),
-            "runs there": ", ".join(str(n) for n in self.runs_there),
-            ENDED_EARLY: ", ".join(str(n) for n in self.ended_early),
+            "KL there": f"{_kl(self.kl_at_level.ours)}, {_kl(self.kl_at_level.rival)}",
+            "ratio there": _worded(self.kl_at_level.interval, ".2f", 1.0, of_kl_at_level),
+            "runs there": ", ".join(map(str, self.runs_at_level)),
+            ENDED_EARLY: ", ".join(map(str, self.ended_early)),
         }
 
 
@@ -153,7 +158,7 @@ def pairs(
     means = running_means(study, role or study.first_role)
     starts = _starts(study, role or study.first_role)
     early = study.ended_early.set_index(RUN).index
-    made = [_compare(means, name, rival, level, rise, starts, early) for name, rival in compared]
+    made = [_compare(means, names, level, rise, starts, early) for names in compared]
     holds = holm([p for pair in made for p in pair.tests])
     title = "at a task reward of" if rise is None else "at a rise of"
     rows = [pair.row(holds[3 * i : 3 * i + 3], title) for i, pair in enumerate(made)]
@@ -165,46 +170,57 @@ def pairs(
 
 def _compare(
     means: pd.DataFrame,
-    ours: str,
-    rival: str,
+    names: tuple[str, str],
     level: float | None,
     rise: float | None,
     starts: "pd.Series[float]",
     early: pd.Index,
 ) -> Pair:
-    of_pair = means[means["group"].isin([ours, rival])]
+    of_pair = _of_common_seeds(means, names)
+    ends = of_pair.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
+    level, reached = _kl_at_target(of_pair, starts, level, rise)
+
+    rewards = [_of_group(ends["task_reward"], name) for name in names]
+    kls = [_of_group(ends["kl"], name) for name in names]
+    kls_at_level = [_of_group(reached, name) for name in names]
+    both_reach = kls_at_level[0].index.intersection(kls_at_level[1].index)
+    ended_early = list(ends.index.intersection(early).get_level_values("group"))
+    return Pair(
+        names=names,
+        n=len(kls[0]),
+        reward=Contrast(rewards[0].mean(), rewards[1].mean(), difference(*rewards)),
+        kl=_kls_compared(*kls),
+        level=level,
+        kl_at_level=_kls_compared(*(kl[both_reach] for kl in kls_at_level)),
+        starts=[starts.get(name, math.nan) for name in names],
+        runs_at_level=[len(kl) for kl in kls_at_level],
+        ended_early=[ended_early.count(name) for name in names],
+    )
+
+
+def _of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame:
+    """The rows of two groups and of the seeds that both have, or of all seeds if they have none in common."""
+    of_pair = means[means["group"].isin(names)]
     groups_of_seed = of_pair.groupby("seed")["group"].nunique()
     in_both = groups_of_seed[groups_of_seed == 2].index
-    if len(in_both):
-        of_pair = of_pair[of_pair["seed"].isin(in_both)]
-    ends = of_pair.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
-    reward, rivals_reward = (_of_group(ends["task_reward"], one) for one in (ours, rival))
-    kl, rivals_kl = (_of_group(ends["kl"], one) for one in (ours, rival))
+    return of_pair[of_pair["seed"].isin(in_both)] if len(in_both) else of_pair
+
+
+def _kl_at_target(
+    of_pair: pd.DataFrame, starts: "pd.Series[float]", level: float | None, rise: float | None
+) -> tuple[float, pd.Series]:
+    """The level of task reward, or the rise, at which a pair is compared; and by run, the KL where that is reached."""
     if rise is not None:
-        at = rise
         above_start = of_pair["task_reward"] - of_pair["group"].map(starts)
-        at_level = kl_at(of_pair.assign(task_reward=above_start), rise)
-    else:
-        at = max(common_levels(of_pair), default=math.nan) if level is None else level
-        at_level = kl_at(of_pair, at)
-    there, rivals_there = (_of_group(at_level, one) for one in (ours, rival))
-    both_there = there.index.intersection(rivals_there.index)
-    ended_early = ends.index.intersection(early).get_level_values("group")
-    return Pair(
-        ours,
-        rival,
-        len(kl),
-        (reward.mean(), rivals_reward.mean()),
-        difference(reward, rivals_reward),
-        (geometric(kl).value, geometric(rivals_kl).value),
-        ratio(kl, rivals_kl),
-        at,
-        (starts.get(ours, math.nan), starts.get(rival, math.nan)),
-        (geometric(there[both_there]).value, geometric(rivals_there[both_there]).value),
-        ratio(there, rivals_there),
-        (len(there), len(rivals_there)),
-        (list(ended_early).count(ours), list(ended_early).count(rival)),
-    )
+        return rise, kl_at(of_pair.assign(task_reward=above_start), rise)
+    if level is None:
+        level = max(common_levels(of_pair), default=math.nan)
+    return level, kl_at(of_pair, level)
+
+
+def _kls_compared(ours: "pd.Series[float]", rival: "pd.Series[float]") -> Contrast:
+    """Geometric means, and their ratio."""
+    return Contrast(geometric(ours).value, geometric(rival).value, ratio(ours, rival))
 
 
 def _starts(study: Study, role: str) -> "pd.Series[float]":

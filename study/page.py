@@ -17,7 +17,9 @@ from cory.report.payload import (
     payload,
     read_lines,
 )
-from study import comparison
+from study import comparison, held_out
+from study.caveats import caveats
+from study.cells import TITLES
 from study.evaluated import OVER_SEEDS, rows_over_seeds
 from study.frame import Study, of_records
 from study.groups import group, method
@@ -90,7 +92,7 @@ def runs_payload(
     settings = None
     texts = Texts()
     if study:
-        notes = comparison.caveats(study)
+        notes = caveats(study)
         tables = comparison_tables(study)
         settings = settings_table(study)
     elif records:
@@ -124,10 +126,10 @@ def comparison_tables(study: Study) -> list[dict[str, Any]]:
     """Held-out metrics, and the final values of training by group, agent and role."""
     tables = []
     if len(study.held_out):
-        rows = comparison.held_out(study)
-        tables.append(
-            as_table("Held out: combined reward", comparison.HELD_OUT_NOTE.replace("*", ""), rows)
-        )
+        metric = held_out.judged_by(study)
+        title = f"Held out: {TITLES.get(metric, metric)}"
+        rows = held_out.held_out(study, metric)
+        tables.append(as_table(title, held_out.NOTE.replace("*", ""), rows))
     note = f"{comparison.training_note(study)} {comparison.what_is_compared(study)}"
     tables += [
         as_table("End of training", note, comparison.ends(study)),

@@ -15,9 +15,10 @@ from PIL import Image
 
 from cory.report.plots import COLOURS, CURVE_TITLES, SMOOTHING, colours
 from cory.run.output import replacing
-from study.comparison import CALLS, held_out_by_seed, labels, points
+from study.comparison import labels, points
 from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import BASE, Study, passes
+from study.held_out import CALLS, held_out_by_seed
 from study.intervals import geometric, nondominated, over_seeds
 from study.records import natural
 

@@ -24,6 +24,7 @@ from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.errors import UserError
 from cory.run.output import replace_text
+from study.cells import Rows
 
 if TYPE_CHECKING:
     from study.frame import Study
@@ -37,7 +38,6 @@ PAGES = (
     "examples/*/README.md",
 )
 TABLE = re.compile(r"^(<!-- table: ([^\n]*?) -->\n)(.*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE)
-Rows = list[dict[str, str]]
 
 
 def _study(source: str) -> "Study":
@@ -53,27 +53,27 @@ def _read(folder: Path) -> "Study":
 
 def held_out(source: str, metric: str = "combined_reward", groups: str = "") -> Rows:
     """Held out, by group: one call and two, with the differences to the baseline."""
-    from study import comparison
+    from study import held_out
 
-    return comparison.held_out(_study(source), metric, _listed(groups, "|"))
+    return held_out.held_out(_study(source), metric, _listed(groups, "|"))
 
 
 def held_out_by_agent(
     source: str, metrics: str = "combined_reward", groups: str = "", answers: str = ""
 ) -> Rows:
     """Held out, by group and way of answering; `answers` names some of these ways."""
-    from study import comparison
+    from study import held_out
 
-    rows = comparison.held_out_by_agent(_study(source), _listed(metrics, ","), _listed(groups, "|"))
+    rows = held_out.held_out_by_agent(_study(source), _listed(metrics, ","), _listed(groups, "|"))
     return _chosen(rows, "answers", answers)
 
 
 def rivals(source: str, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
     """A chain, `GROUP: ANSWERS`, against rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
-    from study import comparison
+    from study import held_out
 
-    named = [comparison.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
-    return comparison.against_rivals(_study(source), named[0], named[1:], metric)
+    named = [held_out.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
+    return held_out.against_rivals(_study(source), named[0], named[1:], metric)
 
 
 def training(

@@ -15,19 +15,19 @@ from cory.errors import UserError
 from cory.report.payload import of_run
 from cory.report.plots import COLOURS, colours
 from study import plots
+from study.caveats import caveats
 from study.compare import command_line, comparison_page, write
 from study.comparison import (
-    caveats,
     ends,
     ends_by_agent,
     ends_by_role,
     frontiers,
-    held_out_by_seed,
     labels,
     settings,
 )
 from study.frame import held_out_rows, of_records, read_study, write_study
 from study.groups import find, names
+from study.held_out import held_out_by_seed
 from study.page import comparison_tables
 from study.plots import plot_bars
 from study.records import read

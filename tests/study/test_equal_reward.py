@@ -7,7 +7,8 @@ import pytest
 import yaml
 from handmade import compared, make_run
 
-from study.comparison import caveats, role_ends
+from study.caveats import caveats
+from study.comparison import role_ends
 from study.equal_reward import (
     collapse_times,
     collapses,

@@ -1,0 +1,44 @@
+"""Cells of the tables: means and differences over seeds, under the titles of their metrics."""
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from study.intervals import difference, over_seeds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Rows: TypeAlias = list[dict[str, str]]  # of a table: by column, a cell
+
+TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward", "distinct_2": "distinct-2",
+          "response_tokens": "length", "distinct_1": "distinct-1", "team_reward": "team reward",
+          "chain_kl": "KL, all calls", "tokens_read": "tokens read", "tokens_written": "tokens written"}  # fmt: skip
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, which tables show in percent."""
+    return metric.startswith(("pass@", "maj@", "verified@")) or metric in (
+        "greedy",
+        "copied",
+        "unparseable",
+    )
+
+
+def mean_cell(values: "pd.Series[float]", metric: str) -> str:
+    """The mean over seeds and its interval; empty of no values."""
+    if not len(values):
+        return ""
+    percent = is_share(metric)
+    return over_seeds(values).plus_minus(0 if percent else 2, percent)
+
+
+def difference_cell(by_seed: "pd.DataFrame", name: str, base: str | None, metric: str) -> str:
+    """The difference of a group to its baseline, seed by seed; empty where there is none.
+
+    `by_seed`: a column for each group.
+    """
+    if base is None or base == name or name not in by_seed or base not in by_seed:
+        return ""
+    scale, digits = (100, 0) if is_share(metric) else (1, 2)
+    ours = scale * by_seed[name].dropna()
+    theirs = scale * by_seed[base].dropna()
+    return difference(ours, theirs).text(f"+.{digits}f")

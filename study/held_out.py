@@ -1,0 +1,136 @@
+"""Compares the groups of a study on held-out queries, in one call and in two.
+
+Definitions: docs/metrics.md, "Comparison".
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from study.cells import TITLES, Rows, difference_cell, is_share, mean_cell
+from study.frame import BASE, Study
+from study.intervals import difference
+from study.records import natural
+
+CALLS = {1: "one call", 2: "two calls"}
+NOTE = (
+    "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
+    "run's agents). *Two calls*: an agent answers after it has read a first answer, of the other agent (mean over "
+    "both orders; with fixed roles, that of training) or, where there is one agent, its own. Compare methods at "
+    "equal calls."
+)
+
+
+def judged_by(study: Study) -> str:
+    """The metric that decides: pass@1 where it was measured, else the combined reward."""
+    return "pass@1" if "pass@1" in study.held_out else "combined_reward"
+
+
+class Answering(NamedTuple):
+    """A group, and how it answers, such as `agent_2 after agent_1` or, over all orders, `two calls`."""
+
+    group: str
+    answers: str
+
+
+def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str] = ()) -> Rows:
+    """By group: a metric on held-out queries in one call and in two, with the differences to the baseline.
+
+    One call is the mean over a run's agents, each solo. Two calls are the mean over the orders of a chain of two
+    agents, or one agent that answers after itself.
+    """
+    rows = []
+    by_calls = {calls: held_out_by_seed(study, metric, calls) for calls in CALLS}
+    for name in [BASE, *(groups or study.groups)]:
+        of_group = {
+            calls: by_seed[name].dropna() for calls, by_seed in by_calls.items() if name in by_seed
+        }
+        if not of_group:
+            continue
+        base = None if name == BASE else study.base_of(name)
+        row = {"group": name, "n": "" if name == BASE else str(max(map(len, of_group.values())))}
+        for calls, title in CALLS.items():
+            row[title] = mean_cell(of_group[calls], metric) if calls in of_group else ""
+            row[f"difference, {title}"] = difference_cell(by_calls[calls], name, base, metric)
+        rows.append(row)
+    return rows
+
+
+def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
+    """A metric on held-out queries, mean over a run's agents or orders: a column per group, a row per seed.
+
+    Of a pair with fixed roles only the order in which it was trained counts.
+    """
+    rows = study.held_out[study.held_out["calls"] == calls]
+    fixed = study.runs.loc[study.runs["fixed_roles"], "group"].unique()
+    swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training).astype(
+        bool
+    )
+    rows = rows[~swapped]
+    rows = rows.assign(seed=rows["seed"].fillna(-1))  # of the base, which has none
+    return rows.groupby(["seed", "group"])[metric].mean().unstack("group")
+
+
+def _in_the_order_of_training(answers: str) -> bool:
+    """Whether a chain, such as `agent_2 after agent_1`, begins with the first agent.
+
+    >>> _in_the_order_of_training("agent_2 after agent_1"), _in_the_order_of_training("agent_1 after agent_2")
+    (True, False)
+    """
+    first, *others = answers.split(" after ")[::-1]
+    agents = others if first == "itself" else [first, *others]
+    return agents == natural(agents)
+
+
+def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str] = ()) -> Rows:
+    """By group and way of answering (`agent_1`, `agent_2 after agent_1`, ...): metrics on held-out queries."""
+    rows = []
+    for name in [BASE, *(groups or study.groups)]:
+        of_group = study.held_out[study.held_out["group"] == name]
+        for answers, values in of_group.groupby("answers", sort=False):
+            row = {
+                "group": name,
+                "answers": str(answers),
+                "n": "" if name == BASE else str(len(values)),
+            }
+            for metric in metrics:
+                row[TITLES.get(metric, metric)] = mean_cell(values[metric].dropna(), metric)
+            rows.append(row)
+    return rows
+
+
+def against_rivals(
+    study: Study, chain: Answering, rivals: Sequence[Answering], metric: str
+) -> Rows:
+    """A metric on held-out queries of a group's way of answering and of its rivals', and how far each is below it."""
+    scale, digits = (100, 0) if is_share(metric) else (1, 2)
+    ours = _by_seed(study, chain, metric)
+    rows = []
+    for rival in [chain, *rivals]:
+        theirs = _by_seed(study, rival, metric)
+        row = {"group": rival.group, "answers": rival.answers, "n": str(len(theirs))}
+        row[TITLES.get(metric, metric)] = mean_cell(theirs, metric)
+        if rival.group == BASE:
+            row["n"] = ""
+            theirs = ours * 0 + theirs.iloc[0]
+        apart = difference(scale * ours, scale * theirs).text(f"+.{digits}f")
+        row[f"{chain.group} minus it"] = "" if rival == chain else apart
+        rows.append(row)
+    return rows
+
+
+def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[float]":
+    """A metric of a group's way of answering, by seed; the base's has a single value.
+
+    `one call` and `two calls` are means over agents or orders (`held_out_by_seed`).
+    """
+    for calls, title in CALLS.items():
+        if answering.answers == title:
+            return held_out_by_seed(study, metric, calls)[answering.group].dropna()
+    rows = study.held_out
+    rows = rows[(rows["group"] == answering.group) & (rows["answers"] == answering.answers)]
+    values = rows.set_index("seed")[metric].dropna()
+    if not len(values):
+        raise LookupError(f"no row of {answering.group!r}, {answering.answers!r}, with {metric}")
+    return values
