@@ -236,14 +236,14 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     name = file.parent.name if file.stem == "experiment" else file.stem
     out = Path(args.out) if args.out else runs / scale / f"{name}-comparison"
     results = Results(
-        out,
-        runs / scale / f"{name}-evaluation",
-        name,
-        scale,
-        planned,
-        experiment.baseline or _first_single(planned),
-        evaluation,
-        None if args.dry_run else _threads(engine),
+        out=out,
+        evaluations=runs / scale / f"{name}-evaluation",
+        experiment=name,
+        scale=scale,
+        planned=planned,
+        baseline=experiment.baseline or _first_single(planned),
+        evaluation=evaluation,
+        threads=None if args.dry_run else _threads(engine),
     )
     # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
     seeds = experiment.scales[scale].seeds[: args.seeds]

@@ -105,9 +105,12 @@ class Planned:
     """One run.
 
     Args:
-        label: its name in the experiment's file. folder: where it is made. settings: all of them.
+        label: its name in the experiment's file.
+        folder: where it is made.
+        settings: all of them.
         command: that makes it, in the folder `cwd`; None: the current one.
-        minutes: what the file says that it takes. over: the experiment's key.
+        minutes: what the file says that it takes.
+        over: the experiment's key.
         resolve: the folder of a built-in model, or the name itself.
         fingerprint: hashes of what the reward and data files of an own task hold now; empty for a script's task.
     """
@@ -443,42 +446,45 @@ def _plan_runs(
     script = experiment.runs[label].script
     flags = experiment.runs[label].flags | experiment.runs[label].at.get(scale_name, {})
     file = str(flags.pop("config", scale.config))
-    base = _settings(script, file)
+    of_file = _settings(script, file)
     of_scale = _settings(script, file, *_flags(scale.flags))
+    method = _method(script, file, flags)
 
-    method = "cory" if is_module(script) else Path(script).stem
-    if is_module(script) and _settings(script, file, *_flags(flags))["cory"]["num_agents"] == 1:
-        method = "ppo"
-    values = scale.values or [None]
+    values: Sequence[Any] = scale.values or [None]
     if experiment.over is None or (is_about_several(experiment.over) and method == "ppo"):
         values = [None]
-
     for value in values:
-        changed = flags if value is None else flags | {str(experiment.over): value}
+        varied = flags if value is None else flags | {str(experiment.over): value}
+        usual = _settings(script, scale.config)
         for key in changes:
-            usual = _settings(script, scale.config)
-            if key in changed or key == "seed" or _get(base, key) != _get(usual, key):
+            if key in varied or key == "seed" or _get(of_file, key) != _get(usual, key):
                 expected = f"keys that the experiment does not vary, as it does for {label!r}"
                 raise UserError(f"--set: expected {expected}, got {key!r}")
-        all_flags = _flags({**scale.flags, **changed, **changes})
-        unseeded = _settings(script, file, *all_flags)
-        share_of_work = _work(unseeded) / _work(base)
+        all_flags = _flags({**scale.flags, **varied, **changes})
+        settings = _settings(script, file, *all_flags)
+        in_name = {key: to for key, to in varied.items() if _get(of_scale, key) != to}
         for seed in scale.seeds:
-            named = {key: to for key, to in changed.items() if _get(of_scale, key) != to}
-            folder = runs / scale_name / _name(script, file, named, seed)
+            folder = runs / scale_name / _name(script, file, in_name, seed)
             command = [*start(script), "--config", file, *all_flags, f"--seed={seed}"]
             command += ["--output", str(folder), "--resume", "auto"]
             yield Planned(
-                label,
-                folder,
-                unseeded | {"seed": seed},
-                command,
-                share_of_work * scale.minutes.get(method, 0.0),
-                None if is_module(script) else ROOT,
-                experiment.over,
-                _config(script, file, *all_flags).resolve,
-                partial(_fingerprint, file, *all_flags) if is_module(script) else dict,
+                label=label,
+                folder=folder,
+                settings=settings | {"seed": seed},
+                command=command,
+                minutes=_work(settings) / _work(of_file) * scale.minutes.get(method, 0.0),
+                cwd=None if is_module(script) else ROOT,
+                over=experiment.over,
+                resolve=_config(script, file, *all_flags).resolve,
+                fingerprint=partial(_fingerprint, file, *all_flags) if is_module(script) else dict,
             )
+
+
+def _method(script: str, file: str, flags: dict[str, Any]) -> str:
+    """Of a run, by which the experiment's file says its minutes: `ppo`, where a single agent is trained, or `cory`."""
+    if not is_module(script):
+        return Path(script).stem
+    return "ppo" if _settings(script, file, *_flags(flags))["cory"]["num_agents"] == 1 else "cory"
 
 
 def _work(settings: dict[str, Any]) -> float:

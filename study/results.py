@@ -24,6 +24,8 @@ from study.ray_engine import die_with_parent
 from study.records import read
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from study.frame import Study
 
 
@@ -54,16 +56,16 @@ def rows_in(folders: Sequence[Path]) -> list[Row]:
                 if row.get("key"):
                     rows.append(
                         Row(
-                            folder,
-                            row["experiment"],
-                            row["scale"],
-                            row["group"],
-                            int(row["seed"]),
-                            row["key"],
-                            row["evaluation"],
-                            row["version"],
-                            float(row["seconds"]) if row["seconds"] else None,
-                            float(row["megabytes"]) if row["megabytes"] else None,
+                            folder=folder,
+                            experiment=row["experiment"],
+                            scale=row["scale"],
+                            group=row["group"],
+                            seed=int(row["seed"]),
+                            key=row["key"],
+                            evaluation=row["evaluation"],
+                            version=row["version"],
+                            seconds=float(row["seconds"]) if row["seconds"] else None,
+                            megabytes=float(row["megabytes"]) if row["megabytes"] else None,
                         )
                     )
     return rows
@@ -74,9 +76,12 @@ class Results:
     """The results of an experiment at a scale.
 
     Args:
-        out: the folder of the files. evaluations: where held-out responses are stored, on this machine alone.
-        experiment, scale: names. planned: all runs.
-        baseline: the runs' name that others are measured against. evaluation: the command; empty: none.
+        out: the folder of the files.
+        evaluations: where held-out responses are stored, on this machine alone.
+        experiment, scale: names.
+        planned: all runs.
+        baseline: the runs' name that others are measured against.
+        evaluation: the command; empty: none.
         threads: of each run, where runs are made on this machine; None: no run is kept to be repeated.
     """
 
@@ -218,7 +223,7 @@ class Results:
             study.held_out = held_out_rows(rows, {item.folder.name: (item.of.name, item.seed)})
         return study
 
-    def _complete(self, runs: Any, item: Planned) -> Any:
+    def _complete(self, runs: "pd.DataFrame", item: Planned) -> "pd.DataFrame":
         """A run's row with the columns that follow from the plan."""
         from study.frame import FACTS, FINGERPRINT, described
 
@@ -242,41 +247,49 @@ class Results:
             ("seed",),
         )
 
-    def write(self, parts: "Sequence[Study]") -> None:
+    def write(self, new: "Sequence[Study]") -> None:
         """Adds runs to the files, in the order of the plan; they take the place of older rows of the same runs.
 
         Rows of other runs go, which `check_rows` has refused before.
         """
         import pandas as pd
 
-        from study.frame import BASE, Run, join, runs_of, with_combined_reward, write_study
+        from study.frame import BASE, RUN, with_combined_reward, write_study
 
-        before = self.study()
-        if before:
-            replaced = {run for part in parts for run in runs_of(part.runs)}
-            others = [run for run in runs_of(before.runs) if run not in replaced]
-            parts = [*parts, before.of_runs([(BASE, None), *others])]
-        if not parts:
+        merged = self._with_earlier(new)
+        if merged is None:
             return
-        study = join(parts)
-
-        recorded = zip(study.runs["key"], study.runs["evaluation"], strict=True)
-        recorded_of = dict(zip(runs_of(study.runs), recorded, strict=True))
-        planned = {(item.of.name, item.seed): item for item in self.planned}
-        kept: list[Run] = [(BASE, None)] if self.evaluation else []
-        for run, item in planned.items():
-            if recorded_of.get(run) == (item.key(), self.evaluation):
-                kept.append(run)
+        kept = {
+            (item.of.name, item.seed): item
+            for item in self.planned
+            if self._has_row_of(merged.runs, item)
+        }
+        study = merged.of_runs([(BASE, None), *kept] if self.evaluation else list(kept))
+        if kept:
+            row_of = dict(list(study.runs.groupby(RUN)))
+            rows = [self._complete(row_of[run], item) for run, item in kept.items()]
+            study.runs = pd.concat(rows, ignore_index=True)
         self.out.mkdir(parents=True, exist_ok=True)
-        study = study.of_runs(kept)
-        described = [
-            self._complete(study.runs[[run == of for of in runs_of(study.runs)]], planned[run])
-            for run in kept
-            if run in planned
-        ]
-        study.runs = pd.concat(described, ignore_index=True) if described else study.runs
         write_study(with_combined_reward(study), self.out)
         self.rows = rows_in([self.out]) + [row for row in self.rows if row.folder != self.out]
+
+    def _with_earlier(self, new: "Sequence[Study]") -> "Study | None":
+        """New runs and those of the files that they do not replace; None if there are neither."""
+        from study.frame import BASE, join, runs_of
+
+        parts = list(new)
+        before = self.study()
+        if before:
+            replaced = {run for part in new for run in runs_of(part.runs)}
+            others = [run for run in runs_of(before.runs) if run not in replaced]
+            parts.append(before.of_runs([(BASE, None), *others]))
+        return join(parts) if parts else None
+
+    def _has_row_of(self, runs: "pd.DataFrame", item: Planned) -> bool:
+        """Whether a planned run is among some rows, with its settings and the evaluation of this experiment."""
+        of_run = runs[(runs["group"] == item.of.name) & (runs["seed"] == item.seed)]
+        is_same = (of_run["key"] == item.key()) & (of_run["evaluation"] == self.evaluation)
+        return bool(is_same.any())
 
     def _evaluate(self, item: Planned) -> list[dict[str, Any]]:
         """The rows of a run's evaluation.

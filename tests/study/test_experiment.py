@@ -951,7 +951,7 @@ def test_groups_of_the_same_runs_are_refused(tmp_path):
     same = f"  CORY: {{script: imdb_train/cory.py, flags: {flags}}}\nscales:"
     (tmp_path / "trial.yaml").write_text(ONE.replace("scales:", same))
     with pytest.raises(
-        UserError, match="groups whose settings differ, got 'PPO' and 'CORY', which"
+        UserError, match="in what a run reads, got 'PPO' and 'CORY', which"
     ):
         experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
 
