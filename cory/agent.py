@@ -82,7 +82,9 @@ class Agent:
         self.engine = engine
         self.context_length = context_length(self.policy)  # in tokens; None if unknown
         if engine is not None:
-            self.context_length = min(self.context_length or engine.longest, engine.longest)
+            self.context_length = min(
+                self.context_length or engine.context_length, engine.context_length
+            )
 
     @property
     def policy(self) -> LanguageModel:

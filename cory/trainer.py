@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from datasets import Dataset
 from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
-from cory.callbacks.metrics import BEST_IS_SMALL, recorded_metrics
 from cory.callbacks.upload import push_command
 from cory.config import Config
 from cory.credit import assign_credit
@@ -23,9 +23,9 @@ from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
-from cory.models.sampling import check_lengths
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
+from cory.preflight import check_run, held_out_rows
 from cory.prompts import fit_responses
 from cory.provenance.models import policy_models
 from cory.provenance.task import data_hash, dataset_is_local
@@ -96,7 +96,7 @@ class CoryTrainer:
         self.agents = list(agents)
         self.task = task.with_roles(config.roles)
         self.name = name
-        self.eval_dataset = self._select_held_out(eval_dataset) if config.eval_every else None
+        self.eval_dataset = held_out_rows(config, self.task, eval_dataset)
         self.schedule = RoleSchedule(
             num_agents=len(agents),
             period=config.cory.exchange_period,
@@ -109,7 +109,7 @@ class CoryTrainer:
         self.state = RunState()
         self.should_stop = False
         self.signal: int | None = None
-        self._check()
+        check_run(config, self.agents, self.task, self.eval_dataset)
 
     def train(self) -> Run:
         """Runs all iterations that are left, then saves curves, summary and agents in the run's
@@ -218,10 +218,7 @@ class CoryTrainer:
             if role > 0 and self.config.cory.knowledge_transfer:
                 responses = batch.responses_read(role, rollouts)
             # Eq. 3: a_1 ~ pi_1(. | s_0), a_2 ~ pi_2(. | s_0, a_1)
-            rollout = self._respond(agent, role, batch, responses, generators[role])
-            rollout.role = self.task.prompts.name(role)
-            rollout.branches = batch.branches_of(role)
-            rollouts.append(rollout)
+            rollouts.append(self._respond(agent, role, batch, responses, generators[role]))
         return rollouts
 
     def score_rollouts(
@@ -323,10 +320,10 @@ class CoryTrainer:
             if self.config.device_per_agent
             else [update() for update in updates]
         )
-        stats_by_role = {
-            role: stats for stats_of_agent in learned for role, stats in stats_of_agent.items()
-        }
-        return [stats_by_role[role] for role in range(len(chain))]
+        stats: dict[int, UpdateStats] = {}
+        for stats_of_agent in learned:
+            stats |= stats_of_agent
+        return [stats[role] for role in range(len(chain))]
 
     @property
     def trained_agents(self) -> list[Agent]:
@@ -396,7 +393,9 @@ class CoryTrainer:
                 agent.context_length,
                 max_new_tokens,
             )
-        return agent.respond(prompts, max_new_tokens, generator, settings.stop)
+        rollout = agent.respond(prompts, max_new_tokens, generator, settings.stop)
+        name = self.task.prompts.name(role)
+        return replace(rollout, role=name, branches=batch.branches_of(role))
 
     # The run and its callbacks
 
@@ -501,100 +500,6 @@ class CoryTrainer:
             changes = SKIPPING
         newest = next(iter(checkpoint.folders(folder / "checkpoints")), None)
         return how_to_continue(folder, newest, self.config, self.run.iterations_done, changes)
-
-    # Checks before anything is written
-
-    def _check(self) -> None:
-        config = self.config
-        if len(self.agents) != config.cory.num_agents:
-            raise UserError(
-                f"cory.num_agents: expected the number of agents, {len(self.agents)}, got {config.cory.num_agents}"
-            )
-
-        if not self.task.rewards and self.task.team is None:
-            raise UserError(
-                "task.reward: expected a reward function, or a team_reward, got neither"
-            )
-
-        queries_per_iteration = self.config.queries_per_iteration
-        if len(self.task.dataset) < queries_per_iteration:
-            size = "ppo.batch_size"
-            if config.chains_per_query > 1:
-                size += " / group_size"
-            if config.branches > 1:
-                size += " / branches"
-            raise UserError(
-                f"dataset: expected at least {size} = {queries_per_iteration} rows, got {len(self.task.dataset)}"
-            )
-
-        metrics = [
-            name for name in recorded_metrics(config, self.task) if name not in BEST_IS_SMALL
-        ]
-        best = config.checkpoint.best
-        if best is not None and best not in metrics:
-            raise UserError(
-                f"checkpoint.best: expected null or one of the metrics {metrics}, of which the largest is the best, "
-                f"got {best!r}"
-            )
-
-        # One check per tokenizer and context length.
-        agents = {(id(agent.tokenizer), agent.context_length): agent for agent in self.agents}
-        for dataset in (self.task.dataset, self.eval_dataset):
-            if dataset is not None:
-                for role in self._roles_with_distinct_prompts():
-                    for agent in agents.values():
-                        self._check_prompt_lengths(dataset, role, agent)
-
-    def _select_held_out(self, dataset: Dataset | None) -> Dataset:
-        """The first `config.eval_queries` rows, equally many for each process.
-
-        Raises a UserError: there are none, or their columns or prompts do not fit the task.
-        """
-        if dataset is None:
-            raise UserError("eval_every: expected an eval_dataset, got none")
-
-        rows = distributed.even(min(self.config.eval_queries, len(dataset)))
-        if rows == 0:
-            raise UserError(
-                f"eval_every: expected held-out rows, at least one for each process, got {rows}"
-            )
-        dataset = dataset.select(range(rows))
-        self.task.check_rows(dataset)
-        return dataset
-
-    def _roles_with_distinct_prompts(self) -> list[int]:
-        """The roles whose prompts, or the tokens that they and the responses add, are not those of a role before."""
-        roles: dict[tuple[str, int], int] = {}
-        for role in range(self.config.cory.num_roles):
-            roles.setdefault(
-                (self.task.prompts.template(role), sum(self._token_budget(role))), role
-            )
-        return list(roles.values())
-
-    def _token_budget(self, role: int) -> tuple[int, int]:
-        """The most tokens of the responses that a role reads, and of its own."""
-        longest = self.config.sampling.max_new_tokens
-        limits = [
-            self.task.prompts.settings(index).max_new_tokens or longest for index in range(role + 1)
-        ]
-        read = self.task.prompts.reads(role) if self.config.cory.knowledge_transfer else []
-        return sum(limits[index] for index in read), limits[role]
-
-    def _check_prompt_lengths(self, dataset: Dataset, role: int, agent: Agent) -> None:
-        """Fails early if a prompt plus the longest response exceeds the context; later roles also read responses."""
-        columns = dataset[:]
-        reads_responses = role > 0 and self.config.cory.knowledge_transfer
-        empty = [[""] * len(dataset)] * role
-        prompts = self.task.render(role, columns, empty if reads_responses else None)
-        read, written = self._token_budget(role)
-        lengths = [len(ids) for ids in agent.encode(prompts)]
-        try:
-            check_lengths(lengths, read + written, agent.context_length, prompts)
-        except UserError as error:
-            reads = f", which also reads responses of up to {read} tokens" if read else ""
-            raise UserError(
-                f"{agent.name} as {self.task.prompts.name(role)}{reads}: {error}"
-            ) from None
 
 
 def _overrides(callback: Callback, event: str) -> bool:

@@ -197,6 +197,7 @@ ORDER = [
     "cory.evaluation",
     "cory.push",
     "cory.callbacks",
+    "cory.preflight",
     "cory.trainer",
     "cory.train",
     "cory.chat",

@@ -56,7 +56,9 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
             return rollout
 
         def spy_learn(rollouts, rewards, *args, learn=learn, name=agent.name):
-            seen[name] |= {"same": rollouts == [seen[name]["rollout"]], "rewards": rewards[0]}
+            (learned,) = rollouts
+            is_same = learned.response_ids is seen[name]["rollout"].response_ids
+            seen[name] |= {"same": is_same, "rewards": rewards[0]}
             return learn(rollouts, rewards, *args)
 
         agent.respond, agent.learn = spy_respond, spy_learn

@@ -50,12 +50,14 @@ class Frozen:
         self,
         prompt_ids: Sequence[Tensor],
         settings: SamplingConfig,
-        longest: int,
+        max_new_tokens: int,
         generator: torch.Generator,
     ) -> list[Tensor]:
         """Samples one response per prompt, in one batch. See `sample`."""
         with self._as_base(), sharding.gathered(self.policy, self.config.parallel.gather):
-            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
+            return sample(
+                self.policy, self.tokenizer, prompt_ids, settings, max_new_tokens, generator
+            )
 
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches; see `families.check_model`."""

@@ -91,7 +91,11 @@ def limit(sizes: dict[str, int], device: torch.device) -> int:
 
 
 def positions_at_a_time(
-    model: LanguageModel, device: torch.device, rows: int, longest: int, whole: dict[str, int]
+    model: LanguageModel,
+    device: torch.device,
+    rows: int,
+    max_new_tokens: int,
+    whole: dict[str, int],
 ) -> int | None:
     """The positions of a chunk, or None where passes make arrays (rows, R, vocabulary) whole.
 
@@ -102,11 +106,11 @@ def positions_at_a_time(
     Args:
         device: where the model computes.
         rows: of a micro-batch.
-        longest: most tokens of a response.
+        max_new_tokens: of a response.
         whole: `WHOLE`, or `CHUNK` where memory has run out.
     """
     vocabulary = model.config.get_text_config().vocab_size
-    if rows * longest * vocabulary <= limit(whole, device):
+    if rows * max_new_tokens * vocabulary <= limit(whole, device):
         return None
     if sharding.is_sharded(model) or not ends_with_output_layer(model, device):
         return None

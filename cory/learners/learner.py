@@ -148,7 +148,7 @@ class Learner(ABC):
         self,
         prompt_ids: Sequence[Tensor],
         settings: SamplingConfig,
-        longest: int,
+        max_new_tokens: int,
         generator: torch.Generator,
     ) -> list[Tensor]:
         """Samples one response per prompt, in one batch (TRL: batches of 4); ids on the CPU. See
@@ -157,7 +157,9 @@ class Learner(ABC):
         # TRL leaves dropout on after the first step, and would sample from another policy.
         self.model.eval()
         with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
-            return sample(self.policy, self.tokenizer, prompt_ids, settings, longest, generator)
+            return sample(
+                self.policy, self.tokenizer, prompt_ids, settings, max_new_tokens, generator
+            )
 
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches; see `families.check_model`."""

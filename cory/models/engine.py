@@ -24,20 +24,20 @@ from peft import PeftModel
 from torch import Tensor
 
 from cory.config import Config, SamplingConfig
-from cory.errors import UserError, expect
+from cory.errors import UserError
 from cory.models.lora import LanguageModel, save_base, save_policy
 from cory.models.sampling import end_tokens
 from cory.parallel import distributed
 from cory.parallel.devices import to_device
 from cory.parallel.sharding import is_sharded
 
-PROMPTS = 1000  # in one request; vLLM takes 1,024
-CONNECT = 5  # seconds to wait for a connection
+PROMPTS_PER_REQUEST = 1000  # vLLM takes 1,024
+SECONDS_TO_CONNECT = 5
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-rank
-TRIES = 50  # to empty the server's cache, in 5 seconds
+CACHE_RESETS = 50  # tries to empty the server's cache, in 5 seconds
 # Mean difference of log-probabilities, nats a token, above which the engine must have other
 # weights.
-LIMIT = 0.5
+MAX_DIFFERENCE = 0.5
 
 
 class Engine:
@@ -51,7 +51,7 @@ class Engine:
 
     def __init__(self, config: Config) -> None:
         agents = [config.of_agent(index) for index in range(config.cory.num_agents)]
-        kinds = {
+        bases = {
             (
                 agent.model.name,
                 agent.model.revision,
@@ -60,33 +60,36 @@ class Engine:
             )
             for agent in agents
         }
-        what = "agents of one base, all with LoRA or none"
-        expect(len(kinds) == 1, "sampling.engine: vllm", what, sorted(kinds, key=str))
-        self.settings, self.quantized = config.sampling, agents[0].model.quantization != "none"
+        if len(bases) > 1:
+            raise UserError(
+                "sampling.engine: vllm: expected agents of one base, all with LoRA or none, "
+                f"got {sorted(bases, key=str)}"
+            )
+        self.settings = config.sampling
+        self.is_quantized = agents[0].model.quantization != "none"
         self.started_by = _command(agents)
         self.http = requests.Session()
         self.http.trust_env = False  # no proxy
         if key := os.environ.get("VLLM_API_KEY"):
             self.http.headers["Authorization"] = f"Bearer {key}"
-        listed = self._ask("GET", "/v1/models") or {}  # of another server it may be a page
+        listed = self._ask("GET", "/v1/models")
         served = [model for model in listed.get("data", []) if not model.get("parent")]
         if not served or "max_model_len" not in served[0]:
             raise UserError(
                 f"sampling.engine_url: expected a vLLM server with a model, got one that serves {served}. "
                 f"Start one with: {self.started_by}"
             )
-        # Its name for the base; tokens.
-        self.base, self.longest = served[0]["id"], served[0]["max_model_len"]
+        self.base = served[0]["id"]  # the server's name for it
+        self.context_length = served[0]["max_model_len"]
         self.names: dict[str, str] = {}  # by agent: the server's name for its weights
         self.current: set[str] = set()  # agents whose weights of now the server has
-        self.run, self.versions = uuid.uuid4().hex[:8], 0
+        self.run = uuid.uuid4().hex[:8]
+        self.versions = 0
         folder = self.settings.engine_folder
-        expect(
-            folder is None or Path(folder).is_dir(),
-            "sampling.engine_folder",
-            "null or an existing folder",
-            folder,
-        )
+        if folder is not None and not Path(folder).is_dir():
+            raise UserError(
+                f"sampling.engine_folder: expected null or an existing folder, got {folder!r}"
+            )
         self.folder = tempfile.TemporaryDirectory(prefix="cory-engine-", dir=folder)
 
     def outdated(self, agent: str) -> None:
@@ -98,99 +101,105 @@ class Engine:
         agent: str,
         policy: LanguageModel,
         queries: Sequence[Tensor],
-        longest: int,
-        stop: list[str] | None = None,
+        max_new_tokens: int,
+        stop: list[str],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's
         weights of now.
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability
         of each token, as the engine computes it, at temperature 1. The random numbers are the
-        server's. `stop`: texts that end a response; None: those of the settings.
+        server's. `stop`: texts that end a response.
 
         Raises a UserError if the server does not answer, or refuses.
         """
         if agent not in self.current:
             distributed.barrier()  # the server answers none of them any more
-            self.names[agent] = distributed.broadcast_object(
-                distributed.fail_together(lambda: self._push(agent, policy))
-            )
+            name = distributed.fail_together(lambda: self._hand_over(agent, policy))
+            self.names[agent] = distributed.broadcast_object(name)
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
-        body = _request(self.settings, end_tokens(policy)) | {
+        common = _request(self.settings, end_tokens(policy)) | {
             "model": self.names[agent],
-            "max_tokens": longest,
+            "max_tokens": max_new_tokens,
+            "stop": stop,
         }
-        if stop is not None:
-            body["stop"] = stop
+        rows = distributed.fail_together(lambda: self._complete(queries, common))
+        responses = [torch.tensor(row["token_ids"], dtype=torch.long) for row in rows]
+        return responses, [torch.tensor(row["logprobs"]["token_logprobs"]) for row in rows]
 
-        def answers() -> list[Any]:
-            choices: list[Any] = []
-            for start in range(0, len(queries), PROMPTS):
-                body["prompt"] = [query.tolist() for query in queries[start : start + PROMPTS]]
-                choices += sorted(
-                    self._ask("POST", "/v1/completions", body)["choices"],
-                    key=lambda one: one["index"],
+    def _complete(self, queries: Sequence[Tensor], common: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the server answers to each query. `common`: what all requests say."""
+        rows = []
+        for start in range(0, len(queries), PROMPTS_PER_REQUEST):
+            prompts = [query.tolist() for query in queries[start : start + PROMPTS_PER_REQUEST]]
+            answer = self._ask("POST", "/v1/completions", common | {"prompt": prompts})
+            if "choices" not in answer:
+                raise UserError(
+                    f"sampling.engine_url: expected responses from {self.settings.engine_url}, got none. Is it a "
+                    "vLLM server?"
                 )
-            return choices
+            rows += sorted(answer["choices"], key=lambda choice: choice["index"])
+        return rows
 
-        rows = distributed.fail_together(answers)
-        responses = [torch.tensor(one["token_ids"], dtype=torch.long) for one in rows]
-        return responses, [torch.tensor(one["logprobs"]["token_logprobs"]) for one in rows]
-
-    def _push(self, agent: str, policy: LanguageModel) -> str:
+    def _hand_over(self, agent: str, policy: LanguageModel) -> str:
         """Hands an agent's weights to the server; returns the server's name for them."""
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"
-        target, taking_part = (
-            Path(self.folder.name) / name,
-            is_sharded(policy) or distributed.is_main(),
-        )
+        folder = Path(self.folder.name) / name
+        # All processes take part in saving what is sharded.
+        saves = is_sharded(policy) or distributed.is_main()
         if not isinstance(policy, PeftModel):
-            if taking_part:
-                save_policy(policy, target, agent, merge=False)
-            return self._load(target)
+            if saves:
+                save_policy(policy, folder, agent, merge=False)
+            if distributed.is_main():
+                self._load_weights(folder)
+            return self.base
+
         # The server's base may be what another run has left there.
-        if not self.names and not self.quantized:
-            if taking_part:
-                save_base(policy, target)
-            self._load(target)
-        if taking_part:
-            save_policy(policy, target, agent, merge=False)
+        if not self.names and not self.is_quantized:
+            if saves:
+                save_base(policy, folder)
+            if distributed.is_main():
+                self._load_weights(folder)
+        if saves:
+            save_policy(policy, folder, agent, merge=False)
         if distributed.is_main():
-            if before := self.names.get(agent):
-                self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": before})
-                # Until now the server could load it again.
-                shutil.rmtree(target.with_name(before), ignore_errors=True)
-            self._ask(
-                "POST",
-                "/v1/load_lora_adapter",
-                {"lora_name": name, "lora_path": str(target.resolve())},
-            )
+            self._load_adapter(folder, replaced=self.names.get(agent))
         return name
 
-    def _load(self, folder: Path) -> str:
-        """Makes the server take over a model's weights, in the main process; returns the server's name for it."""
-        if distributed.is_main():
-            how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
-            self._ask("POST", "/collective_rpc", how)
-            shutil.rmtree(folder)
-            # It is refused while the server still puts an earlier answer away.
-            for _ in range(TRIES):
-                if self._ask("POST", "/reset_prefix_cache")["success"]:
-                    return self.base
-                time.sleep(0.1)
-            raise UserError(
-                f"sampling.engine_url: {self.settings.engine_url} does not forget keys and values of earlier weights. "
-                "Does it serve another run, too?"
-            )
-        return self.base
+    def _load_adapter(self, folder: Path, replaced: str | None) -> None:
+        """Makes the server load an adapter, under its folder's name, in the place of another one of the agent."""
+        if replaced is not None:
+            self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": replaced})
+            # Until now the server could load it again.
+            shutil.rmtree(folder.with_name(replaced), ignore_errors=True)
+        body = {"lora_name": folder.name, "lora_path": str(folder.resolve())}
+        self._ask("POST", "/v1/load_lora_adapter", body)
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The server's answer. Raises a UserError if there is none, or it is an error."""
+    def _load_weights(self, folder: Path) -> None:
+        """Makes the server take over a whole model's weights."""
+        how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
+        self._ask("POST", "/collective_rpc", how)
+        shutil.rmtree(folder)
+        # It is refused while the server still puts an earlier answer away.
+        for _ in range(CACHE_RESETS):
+            if self._ask("POST", "/reset_prefix_cache").get("success"):
+                return
+            time.sleep(0.1)
+        raise UserError(
+            f"sampling.engine_url: {self.settings.engine_url} does not forget keys and values of earlier weights. "
+            "Does it serve another run, too?"
+        )
+
+    def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """The server's answer, empty where it is no JSON. Raises a UserError if there is none, or it is an error."""
         url = self.settings.engine_url.rstrip("/") + path
         try:
             answer = self.http.request(
-                method, url, json=body, timeout=(CONNECT, distributed.TIME_LIMIT.total_seconds())
+                method,
+                url,
+                json=body,
+                timeout=(SECONDS_TO_CONNECT, distributed.TIME_LIMIT.total_seconds()),
             )
         except requests.RequestException as error:
             raise UserError(
@@ -205,11 +214,9 @@ class Engine:
             raise UserError(
                 f"sampling.engine_url: {url} answers {answer.status_code}: {answer.text[:500]}"
             )
-        return (
-            answer.json()
-            if answer.headers.get("content-type", "").startswith("application/json")
-            else None
-        )
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        content = answer.json() if is_json else {}
+        return content if isinstance(content, dict) else {}
 
 
 def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
@@ -230,22 +237,26 @@ def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
 
 def _command(agents: Sequence[Config]) -> str:
     """The command that starts a server for a run, from the settings of its agents."""
-    config, model = agents[0], agents[0].model
-    at, dtype = (
-        urlsplit(config.sampling.engine_url),
-        "bfloat16" if config.precision == "bf16" else model.dtype,
-    )
-    port = at.port or (443 if at.scheme == "https" else 80)
-    more = f" --revision {model.revision}" if model.revision else ""
-    more += " --trust-remote-code" if model.trust_remote_code else ""
-    more += " --quantization bitsandbytes" if model.quantization == "4bit" else ""
-    ranks = [agent.lora.rank for agent in agents]
-    most = next((rank for rank in MAX_RANKS if rank >= max(ranks)), max(ranks))
-    lora = f" --enable-lora --max-lora-rank {most} --max-loras {len(ranks)}" if max(ranks) else ""
+    config = agents[0]
+    model = config.model
+    url = urlsplit(config.sampling.engine_url)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    dtype = "bfloat16" if config.precision == "bf16" else model.dtype
+    options = ""
+    if model.revision:
+        options += f" --revision {model.revision}"
+    if model.trust_remote_code:
+        options += " --trust-remote-code"
+    if model.quantization == "4bit":
+        options += " --quantization bitsandbytes"
+    largest_rank = max(agent.lora.rank for agent in agents)
+    if largest_rank:
+        taken = next((rank for rank in MAX_RANKS if rank >= largest_rank), largest_rank)
+        options += f" --enable-lora --max-lora-rank {taken} --max-loras {len(agents)}"
     return (
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
-        f"--model {shlex.quote(config.resolve(model.name))} --host {at.hostname} --port {port} "
-        f"--dtype {dtype} --generation-config vllm{more}{lora}"
+        f"--model {shlex.quote(config.resolve(model.name))} --host {url.hostname} --port {port} "
+        f"--dtype {dtype} --generation-config vllm{options}"
     )
 
 
@@ -262,14 +273,13 @@ def difference(logprobs: Tensor, sampled: Sequence[Tensor], mask: Tensor) -> flo
     padded = torch.zeros(logprobs.shape)
     for row, values in enumerate(sampled):
         padded[row, : len(values)] = values
-    theirs = to_device(padded, logprobs.device)
-    total, tokens = distributed.all_reduce_sum(
-        torch.stack([((logprobs - theirs).abs() * mask).sum(), mask.sum()])
-    ).tolist()
+    gaps = (logprobs - to_device(padded, logprobs.device)).abs() * mask
+    total, tokens = distributed.all_reduce_sum(torch.stack([gaps.sum(), mask.sum()])).tolist()
     mean = total / tokens
-    if not mean <= LIMIT:
+    if not mean <= MAX_DIFFERENCE:
         raise UserError(
             "sampling.engine: expected responses of the agent's weights, got some whose log-probabilities differ by "
-            f"{mean:.2f} nats a token (limit {LIMIT}). The server must serve the model `model.name`, to this run alone."
+            f"{mean:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must serve the model `model.name`, to this "
+            "run alone."
         )
     return mean

@@ -17,7 +17,7 @@ from vllm_server import serving
 from cory.agent import make_agents
 from cory.config import Config, CoryConfig, LoraConfig, ParallelConfig, RoleConfig
 from cory.errors import UserError
-from cory.models.engine import LIMIT, Engine
+from cory.models.engine import MAX_DIFFERENCE, Engine
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -143,7 +143,7 @@ def test_roles_branches_and_team_rewards_go_with_an_engine(settings, server):
 
 
 def test_large_batches_take_several_requests(settings, server, monkeypatch):
-    monkeypatch.setattr("cory.models.engine.PROMPTS", 3)
+    monkeypatch.setattr("cory.models.engine.PROMPTS_PER_REQUEST", 3)
     texts = [
         "the film",
         "a",
@@ -174,7 +174,8 @@ def test_an_engine_with_another_model_ends_the_run_before_an_update(settings, se
         True,
     )
     with pytest.raises(
-        UserError, match=rf"iteration 1: sampling.engine: .* nats a token \(limit {LIMIT}\)"
+        UserError,
+        match=rf"iteration 1: sampling.engine: .* nats a token \(limit {MAX_DIFFERENCE}\)",
     ):
         train(settings)
     resumed = replace(
@@ -232,7 +233,7 @@ def test_no_server_and_other_servers(settings, server):
         match=r"--model 'own/model 2' .*--revision v1 --trust-remote-code --quantization bi",
     ):
         Engine(own)
-    for answer in (None, {"data": [{"id": "another server's model"}]}):
+    for answer in ({}, {"data": [{"id": "another server's model"}]}):
         with (
             mock.patch.object(Engine, "_ask", return_value=answer),
             pytest.raises(UserError, match="expected a vLLM server with a model, got"),
@@ -244,12 +245,24 @@ def test_no_server_and_other_servers(settings, server):
 
 
 def test_a_server_that_keeps_its_cache_is_refused(settings, server, monkeypatch):
-    monkeypatch.setattr("cory.models.engine.TRIES", 2)
+    monkeypatch.setattr("cory.models.engine.CACHE_RESETS", 2)
     server.kept_cache = 1
     make_agents(settings)[0].respond(["the film"], 3, torch.Generator())
     server.kept_cache = 2
     with pytest.raises(UserError, match="does not forget keys and values"):
         make_agents(settings)[0].respond(["the film"], 3, torch.Generator())
+
+
+def test_a_page_in_the_place_of_responses_is_named(settings, server):
+    """As of a proxy that has lost its server."""
+    engine = Engine(settings)
+    policy = make_agents(settings)[0].policy
+    with (
+        mock.patch.object(engine, "_hand_over", return_value="base"),
+        mock.patch.object(engine, "_ask", return_value={}),
+        pytest.raises(UserError, match=r"engine_url: expected responses from http.*, got none"),
+    ):
+        engine.sample("agent_1", policy, [torch.tensor([1])], 3, [])
 
 
 def test_the_server_may_want_a_key(settings, server, monkeypatch):

@@ -950,9 +950,7 @@ def test_groups_of_the_same_runs_are_refused(tmp_path):
     flags = "{cory.num_agents: 1, ppo.batch_size: 8, ppo.mini_batch_size: 8}"
     same = f"  CORY: {{script: imdb_train/cory.py, flags: {flags}}}\nscales:"
     (tmp_path / "trial.yaml").write_text(ONE.replace("scales:", same))
-    with pytest.raises(
-        UserError, match="in what a run reads, got 'PPO' and 'CORY', which"
-    ):
+    with pytest.raises(UserError, match="in what a run reads, got 'PPO' and 'CORY', which"):
         experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
 
 
