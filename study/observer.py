@@ -273,33 +273,50 @@ def command_line(
             raise UserError(f"--{name}: expected at least {least}, got {getattr(args, name)}")
     if args.out is not None and len(models) > 1:
         raise UserError(f"--out: expected one model, got {models}")
-    more = [wordings.get(wording, wording) for wording in args.wording]
     for name in models or [""]:
         if name and run_agents(Path(name)):
-            from study.coupling import coupling, text
+            _print_coupling(name, kind, args.queries, argv[len(models) :])
+        else:
+            model = [f"--model.name={name}"] if name else []
+            config = load(kind.config, default, [*flags, *model])
+            _print_probe(config, kind, _with_further(wordings, args.wording), args)
 
-            named = {word.split("=")[0] for word in argv[len(models) :] if word.startswith("--")}
-            if not named <= {"--queries"}:
-                given = " ".join(argv[len(models) :])
-                raise UserError(
-                    f"flags: expected no flag other than --queries with the folder of a run, got {given!r}"
-                )
-            print(f"{name}: {text(coupling(Path(name), kind, args.queries))}")
-            continue
-        config = load(kind.config, default, [*flags, *([f"--model.name={name}"] if name else [])])
-        task = kind.make_task(config, kind.held_out_rows(config, args.split))
-        chosen = {
-            **wordings,
-            **{template: template for template in more if template not in wordings.values()},
-        }
-        if args.out:
-            check_result_file(args.out, MARK)
-        measured = probe(config, task, chosen, args.queries, args.samples, args.answers)
-        print(table(config.model.name, measured))
-        if args.out:
-            # JSON has no NaN.
-            numbers = json.loads(json.dumps(asdict(measured)), parse_constant=lambda _: None)
-            replace_text(args.out, json.dumps(numbers, indent=2))
+
+def _with_further(wordings: Mapping[str, str], further: Sequence[str]) -> dict[str, str]:
+    """The wordings by name, and further templates, which are their own names, or the names of known ones."""
+    chosen = dict(wordings)
+    for wording in further:
+        template = wordings.get(wording, wording)
+        if template not in wordings.values():
+            chosen[template] = template
+    return chosen
+
+
+def _print_coupling(run: str, kind: TaskKind[Any], queries: int, flags: Sequence[str]) -> None:
+    """Of a trained pair, how the observer's reward follows the pioneer's (`study/coupling.py`)."""
+    from study.coupling import coupling, text
+
+    named = {word.split("=")[0] for word in flags if word.startswith("--")}
+    if not named <= {"--queries"}:
+        raise UserError(
+            f"flags: expected no flag other than --queries with the folder of a run, got {' '.join(flags)!r}"
+        )
+    print(f"{run}: {text(coupling(Path(run), kind, queries))}")
+
+
+def _print_probe(
+    config: Config, kind: TaskKind[Any], wordings: Mapping[str, str], args: argparse.Namespace
+) -> None:
+    """Of a model, what it makes of a first response by each wording; into `args.out` as JSON, too."""
+    task = kind.make_task(config, kind.held_out_rows(config, args.split))
+    if args.out:
+        check_result_file(args.out, MARK)
+    measured = probe(config, task, wordings, args.queries, args.samples, args.answers)
+    print(table(config.model.name, measured))
+    if args.out:
+        # JSON has no NaN.
+        numbers = json.loads(json.dumps(asdict(measured)), parse_constant=lambda _: None)
+        replace_text(args.out, json.dumps(numbers, indent=2))
 
 
 if __name__ == "__main__":

@@ -87,34 +87,32 @@ def _task(
     columns = (prompts or RolePrompts()).columns()
     without_reward = Task(_stand_in(prompt, columns), [], prompts or RolePrompts())
     if kind is None:
-        return (
-            without_reward,
-            [],
-            "No rewards: the run was started from Python, and its folder does not hold the reward.",
-        )
+        reason = "the run was started from Python, and its folder does not hold the reward."
+        return without_reward, [], f"No rewards: {reason}"
 
-    datasets: list[Dataset] = []
-    no_data = ""
-    try:
-        datasets.append(kind.training_rows(config))
-    except UserError as error:
-        no_data = f"Queries of the run's data are not known by their text: {error}"
-    else:
-        with suppress(UserError):  # held-out queries, where there are any
-            datasets.append(kind.held_out_rows(config))
-
+    datasets, note = _data(kind, config)
     try:
         if datasets:
             task = kind.make_task(config, datasets[0])
-            no_data = ""
         else:
             task, needs_data = _without_data(kind, config, prompt, columns)
-            no_data = no_data if needs_data else ""
+            note = note if needs_data else ""
     except UserError as error:
         return without_reward, [], f"No rewards: {error}"
     if prompts is not None:
         task = replace(task, prompts=changed_prompts(prompts, task.prompts, changes))
-    return task, datasets, no_data
+    return task, datasets, note
+
+
+def _data(kind: TaskKind[Any], config: Config) -> tuple[list[Dataset], str]:
+    """The run's rows, those of training first; or none, and why they are not at hand."""
+    try:
+        datasets = [kind.training_rows(config)]
+    except UserError as error:
+        return [], f"Queries of the run's data are not known by their text: {error}"
+    with suppress(UserError):  # held-out queries, where there are any
+        datasets.append(kind.held_out_rows(config))
+    return datasets, ""
 
 
 def _without_data(

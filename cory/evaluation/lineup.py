@@ -162,9 +162,28 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
     """Adds a run's agents and their chains, with the run's prompts."""
     config = lineup.runs[run]
     agents = agent_weights(run_agents(run), config, settings.model)
+    loads_own_base = not settings.base or any(weights.adapter for weights in agents.values())
+    _check_run(run, config, task, loads_own_base)
+
+    run_task = with_prompts_of(run, task, settings.task)
+    rows = []
+    for agent, weights in agents.items():
+        # Each agent's KL is to its own base, unless one is named for all.
+        kl_base = lineup.solo["base"].weights.model if settings.base else weights.base
+        if not _base_needs_no_row(lineup, kl_base, config, _index(agent)):
+            lineup.add(Row(f"base of {agent}", Weights(kl_base, None, kl_base), run_task))
+        rows.append(lineup.add(Row(agent, weights._replace(base=kl_base), run_task)))
+
+    if len(rows) > 1:
+        _add_chains(lineup, run, rows)
+    elif _begins_as(task.prompts, run_task.prompts):
+        _add_after_itself(lineup, rows[0])
+
+
+def _check_run(run: Path, config: Config, task: Task, loads_own_base: bool) -> None:
+    """Warns if a run was trained on another reward; raises a UserError if it was with other models of these names."""
     fingerprint = read_settings(run).get("fingerprint") or {}
     recorded = fingerprint.get("models") or {}
-    loads_own_base = not settings.base or any(weights.adapter for weights in agents.values())
     if loads_own_base:
         check_models(recorded, policy_models(config), str(run))
     check_models(recorded, task.models(), str(run), chosen=True)
@@ -172,28 +191,20 @@ def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) 
     if warning:
         print(warning, file=sys.stderr)
 
-    run_task = with_prompts_of(run, task, settings.task)
-    rows = []
-    for agent, weights in agents.items():
-        # Each agent's KL is to its own base, unless one is named for all.
-        kl_base = lineup.solo["base"].weights.model if settings.base else weights.base
-        if not _answers_already(lineup, kl_base, config, _index(agent)):
-            lineup.add(Row(f"base of {agent}", Weights(kl_base, None, kl_base), run_task))
-        rows.append(lineup.add(Row(agent, weights._replace(base=kl_base), run_task)))
 
-    if len(rows) == 1:
-        if _begins_as(task.prompts, run_task.prompts):
-            _add_after_itself(lineup, rows[0])
-    elif not config.cory.knowledge_transfer:
+def _add_chains(lineup: Lineup, run: Path, agents: Sequence[Row]) -> None:
+    """Adds the chains of a run's agents: of each two in both orders, and those of all roles."""
+    cory = lineup.runs[run].cory
+    if not cory.knowledge_transfer:
         print(f"{run}: no chains, as its agents read no responses (cory.knowledge_transfer)")
-    else:
-        for pioneer, observer in itertools.permutations(rows, 2):
-            lineup.add(observer.after(pioneer, f"{observer.name} after {_short(pioneer.name)}"))
-        if config.cory.num_roles > 2:
-            _add_long_chains(lineup, rows, config.cory.num_roles)
+        return
+    for pioneer, observer in itertools.permutations(agents, 2):
+        lineup.add(observer.after(pioneer, f"{observer.name} after {_short(pioneer.name)}"))
+    if cory.num_roles > 2:
+        _add_long_chains(lineup, agents, cory.num_roles)
 
 
-def _answers_already(lineup: Lineup, kl_base: ModelConfig, config: Config, agent: int) -> bool:
+def _base_needs_no_row(lineup: Lineup, kl_base: ModelConfig, config: Config, agent: int) -> bool:
     """Whether an agent's base has a row, or is the agent itself, which is not trained."""
     base = lineup.solo["base"].weights.model
     if replace(kl_base, chat_template=base.chat_template) == base:

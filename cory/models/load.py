@@ -4,7 +4,7 @@ import importlib.util
 import pickle
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +289,15 @@ def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrai
     )
 
 
+@dataclass
+class InMemory:
+    """A model in memory, with the settings by which it was loaded."""
+
+    config: ModelConfig
+    policy: PreTrainedModel | PeftModel
+    tokenizer: PreTrainedTokenizerBase
+
+
 class ModelPool:
     """The models of an evaluation: adapters share their base, and of full models only one is in
     memory at a time.
@@ -299,16 +308,8 @@ class ModelPool:
     def __init__(self, device: torch.device) -> None:
         configure(device)
         self.device = device
-        self.base_config: ModelConfig | None = None
-        self.base: Any = None
-        # Besides the base.
-        self.kept: tuple[ModelConfig, Any, PreTrainedTokenizerBase] | None = None
-
-    def _load(self, model: ModelConfig) -> tuple[Any, PreTrainedTokenizerBase]:
-        policy, tokenizer = load_policy(model, self.device, merge=False)
-        policy = policy.to(self.device).eval()
-        check_model(policy, tokenizer)
-        return policy, tokenizer
+        self.base: InMemory | None = None
+        self.other: InMemory | None = None  # a full model besides the base
 
     @contextmanager
     def loaded(
@@ -318,36 +319,40 @@ class ModelPool:
 
         A model that is an adapter's folder is merged from the first time that `adapter` is put on it.
         """
-        if base != self.base_config:
-            self.base = self.kept = None  # frees them before the next one is loaded
-            self.base_config, (self.base, self.base_tokenizer) = base, self._load(base)
+        if self.base is None or self.base.config != base:
+            self.base = self.other = None  # frees them before the next one is loaded
+            self.base = self._load(base)
         # A chat template changes prompts, not weights.
-        on_base = replace(model, chat_template=base.chat_template) == base
-        if not on_base and (self.kept is None or self.kept[0] != model):
-            self.kept = None  # frees it before the next one is loaded
-            self.kept = (model, *self._load(model))
-        policy, tokenizer = (
-            self.kept[1:] if self.kept and not on_base else (self.base, self.base_tokenizer)
-        )
+        is_base = replace(model, chat_template=base.chat_template) == base
+        answering = self.base if is_base else self._load_other(model)
         if adapter is None:
-            yield policy, self.base, tokenizer
+            yield answering.policy, self.base.policy, answering.tokenizer
             return
-        if isinstance(policy, PeftModel):
+        if isinstance(answering.policy, PeftModel):
             # A run that started from an adapter has merged it and trained others on that.
-            policy = policy.merge_and_unload()
-            if on_base:
-                self.base = policy
-            else:
-                self.kept = (model, policy, tokenizer)
-        with_adapter = attach(policy, adapter)
+            answering.policy = answering.policy.merge_and_unload()
+        with_adapter = attach(answering.policy, adapter)
         try:
             yield (
                 with_adapter.eval(),
-                None if on_base else self.base,
-                adapter_tokenizer(adapter, tokenizer),
+                None if is_base else self.base.policy,
+                adapter_tokenizer(adapter, answering.tokenizer),
             )
         finally:
             with_adapter.unload()  # in place: the model is as it was
+
+    def _load_other(self, model: ModelConfig) -> InMemory:
+        """A model besides the base; the one in memory, if it is that."""
+        if self.other is None or self.other.config != model:
+            self.other = None  # frees it before the next one is loaded
+            self.other = self._load(model)
+        return self.other
+
+    def _load(self, model: ModelConfig) -> InMemory:
+        policy, tokenizer = load_policy(model, self.device, merge=False)
+        policy = policy.to(self.device).eval()
+        check_model(policy, tokenizer)
+        return InMemory(model, policy, tokenizer)
 
 
 def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:

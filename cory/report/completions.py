@@ -62,26 +62,18 @@ class Texts:
         agents share.
         """
         for stage in ("before", "after"):
-            chains = [
-                (name, steps)
-                for name, records in sorted(
-                    fixed.get(stage, {}).items(), key=lambda item: item[0] != "chain"
-                )
-                for steps in _by_role(records)
-            ]
-            first: set[tuple[str, str]] = set()
-            for name, steps in chains:
-                start = steps[0]["query"], steps[0]["completion"]
-                if start not in first:
-                    solo = len(steps) == 1 and len(fixed[stage]) > 1
-                    self.add(
-                        steps[0]["query"],
-                        f"{method}, {name} solo" if solo else method,
-                        seed,
-                        stage,
-                        _steps(steps),
-                    )
-                first.add(start)
+            samples_by_name = fixed.get(stage, {})
+            chain_first = sorted(samples_by_name, key=lambda name: name != "chain")
+            shown: set[tuple[str, str]] = set()
+            for name in chain_first:
+                for steps in _by_role(samples_by_name[name]):
+                    query, response = steps[0]["query"], steps[0]["completion"]
+                    if (query, response) in shown:
+                        continue
+                    shown.add((query, response))
+                    is_solo = len(steps) == 1 and len(samples_by_name) > 1
+                    by = f"{method}, {name} solo" if is_solo else method
+                    self.add(query, by, seed, stage, _steps(steps))
         for iteration, records in groupby(samples, key=lambda record: record["iteration"]):
             for steps in _by_role(records):
                 self.add(steps[0]["query"], method, seed, iteration, _steps(steps))

@@ -81,11 +81,11 @@ def plot_curves(
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
     """Each value's mean with the `width - 1` before it, fewer at the start."""
-    return [
-        sum(part) / len(part)
-        for i in range(len(values))
-        if (part := values[max(0, i - width + 1) : i + 1])
-    ]
+    means = []
+    for end in range(1, len(values) + 1):
+        window = values[max(0, end - width) : end]
+        means.append(sum(window) / len(window))
+    return means
 
 
 def colours(count: int) -> list[Any]:

@@ -356,11 +356,11 @@ def test_the_model_that_answers_is_the_one_that_was_saved(config, held_out, tmp_
     pool = load.ModelPool(torch.device("cpu"))
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad(), pool.loaded(config.model, None, config.model):
-        before = pool.base(ids).logits
+        before = pool.base.policy(ids).logits
         for agent in ("agent_1", "agent_2"):
             with pool.loaded(config.model, folder / agent, config.model) as (model, base, _):
                 assert base is None and not torch.allclose(model(ids).logits, before)
-        assert torch.equal(pool.base(ids).logits, before)
+        assert torch.equal(pool.base.policy(ids).logits, before)
 
 
 def test_a_run_that_was_trained_on_is_not_taken_for_evaluated(config, held_out, tmp_path):
