@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -204,12 +204,16 @@ class Agent:
             self.tokenizer.save_pretrained(folder)
 
 
-# By algorithm: the wrapper in which it trains a language model, and its learner.
-LEARNERS: dict[
-    str, tuple[type[PolicyWithValueHead] | type[WindowPolicy], Callable[..., Learner]]
-] = {
-    "ppo": (PolicyWithValueHead, PPOLearner),
-    **{algorithm: (WindowPolicy, GroupLearner) for algorithm in losses.ALGORITHMS},
+class Algorithm(NamedTuple):
+    """The wrapper in which an algorithm trains a language model, and its learner."""
+
+    wrapper: type[PolicyWithValueHead] | type[WindowPolicy]
+    learner: Callable[..., Learner]
+
+
+ALGORITHMS = {
+    "ppo": Algorithm(PolicyWithValueHead, PPOLearner),
+    **dict.fromkeys(losses.ALGORITHMS, Algorithm(WindowPolicy, GroupLearner)),
 }
 
 
@@ -219,8 +223,8 @@ def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
 
     Raises a UserError if there is no such algorithm.
     """
-    one_of("algorithm", tuple(LEARNERS), algorithm)
-    return LEARNERS[algorithm][0]
+    one_of("algorithm", tuple(ALGORITHMS), algorithm)
+    return ALGORITHMS[algorithm].wrapper
 
 
 def make_learner(
@@ -231,7 +235,7 @@ def make_learner(
     device: torch.device,
 ) -> Learner:
     """Builds the learner for `config.algorithm`. `policy`: in its `wrapper`."""
-    learner = LEARNERS[config.algorithm][1]
+    learner = ALGORITHMS[config.algorithm].learner
     return learner(policy, reference, tokenizer, config, device)
 
 
@@ -361,14 +365,14 @@ def make_agents_of_base(
             activate(policy.pretrained_model, plan.name)
         agents.append(
             Agent(
-                plan.name,
-                policy,
-                reference,
-                tokenizer,
-                plan.config,
-                plan.device,
-                engine,
-                plan.trained,
+                name=plan.name,
+                policy=policy,
+                reference=reference,
+                tokenizer=tokenizer,
+                config=plan.config,
+                device=plan.device,
+                engine=engine,
+                trained=plan.trained,
             )
         )
     return agents
@@ -392,18 +396,18 @@ def _make_policies(
     """The policies of agents that start from `base`, in their wrappers, by the agents' names."""
     policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
     adapted = base  # with the adapters so far
-    for plan in plans:
-        if plan.trained:
-            policy = make_policy(plan, adapted)
-            if plan.uses_lora:
-                adapted = policy.pretrained_model
-            else:  # sharded at once, so that one whole copy is in memory at a time
-                policy = split(policy, plan.config.parallel, plan.config.precision)
-            policies[plan.name] = policy
-    for plan in plans:
-        if not plan.trained:
-            # A frozen agent is the unmodified base, which the others use as reference.
-            policies[plan.name] = WindowPolicy(adapted)
+    trained = [plan for plan in plans if plan.trained]
+    for plan in trained:
+        policy = make_policy(plan, adapted)
+        if plan.uses_lora:
+            adapted = policy.pretrained_model
+        else:  # sharded at once, so that one whole copy is in memory at a time
+            policy = split(policy, plan.config.parallel, plan.config.precision)
+        policies[plan.name] = policy
+    # A frozen agent is the unmodified base, which the others use as reference.
+    frozen = [plan for plan in plans if not plan.trained]
+    for plan in frozen:
+        policies[plan.name] = WindowPolicy(adapted)
     # A base with adapters is sharded when it has those of all agents.
     return {
         plan.name: split(policies[plan.name], plan.config.parallel, plan.config.precision)

@@ -44,8 +44,6 @@ class Reward(RowFunction):
     name: str = ""
     sha256: str = ""
 
-    __str__ = RowFunction.__str__
-
 
 @dataclass(frozen=True)
 class TeamReward(RowFunction):
@@ -61,8 +59,6 @@ class TeamReward(RowFunction):
     function: Function
     name: str = ""
     sha256: str = ""
-
-    __str__ = RowFunction.__str__
 
 
 @dataclass(frozen=True)

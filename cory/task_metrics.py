@@ -20,8 +20,6 @@ class Metric(RowFunction):
     function: MetricFunction
     name: str
 
-    __str__ = RowFunction.__str__
-
 
 def measure_responses(
     metrics: Mapping[str, MetricFunction],

@@ -91,23 +91,15 @@ def read_command_line(
         argv = sys.argv[1:]
     argv = _with_shipped_files(argv)
     if {"-h", "--help"} & {*argv}:
-        after = argv[argv.index("--help" if "--help" in argv else "-h") + 1 :]
-        topic = after[0] if after and not after[0].startswith("-") else ""
-        about = sys.modules["__main__"].__doc__ or ""
-        print(help_text(invocation.command(), config_class(), default, topic, about))
+        _print_help(config_class, default, argv)
         sys.exit(0)
     chosen = _files_and_run(argv)
     if single_agent:
         _check_single_agent(chosen)
-
-    # Without a file: that of the run to be continued, else the default.
+    resumed = _run_of(chosen.resume)
     files = [file for file in chosen.config if file]
     for file in files:
-        if not Path(file).is_file():
-            hint = similar_file(Path(file), YAML)
-            raise UserError(f"config: expected an existing YAML file, got {file!r}{hint}")
-        _check_keys(Path(file))
-    resumed = _run_of(chosen.resume)
+        _check_file(Path(file))
     if not files and (resumed or default):
         files = [str(resumed / "config.yaml" if resumed else default)]
         if not Path(files[0]).exists():
@@ -115,20 +107,21 @@ def read_command_line(
                 f"config: expected --config FILE, as in a checkout's configs/, got {argv}"
             )
         argv = ["--config", files[0], *argv]
-    of_files = [word for file in files for word in ("--config", file)]
-    if single_agent:
-        argv += SINGLE_AGENT
-        of_files += SINGLE_AGENT
 
     from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
 
     parser = _parser(config_class)  # type: ignore[arg-type]
+
+    def parse(words: Sequence[str]) -> C:
+        if not single_agent:
+            return _parse(config_class, parser, words)
+        config = _parse(config_class, parser, [*words, *SINGLE_AGENT])
+        _keep_single_agent(config)
+        return config
+
     try:
-        before = _parse(config_class, parser, of_files)
-        config = _parse(config_class, parser, argv)
-        if single_agent:
-            _keep_single_agent(before)
-            _keep_single_agent(config)
+        before = parse([word for file in files for word in ("--config", file)])
+        config = parse(argv)
         config.check()
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)
@@ -141,6 +134,22 @@ def read_command_line(
             f"output: expected none, as a resumed run goes on in its folder, {str(resumed)!r}, got {output!r}"
         )
     return CommandLine(config, _setting_name(files, prefix), changed)
+
+
+def _print_help(config_class: type[Config], default: Path | None, argv: Sequence[str]) -> None:
+    """What `--help`, or `--help TOPIC`, asks for."""
+    after = argv[argv.index("--help" if "--help" in argv else "-h") + 1 :]
+    topic = after[0] if after and not after[0].startswith("-") else ""
+    about = sys.modules["__main__"].__doc__ or ""
+    print(help_text(invocation.command(), config_class(), default, topic, about))
+
+
+def _check_file(file: Path) -> None:
+    """Raises a UserError if a file is missing, or has a key twice."""
+    if not file.is_file():
+        hint = similar_file(file, YAML)
+        raise UserError(f"config: expected an existing YAML file, got {str(file)!r}{hint}")
+    _check_keys(file)
 
 
 def _check_keys(file: Path) -> None:

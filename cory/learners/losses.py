@@ -4,10 +4,10 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cory.errors import one_of
+from cory.metrics import full_kl
 from cory.parallel import distributed
 
 # That compare the responses of a group or batch.
@@ -60,7 +60,7 @@ def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """
     one_of("ppo.kl_penalty", KL_ESTIMATES, kind)
     if kind == "full":
-        return F.kl_div(ref_logprobs, logprobs, log_target=True, reduction="none").sum(-1)
+        return full_kl(logprobs, ref_logprobs)
     return logprobs - ref_logprobs
 
 

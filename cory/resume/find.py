@@ -143,9 +143,12 @@ def _from_newest(
 ) -> Resumed:
     """Continues a run from its newest valid checkpoint, or an unfinished one without any from the beginning."""
     _check_agents(run, wanted)
+    path = None
+    state = RunState(config=_settings(run))
     newest = checkpoint.newest(run, agents)
-    path, state = newest or (None, RunState(config=_settings(run)))
-    changes = _checked(run, state, config, wanted)
+    if newest is not None:
+        path, state = newest
+    _check_settings(run, state.config, config, wanted)
     recorded = recorded_iterations(run)
     finished = finished_iterations(run)
     if config.iterations < recorded:
@@ -154,19 +157,7 @@ def _from_newest(
             f"Nothing was changed. {new_run(run)}"
         )
     all_is_saved = finished == recorded and all((run / name).is_dir() for name in agents)
-    if all_is_saved and config.iterations == recorded:
-        done = "its iteration is" if recorded == 1 else f"all {recorded} iterations are"
-        print(f"{run} is finished: {done} done and saved. ", end="")
-        print(_how_to_extend(run, config, 2 * recorded), flush=True)
-        return Resumed(run, path, state, finished=True)
-    guard = stopped_by(run)
-    if all_is_saved and guard is not None and _verdict_stands(guard, wanted, state.config):
-        done = f"{recorded} of {counted(state.config['iterations'], 'iteration')}"
-        print(
-            f"{run} is finished: {guard} ended it after {done}, and all is saved. "
-            f"To go on all the same: {resume_command(run, {guard: None})}",
-            flush=True,
-        )
+    if all_is_saved and _says_finished(run, recorded, state, config, wanted):
         return Resumed(run, path, state, finished=True)
     if finished is not None and state.iteration < finished:
         raise UserError(
@@ -181,8 +172,30 @@ def _from_newest(
         else f"the beginning, as {run} has not reached its first checkpoint"
     )
     _lift_verdict(state, wanted)
+    changes = _accepted_changes(state, wanted)
     _announce(run, where, state, changes)
     return Resumed(run, path, state, changes=changes)
+
+
+def _says_finished(
+    run: Path, recorded: int, state: RunState, config: Config, wanted: Mapping[str, Any]
+) -> bool:
+    """Whether a run of which all is saved has nothing left to do, which is printed, with how to go on all the same."""
+    if config.iterations == recorded:
+        done = "its iteration is" if recorded == 1 else f"all {recorded} iterations are"
+        print(f"{run} is finished: {done} done and saved. ", end="")
+        print(_how_to_extend(run, config, 2 * recorded), flush=True)
+        return True
+    guard = stopped_by(run)
+    if guard is not None and _verdict_stands(guard, wanted, state.config):
+        done = f"{recorded} of {counted(state.config['iterations'], 'iteration')}"
+        print(
+            f"{run} is finished: {guard} ended it after {done}, and all is saved. "
+            f"To go on all the same: {resume_command(run, {guard: None})}",
+            flush=True,
+        )
+        return True
+    return False
 
 
 def _lift_verdict(state: RunState, wanted: Mapping[str, Any]) -> None:
@@ -248,7 +261,7 @@ def _from_checkpoint(
     if not newer and (finished is None or finished <= state.iteration):
         # Nothing is lost that is not computed again.
         return _from_newest(run, config, wanted, agents)
-    changes = _checked(run, state, config, wanted)
+    _check_settings(run, state.config, config, wanted)
     if not config.overwrite:
         done = (
             counted(finished, "finished iteration")
@@ -270,6 +283,7 @@ def _from_checkpoint(
     if (finished_iterations(best_agents) or 0) > state.iteration:
         outdated.append(best_agents)
     _lift_verdict(state, wanted)
+    changes = _accepted_changes(state, wanted)
     _announce(run, f"checkpoint {path}, dropping what came after it", state, changes)
     return Resumed(run, path, state, outdated=outdated, changes=changes)
 
@@ -319,11 +333,10 @@ def _settings(run: Path) -> dict[str, Any]:
         raise UserError(f"resume: {error}") from None
 
 
-def _checked(
-    run: Path, state: RunState, config: Config, wanted: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The accepted changes of the run, now included. Raises a UserError if it has other settings, task or models."""
-    saved = state.config
+def _check_settings(
+    run: Path, saved: Mapping[str, Any], config: Config, wanted: Mapping[str, Any]
+) -> None:
+    """Raises a UserError if a run has other settings, task or models. Warns of other versions of the libraries."""
     changed = _changed(saved, wanted, config)
     if changed:
         hint = ""
@@ -335,20 +348,28 @@ def _checked(
         elif [change.key for change in changed] == [HELD_OUT]:
             hint = f". To go on without patience: {resume_command(run, WITHOUT_PATIENCE)}"
         raise UserError(_other_settings(run, changed, saved, wanted) + hint)
-    saved_fingerprint = saved.get("fingerprint") or {}
-    fingerprint = wanted.get("fingerprint") or {}
-    check_models(saved_fingerprint.get("models") or {}, fingerprint.get("models") or {}, str(run))
+    check_models(
+        _fingerprint(saved).get("models") or {}, _fingerprint(wanted).get("models") or {}, str(run)
+    )
     _warn_of_versions(saved.get("versions") or {}, wanted["versions"])
 
-    changes = list(saved.get("changes") or [])
-    old_reward = _reward_of(saved_fingerprint)
-    new_reward = _reward_of(fingerprint)
-    if saved_fingerprint and old_reward != new_reward:
+
+def _accepted_changes(state: RunState, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The changes of the reward that the run has been through, with the one of now."""
+    changes = list(state.config.get("changes") or [])
+    old_reward = _reward_of(_fingerprint(state.config))
+    new_reward = _reward_of(_fingerprint(wanted))
+    if _fingerprint(state.config) and old_reward != new_reward:
         # No iteration was trained with that one.
         if changes and changes[-1]["iteration"] == state.iteration:
             old_reward = changes.pop()["from"]
         changes.append({"iteration": state.iteration, "from": old_reward, "to": new_reward})
     return changes
+
+
+def _fingerprint(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.yaml records of task and models; nothing if it does not."""
+    return settings.get("fingerprint") or {}
 
 
 def _reward_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,7 +400,7 @@ def _same_models(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _identity_of_policy(record: Mapping[str, Any]) -> str | None:
-    models = (record.get("fingerprint") or {}).get("models") or {}
+    models = _fingerprint(record).get("models") or {}
     return (models.get("model.name") or {}).get("identity")
 
 
