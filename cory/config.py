@@ -219,7 +219,7 @@ class LoraConfig(Settings):
 
 @dataclass
 class CoryConfig(Settings):
-    """The method. A single agent's run differs in this block alone, and in the lists `agents` and `roles`.
+    """The method. A single agent's run differs in this block alone, and in `branches`, `agents` and `roles`.
 
     Args:
         num_agents: Number of LLMs, frozen ones included: 1 is the single-agent baseline, 2 the paper's pioneer and
@@ -669,6 +669,10 @@ class Config(Settings):
                 raise UserError(
                     "lora.merge: expected false with model.quantization, as rounded weights cannot be merged, got true"
                 )
+        if self.accept_changes != "none" and self.resume is None:
+            raise UserError(
+                f"accept_changes: expected none without resume, got {self.accept_changes!r}"
+            )
         if self.ppo.warmup >= self.iterations:
             raise UserError(
                 f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}"

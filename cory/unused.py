@@ -3,7 +3,7 @@
 It is said when the run begins, so that nobody takes such a setting for tried.
 """
 
-import warnings
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -11,24 +11,30 @@ from typing import Any
 from cory.config import Config, CoryConfig
 from cory.plural import counted
 
+_said: set[str] = set()  # in this process, as the command says it before the trainer does
+
 
 def warn_of_unused(config: Config) -> None:
     """Warns of settings that differ from their defaults though nothing reads them, and of agents without a role."""
     settings = asdict(config)
-    defaults = asdict(type(config)())
+    defaults = asdict(Config())
     by_reason: dict[str, list[str]] = {}
     for key, reason in unread(settings).items():
         if _value(settings, key) != _value(defaults, key):
             by_reason.setdefault(reason, []).append(key)
     for reason, keys in by_reason.items():
-        warnings.warn(f"nothing reads {', '.join(keys)}, as {reason}", stacklevel=1)
+        _say(f"nothing reads {', '.join(keys)}, as {reason}.")
     idle = _agents_without_a_role(config.cory, config.iterations)
     if idle:
-        warnings.warn(
-            f"cory.exchange_period: {idle} of {counted(config.cory.num_agents, 'agent')} will have no role in "
-            f"{counted(config.iterations, 'iteration')}",
-            stacklevel=1,
-        )
+        agents = counted(config.cory.num_agents, "agent")
+        iterations = counted(config.iterations, "iteration")
+        _say(f"cory.exchange_period: {idle} of {agents} will have no role in {iterations}.")
+
+
+def _say(warning: str) -> None:
+    if warning not in _said:
+        _said.add(warning)
+        print(f"Warning: {warning}", file=sys.stderr)
 
 
 def unread(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -38,7 +44,9 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     algorithm = settings["algorithm"]
     lora = settings["lora"]
-    ranks = [agent["lora"].get("rank", lora["rank"]) for agent in settings["agents"]]
+    ranks = [
+        agent["lora"].get("rank", lora["rank"]) for agent in settings["agents"] if agent["trained"]
+    ]
     has_adapters = any(ranks or [lora["rank"]])
 
     result = {}
@@ -89,7 +97,7 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         "sampling.engine_folder",
     )
     note(settings["parallel"]["shard"] == "none", "parallel.shard is none", "parallel.gather")
-    note(settings["hub"]["push"] is None, "hub.push is null", "hub.public")
+    note(settings["hub"]["push"] is None, "hub.push is null", "hub.base", "hub.public")
     return result
 
 

@@ -501,7 +501,8 @@ def _alone(flag: str, folder: Path, lock: str) -> Iterator[None]:
 
 def _repeated(file: str, scale: str, changes: Mapping[str, str]) -> str:
     """The command that repeats an experiment, without the folders of this machine."""
-    shown = _relative(str(Path(file).resolve())) if Path(file).is_absolute() else file
+    absolute = Path(file).resolve()
+    shown = str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else file
     command = f"python -m study.experiment {shlex.quote(shown)} --scale {scale}"
     for key, value in changes.items():
         local = is_local(value) or ("/" in value and os.path.exists(value))

@@ -159,8 +159,8 @@ def single(settings: Mapping[str, Any]) -> bool:
 
 
 def is_about_several(key: str) -> bool:
-    """Whether a key has an effect on several agents alone: those of `cory` do, but for the learners' restarts."""
-    return key.startswith("cory.") and key != "cory.reset_every"
+    """Whether a key has an effect on several agents alone: `branches`, and those of `cory` but for `reset_every`."""
+    return key == "branches" or (key.startswith("cory.") and key != "cory.reset_every")
 
 
 def varying(settings: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> list[str]:

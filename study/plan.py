@@ -455,8 +455,8 @@ def _plan_runs(
         values = [None]
     for value in values:
         varied = flags if value is None else flags | {str(experiment.over): value}
-        usual = _settings(script, scale.config)
         for key in changes:
+            usual = _settings(script, scale.config)
             if key in varied or key == "seed" or _get(of_file, key) != _get(usual, key):
                 expected = f"keys that the experiment does not vary, as it does for {label!r}"
                 raise UserError(f"--set: expected {expected}, got {key!r}")

@@ -1,7 +1,6 @@
 """Settings that nothing reads, and agents without a role, are said."""
 
 import re
-import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -31,15 +30,14 @@ OFF = Config(
 
 
 @pytest.fixture
-def said(recwarn):
+def said(capsys, monkeypatch):
     """What is said of some settings."""
 
     def texts(config: Config) -> list[str]:
-        recwarn.clear()
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warn_of_unused(config)
-        return [str(warning.message) for warning in recwarn]
+        monkeypatch.setattr("cory.unused._said", set())
+        warn_of_unused(config)
+        warn_of_unused(config)
+        return [line.removeprefix("Warning: ") for line in capsys.readouterr().err.splitlines()]
 
     return texts
 
@@ -68,6 +66,13 @@ def test_keys_are_those_of_the_settings():
             "parallel.gather, as parallel.shard is none",
         ),
         ({"hub": HubConfig(public=True)}, "hub.public, as hub.push is null"),
+        (
+            {
+                "lora": LoraConfig(rank=8, alpha=8.0),
+                "agents": [{"trained": False}, {"lora": {"rank": 0}}],
+            },
+            "lora.alpha, as lora.rank is 0",
+        ),
     ],
 )
 def test_a_setting_that_nothing_reads_is_said(said, changes, text):
@@ -91,7 +96,7 @@ def test_agents_without_a_role_are_counted(said, exchange, period, length):
     idle = 5 - len({agent for k in range(10) for agent in schedule.order(k)})
     cory = CoryConfig(5, length, exchange, period)
     found = [text for text in said(Config(iterations=10, cory=cory)) if "role" in text]
-    expected = f"cory.exchange_period: {idle} of 5 agents will have no role in 10 iterations"
+    expected = f"cory.exchange_period: {idle} of 5 agents will have no role in 10 iterations."
     assert found == ([expected] if idle else [])
 
 

@@ -131,7 +131,8 @@ def read_command_line(
     output = config.output
     if resumed and output and Path(output).resolve() != resumed.resolve():
         raise UserError(
-            f"output: expected none, as a resumed run goes on in its folder, {str(resumed)!r}, got {output!r}"
+            f"output: expected none, as a resumed run goes on in its folder, {str(resumed)!r}, got {output!r}. Where a "
+            "file says so: --output null"
         )
     return CommandLine(config, _setting_name(files, prefix), changed)
 

@@ -155,7 +155,7 @@ def _difference(key: str, before: Any, now: Any) -> str:
 
 
 def _begun_settings(folder: Path) -> dict[str, Any]:
-    """The settings with which an evaluation was begun. Raises a UserError if the folder is not one of an evaluation."""
+    """The settings with which an evaluation was begun. Raises a NotContinued if the folder is none of an evaluation."""
     content: Any = None
     with suppress(OSError, ValueError):
         content = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
@@ -163,7 +163,7 @@ def _begun_settings(folder: Path) -> dict[str, Any]:
         not isinstance(content, dict)
         or not {"models", "split", "queries", "samples"} <= content.keys()
     ):
-        raise UserError(
+        raise NotContinued(
             f"output: expected a new folder or one of an evaluation, got {str(folder)!r}, whose settings.json is not "
             "that of an evaluation"
         )

@@ -81,10 +81,6 @@ def find_resumed(
     """
     if config.resume is None:
         _refuse_overwrite(config)
-        if config.accept_changes != "none":
-            raise UserError(
-                f"accept_changes: expected none without resume, got {config.accept_changes!r}"
-            )
         return None
     wanted = json.loads(json.dumps(wanted))
     if config.resume == "auto":
@@ -143,10 +139,10 @@ def _from_newest(
 ) -> Resumed:
     """Continues a run from its newest valid checkpoint, or an unfinished one without any from the beginning."""
     _check_agents(run, wanted)
-    path = None
-    state = RunState(config=_settings(run))
     newest = checkpoint.newest(run, agents)
-    if newest is not None:
+    if newest is None:
+        path, state = None, RunState(config=_settings(run))
+    else:
         path, state = newest
     _check_settings(run, state.config, config, wanted)
     recorded = recorded_iterations(run)

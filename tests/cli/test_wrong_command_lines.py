@@ -15,9 +15,10 @@ import pytest
 from conftest import ROOT
 
 from cory.cli.load import load
+from cory.cli.main import main
 from cory.cli.messages import explained, nearest
 from cory.config import Config, blocks, keys
-from cory.errors import UserError
+from cory.errors import NotContinued, UserError
 from cory.tasks.config import OwnConfig
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
@@ -201,3 +202,16 @@ def test_the_nearest_key(word, key):
 )
 def test_messages_of_the_parser_in_other_words(message, said):
     assert explained(message, ["seed", "queries"]) == said
+
+
+@pytest.mark.parametrize(("error", "status"), [(UserError, 2), (NotContinued, 3)])
+def test_a_command_ends_with_the_status_of_its_error(error, status, capsys):
+    """An experiment begins another evaluation after the latter alone."""
+
+    def refuse():
+        raise error("expected something else")
+
+    with pytest.raises(SystemExit) as end:
+        main(refuse)
+    assert end.value.code == status
+    assert capsys.readouterr().err == "error: expected something else\n"

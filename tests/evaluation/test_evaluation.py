@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cory import evaluate
 from cory.agent import make_agents
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
-from cory.errors import RewardError, UserError
+from cory.errors import NotContinued, RewardError, UserError
 from cory.evaluation import responses
 from cory.evaluation.evaluator import Evaluator
 from cory.evaluation.folder import COLUMNS, read_responses
@@ -370,7 +370,7 @@ def test_a_run_that_was_trained_on_is_not_taken_for_evaluated(config, held_out, 
     summary = json.loads((run / "summary.json").read_text()) | {"iterations": 4}
     (run / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(
-        UserError,
+        NotContinued,
         match=r"expected the settings with which .* was begun, got .* trained again since",
     ):
         evaluate([run], held_out, settings(tmp_path))

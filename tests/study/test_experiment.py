@@ -241,10 +241,13 @@ def test_a_prompt_longer_than_the_name_of_a_file_is_a_value_as_any(tmp_path):
     assert "/{response}" in experiment._repeated("trial.yaml", "tiny", changes)
 
 
-def test_the_command_that_repeats_an_experiment_has_no_folder_of_this_machine():
+def test_the_command_that_repeats_an_experiment_has_no_folder_of_this_machine(monkeypatch):
     file = experiment.ROOT / "examples/notes/experiment.yaml"
     repeated = "python -m study.experiment examples/notes/experiment.yaml --scale toy"
-    assert experiment._repeated(str(file), "toy", {}) == repeated
+    monkeypatch.chdir(experiment.ROOT / "examples")
+    for path in (file, "notes/experiment.yaml"):
+        assert experiment._repeated(str(path), "toy", {}) == repeated
+    assert " mine.yaml " in experiment._repeated("../../mine.yaml", "toy", {}).replace("../../", "")
 
 
 def test_the_size_of_a_run_is_without_its_checkpoints(tmp_path):
@@ -389,6 +392,16 @@ def test_runs_of_one_scale_alone_and_their_configuration(tmp_path):
     assert files["PPO"] == "configs/gsm8k/llama2_7b.yaml"
     assert files["PPO, 13b"] == "configs/gsm8k/llama2_13b.yaml"
     assert files["CORY"] == "configs/gsm8k/llama2_7b_lr1e-4.yaml"
+
+
+def test_runs_of_several_tasks_are_planned(tmp_path):
+    of_gsm8k = "{script: gsm8k_train/ppo.py, flags: {config: configs/gsm8k/tiny.yaml}}"
+    text = ONE.replace("scales:", f"  other: {of_gsm8k}\nscales:")
+    (tmp_path / "trial.yaml").write_text(text)
+    spec = experiment.read_experiment(tmp_path / "trial.yaml")
+    planned = experiment.plan(spec, "tiny", {}, tmp_path / "runs")
+    assert {item.settings["task"]["dataset"] for item in planned} == {"tiny"}
+    assert {"PPO", "other"} < {item.label for item in planned}
 
 
 def test_values_of_a_key_that_no_run_reads_are_not_compared(tmp_path):
