@@ -20,13 +20,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 from cory.cli import terminal
@@ -38,7 +35,7 @@ from cory.provenance.models import is_local
 from cory.provenance.versions import versions
 from cory.resume.differences import differences
 from cory.run.output import LOCK, locked, replace_text
-from study import ray_engine
+from study import local_engine, ray_engine
 from study.compare import check_out, write
 from study.plan import ROOT, Experiment, Planned, plan, read_experiment
 from study.records import read, short_version
@@ -74,21 +71,6 @@ INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if terminal.HANGU
 STOPPED = [*(128 + s for s in INTERRUPTS), *(-s for s in INTERRUPTS)]
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP. The runs may not get it by themselves, as they get a Ctrl-C of the terminal."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__()
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    if number == terminal.HANGUP:
-        signal.signal(number, signal.SIG_IGN)  # a terminal that closes may send it twice
-        terminal.outlive()
-    raise Terminated(number)
-
-
 def run_all(
     planned: Sequence[Planned],
     engine: Engine,
@@ -103,14 +85,7 @@ def run_all(
     Returns:
         those that failed.
     """
-    if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
-        print(
-            "The larger policy of the toy setting is not shipped. Training it once; this takes a minute.",
-            flush=True,
-        )
-        subprocess.run(
-            [sys.executable, "imdb_train/make_weights.py", "tiny_large"], cwd=ROOT, check=True
-        )
+    _make_missing_models(planned)
     failed: list[Planned] = []
     count = 0
     one_at_a_time = threading.Lock()
@@ -138,8 +113,20 @@ def run_all(
     if engine.name == "ray" and planned:
         ray_engine.run_all(planned, engine.jobs, threads, engine.gpus, engine.address, ended)
     else:
-        _run_here(planned, engine, threads, ended)
+        is_shared = engine.cpus is not None or engine.jobs > 1
+        local_engine.run_all(planned, engine.jobs, threads if is_shared else None, ended)
     return failed
+
+
+def _make_missing_models(planned: Sequence[Planned]) -> None:
+    """Trains the larger policy of the toy setting, once, if a run names it."""
+    if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
+        print(
+            "The larger policy of the toy setting is not shipped. Training it once; this takes a minute.",
+            flush=True,
+        )
+        command = [sys.executable, "imdb_train/make_weights.py", "tiny_large"]
+        subprocess.run(command, cwd=ROOT, check=True)
 
 
 def _error(item: Planned) -> str:
@@ -147,48 +134,6 @@ def _error(item: Planned) -> str:
     log = Path(f"{item.folder}.log").read_text(encoding="utf-8", errors="replace")
     last = log.rstrip().rpartition("\n")[2]
     return f": {last.removeprefix('error: ')}" if last.startswith("error: ") else ""
-
-
-def _run_here(
-    planned: Sequence[Planned],
-    engine: Engine,
-    threads: int,
-    ended: Callable[[Planned, int | str, float], None],
-) -> None:
-    """Runs on this machine, `engine.jobs` at a time. Signals end them after their iteration."""
-    running: set[subprocess.Popen[bytes]] = set()
-
-    def run(item: Planned) -> None:
-        started = time.perf_counter()
-        item.folder.parent.mkdir(parents=True, exist_ok=True)
-        env = os.environ | (
-            {"OMP_NUM_THREADS": str(threads)} if engine.cpus or engine.jobs > 1 else {}
-        )
-        with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
-            process = subprocess.Popen(item.command, cwd=item.cwd, stdout=log, stderr=subprocess.STDOUT, env=env,
-                                       preexec_fn=ray_engine.die_with_parent)  # fmt: skip
-            running.add(process)
-            status = process.wait()
-            running.remove(process)
-        ended(item, status, time.perf_counter() - started)
-
-    numbers: list[int] = [signal.SIGTERM]
-    if terminal.heeds_hangup():
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, _terminated) for number in numbers}
-    with ThreadPoolExecutor(engine.jobs) as pool:
-        try:
-            list(pool.map(run, planned))
-        except KeyboardInterrupt as stop:
-            print("Stopping: each run finishes its iteration and is saved.", flush=True)
-            if isinstance(stop, Terminated):
-                for process in list(running):
-                    process.send_signal(stop.number)
-            pool.shutdown(cancel_futures=True)
-            raise
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def finish(

@@ -5,28 +5,19 @@ again by Ray and resumes from the run's last checkpoint. All nodes need the chec
 the runs at the same paths (a shared file system).
 """
 
-import ctypes
 import math
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cory.errors import UserError
 from study.plan import Planned
+from study.processes import die_with_parent
 
 RETRIES = 3  # of a run whose worker or node is lost
-PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
-
-
-def die_with_parent() -> None:
-    """In a new process: end it when its parent is killed, so that the run is free for another worker to resume."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def train(command: Sequence[str], cwd: str, log: str, threads: int) -> tuple[int, float]:

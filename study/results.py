@@ -20,7 +20,7 @@ from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agent
 from cory.plural import counted
 from cory.run.output import replace_text
 from study.plan import FIRST_RUN, ROOT, Planned, is_module, start
-from study.ray_engine import die_with_parent
+from study.processes import die_with_parent
 from study.records import read
 
 if TYPE_CHECKING:
