@@ -40,8 +40,9 @@ def _say(warning: str) -> None:
 def unread(settings: Mapping[str, Any]) -> dict[str, str]:
     """The keys that nothing reads in a run with these settings, and why.
 
-    Without those of the chain, as a file's chain serves a single agent, too.
+    Without those about several agents where a single one is trained, as a file serves both.
     """
+    has_several = settings["cory"]["num_agents"] > 1
     algorithm = settings["algorithm"]
     lora = settings["lora"]
     ranks = [
@@ -87,8 +88,16 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         "lora.shared_base",
         "lora.merge",
     )
-    note(settings["cory"]["exchange"] == "none", "cory.exchange is none", "cory.exchange_period")
-    note(settings["cory"]["credit"] == "own", "cory.credit is own", "cory.weight")
+    note(
+        has_several and settings["cory"]["exchange"] == "none",
+        "cory.exchange is none",
+        "cory.exchange_period",
+    )
+    note(
+        has_several and settings["cory"]["credit"] == "own",
+        "cory.credit is own",
+        "cory.weight",
+    )
     note(settings["eval_every"] == 0, "eval_every is 0", "eval_queries")
     note(
         settings["sampling"]["engine"] == "native",

@@ -84,6 +84,8 @@ def test_a_setting_that_nothing_reads_is_said(said, changes, text):
 def test_settings_that_are_read_are_not_said(said):
     assert said(Config()) == said(OFF) == []
     assert said(Config(ppo=PPOConfig(gamma=0.9), lora=LoraConfig(rank=4, alpha=8.0))) == []
+    alone = CoryConfig(1, exchange="none", exchange_period=9, credit="own", weight=0.5)
+    assert said(Config(cory=alone)) == []
     assert said(Config(hub=HubConfig(base="org/base"))) == []  # by cory.push, later
     agents = [{"lora": {"rank": 4}}, {}]
     assert said(Config(agents=agents, lora=LoraConfig(alpha=8.0))) == []
