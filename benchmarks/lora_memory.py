@@ -35,7 +35,7 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     import numpy as np
     import torch
 
-    from cory.agent import make_agents
+    from cory.agents import make_agents
     from cory.config import AgentConfig, Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
     from cory.learners.frozen import Frozen
 
@@ -58,8 +58,8 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
             for parameter in learner.policy.parameters():
                 seen[parameter.data_ptr()] = ("frozen", parameter.nbytes)
             continue
-        if learner.reference is not None:
-            for parameter in learner.reference.parameters():
+        if learner.passes.reference is not None:
+            for parameter in learner.passes.reference.parameters():
                 seen[parameter.data_ptr()] = ("frozen", parameter.nbytes)
         for name, parameter in learner.model.named_parameters():
             kind = "policies" if parameter.requires_grad else "frozen"

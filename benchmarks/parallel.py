@@ -94,7 +94,7 @@ def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
 
 def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """This process's bytes held and at the peaks, and median seconds of iterations after the first, by phase."""
-    from cory.agent import make_agents
+    from cory.agents import make_agents
     from cory.learners.frozen import Frozen
     from cory.prompts import RolePrompts
     from cory.task import Task
@@ -164,7 +164,10 @@ def held(agents: list[Any]) -> dict[str, float]:
     """Bytes of weights, optimizer states and buffers for the exchange of gradients in this process."""
     learners = [agent.learner for agent in agents]
     models = [
-        model for one in learners for model in (one.model, one.reference) if model is not None
+        model
+        for one in learners
+        for model in (one.model, one.passes.reference)
+        if model is not None
     ]
     states = [
         value

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for soak.md and soak.json")
     options = parser.parse_args()
 
-    from cory.agent import make_agents
+    from cory.agents import make_agents
     from cory.callbacks import Callback
     from cory.cli.load import load
     from cory.trainer import CoryTrainer

@@ -178,8 +178,8 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from benchmarks.shapes import word_tokenizer
-    from cory.agent import make_learner
     from cory.config import Config, PPOConfig, SamplingConfig
+    from cory.learners.algorithms import make_learner
     from cory.learners.group import WindowPolicy
     from cory.learners.update import Update
     from cory.models import window
@@ -206,7 +206,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     learner: Any = make_learner(*wrapped, tokenizer, config, torch.device("cpu"))
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
     batch = window.pack(queries, responses, pad_token(tokenizer))
-    old = learner._evaluate(batch)
+    old = learner.passes.evaluate(batch)
     rollout = Rollout([""] * size, [""] * size, queries, responses)
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")

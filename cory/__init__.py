@@ -4,7 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cory.agent import Agent, make_agents  # noqa: F401
+    from cory.agent import Agent  # noqa: F401
+    from cory.agents import make_agents  # noqa: F401
     from cory.callbacks import Callback  # noqa: F401
     from cory.config import Config  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
@@ -30,7 +31,7 @@ HOME = {
     "UserError": "errors",
     "assign_credit": "credit",
     "evaluate": "evaluation.evaluate",
-    "make_agents": "agent",
+    "make_agents": "agents",
 }
 __all__ = [*HOME]
 

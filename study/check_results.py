@@ -160,7 +160,7 @@ def repeated(kept: Kept, where: Path, changes: Mapping[str, str]) -> list[dict[s
         raise UserError(f"--set: expected the local folders of {', '.join(missing)}, got none")
     import torch
 
-    from cory.agent import make_agents
+    from cory.agents import make_agents
     from cory.trainer import CoryTrainer
 
     kind = find_kind(kept["task"])

@@ -15,11 +15,12 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import DistilBertForSequenceClassification
 
-from cory.agent import make_agents, wrapper
+from cory.agents import make_agents
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.learners import losses
+from cory.learners.algorithms import wrapper
 from cory.learners.optimizer import learning_rate_factor
 from cory.models.load import load_policy
 from cory.parallel.devices import choose_device

@@ -23,7 +23,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.cli.arguments import Arguments
 from cory.cli.load import load
 from cory.evaluation.settings import EvaluationConfig

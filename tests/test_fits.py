@@ -12,7 +12,7 @@ from conftest import ROOT, make_gpt2
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import fits, parallel
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.learners import head
 from cory.models.load import load_policy

@@ -15,7 +15,7 @@ from conftest import run_iteration, sentences
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.callbacks import Callback
 from cory.config import CoryConfig
 from cory.credit import assign_credit
@@ -223,8 +223,8 @@ def test_held_out_queries_and_samples_of_a_placebo_are_answered_by_a_real_chain(
 def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config):
     trainer = make_trainer(config)
     first, second = trainer.agents
-    reference = first.learner.reference
-    assert second.learner.reference is reference
+    reference = first.learner.passes.reference
+    assert second.learner.passes.reference is reference
     before = [
         state(first),
         state(second),

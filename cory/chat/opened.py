@@ -12,7 +12,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.chat.chain import Chain
 from cory.chat.config import ChatConfig
 from cory.cli.arguments import typed

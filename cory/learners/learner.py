@@ -1,52 +1,38 @@
-"""The base class of all learners: one update of one agent on its rollouts, in the response window.
-
-* Logits, KL and entropy exist only at response positions (`cory/models/window.py`): the others are
-  masked.
-* The reference is read in batches of its own, statistics leave the device after the last step,
-  micro-batches fit the memory.
-* No dropout in sampling or any pass, so the first epoch's probability ratio is 1.
-"""
+"""The base class of all learners: one update of one agent on its rollouts. Its passes: `cory/learners/passes.py`."""
 
 import copy
 import itertools
 import math
 import statistics
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config, SamplingConfig
-from cory.learners import head, losses, not_finite
-from cory.learners.head import ChunkedHead
+from cory.learners import not_finite
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import load_tensors, tensors_of
+from cory.learners.passes import Passes
 from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import KLController, RewardMoments
 from cory.learners.update import ForwardPass, OldPolicy, StepGradients, Targets, Update
 from cory.models import window
-from cory.models.checkpointing import recompute_in_eval
 from cory.models.engine import difference
 from cory.models.families import check_model
-from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.sampling import pad_token, sample
-from cory.models.shared import share_prompts
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import to_device
-
-T = TypeVar("T")
 
 
 class Learner(ABC):
@@ -79,38 +65,23 @@ class Learner(ABC):
         device: torch.device,
     ) -> None:
         self.model = model
-        # The causal language model inside.
-        self.policy: LanguageModel = accelerator.unwrap_model(model).pretrained_model
         self.optimizer = optimizer
         self.accelerator = accelerator
         self.kl_controller = kl_controller
         self.device = device
-        self.reference = None if reference is None else sharding.placed(reference, device)
         self.tokenizer = tokenizer
         self.config = config
         self.ppo = config.ppo
 
         self.batch_size = config.ppo.batch_size // distributed.world_size()
         self.mini_batch_size = config.ppo.mini_batch_size // distributed.world_size()
-        self.micro_batch = self.mini_batch_size
-        if config.ppo.micro_batch != "auto":
-            self.micro_batch = min(self.mini_batch_size, config.ppo.micro_batch)
+        self.passes = Passes(model, reference, accelerator, config, device, self.mini_batch_size)
+        self.policy = self.passes.policy  # the causal language model inside
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
-        self.checkpointed_layers = recompute_in_eval(model)
         self.reward_moments = RewardMoments(accelerator)
         # In this process; those left out count, as other state has changed after them.
         self.optimizer_steps = 0
-
-        self.model.eval()
-        # In a chunk of the output layer; None: it is run whole.
-        self.positions_at_a_time = self._positions_at_a_time(head.WHOLE)
-        if self.positions_at_a_time is not None:
-            warnings.warn(
-                f"Large vocabulary: the output layer runs in chunks of {self.positions_at_a_time} "
-                "positions. Where a smaller ppo.micro_batch fits without, it takes less time",
-                stacklevel=2,
-            )
 
     @abstractmethod
     def targets(
@@ -156,7 +127,7 @@ class Learner(ABC):
         """
         # TRL leaves dropout on after the first step, and would sample from another policy.
         self.model.eval()
-        with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
+        with self.passes.autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
             return sample(
                 self.policy, self.tokenizer, prompt_ids, settings, max_new_tokens, generator
             )
@@ -164,7 +135,7 @@ class Learner(ABC):
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches; see `families.check_model`."""
         self.model.eval()
-        with self._autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
+        with self.passes.autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
             check_model(self.policy, self.tokenizer, samples)
 
     def update(
@@ -184,7 +155,7 @@ class Learner(ABC):
         weights are then as before that optimizer step.
         """
         self._check_rows(rollouts, rewards)
-        self._switch_dropout_off()
+        self.passes.switch_dropout_off()
         update = self._prepare(rollouts, rewards)
 
         num_rows = len(update.batch.input_ids)
@@ -208,7 +179,7 @@ class Learner(ABC):
         batch = window.pack(
             rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer), self.device
         )
-        current = self._retrying(lambda: self._evaluate(batch))
+        current = self.passes.retrying(lambda: self.passes.evaluate(batch))
         kls = (current.kl * batch.response_mask).sum(1)
         log_ratios = current.logprobs - current.ref_logprobs
         return kls.tolist(), log_ratios.cpu()
@@ -237,7 +208,7 @@ class Learner(ABC):
         response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
         batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
         mask = batch.response_mask
-        old, first_pass = self._retrying(lambda: self._evaluate_for_update(batch))
+        old, first_pass = self.passes.retrying(lambda: self._evaluate(batch))
 
         training_rewards = to_device(torch.cat(list(rewards)).float(), self.device)
         training_rewards, reward_moments = self._scale(training_rewards)
@@ -253,17 +224,15 @@ class Learner(ABC):
             rollouts, batch, old, targets, weights, reward_moments, engine_difference, first_pass
         )
 
-    def _switch_dropout_off(self) -> None:
-        """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
-        self.model.eval()
-        for layer in self.checkpointed_layers:
-            # Transformers recomputes in training mode only. The layer itself runs in `eval()`.
-            layer.training = True
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
-        )
+    def _evaluate(self, batch: Window) -> tuple[OldPolicy, ForwardPass | None]:
+        """The batch under the current policy; and the pass with its graph, if it is also that of the
+        first mini-batch (`_backward`).
+        """
+        # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
+        fits = self.passes.micro_batch >= len(batch.input_ids)
+        if fits and self.ppo.gradient_accumulation_steps == 1:
+            return self.passes.evaluate_with_graph(batch)
+        return self.passes.evaluate(batch), None
 
     def _scale(self, rewards: Tensor) -> tuple[Tensor, RewardMoments]:
         """Training rewards after the optional scaling, normalization and clipping, and the moments
@@ -283,44 +252,18 @@ class Learner(ABC):
 
     def _statistics(self, update: Update) -> list[UpdateStats]:
         """The statistics of each rollout, over all processes."""
-        sizes = [len(rollout.completions) for rollout in update.rollouts]
-        mask = update.batch.response_mask
-        # The reported KL, and a response's length, are of the policy that sampled: before the first
-        # optimizer step. Each rollout has its own, the mean over its rows.
-        rollout_kls = [kl.sum() for kl in (update.old.kl * mask).split(sizes)]
-        rollout_tokens = [tokens.sum() for tokens in mask.split(sizes)]
-        sums = distributed.all_reduce_sum(torch.stack([*rollout_kls, *rollout_tokens]))
-
-        kl_sums, token_sums = sums.view(2, -1).tolist()
-        rows = [size * distributed.world_size() for size in sizes]
-        kls = [kl / count for kl, count in zip(kl_sums, rows, strict=True)]
-        lengths = [tokens / count for tokens, count in zip(token_sums, rows, strict=True)]
-
-        # The others are means over the mini-batches of all epochs; NaN where every optimizer step
-        # was skipped.
-        returns = update.targets.returns  # of PPO alone
-        names = [name for name in LossTerms._fields if name != "value_loss" or returns is not None]
-        mean = dict.fromkeys(names, math.nan)
-        if update.terms:
-            means = torch.stack([terms.vector() for terms in update.terms]).mean(0)
-            mean = dict(zip(names, means.tolist(), strict=True))
-        explained_variance = None
-        if returns is not None:
-            values = update.old.values
-            explained_variance = losses.explained_variance(values, returns, mask).item()
-        gradient_norm = math.nan
-        if update.gradient_norms:
-            gradient_norm = statistics.fmean(update.gradient_norms)
+        kls, lengths = update.rollout_means()
+        terms = update.term_means()
         return [
             UpdateStats(
                 kl=kl,
                 kl_coef=self.kl_controller.value,
-                entropy=mean["entropy"],
-                policy_loss=mean["policy_loss"],
-                value_loss=mean.get("value_loss"),
-                explained_variance=explained_variance,
-                clip_fraction=mean["clip_fraction"],
-                gradient_norm=gradient_norm,
+                entropy=terms["entropy"],
+                policy_loss=terms["policy_loss"],
+                value_loss=terms.get("value_loss"),
+                explained_variance=update.explained_variance(),
+                clip_fraction=terms["clip_fraction"],
+                gradient_norm=statistics.fmean(update.gradient_norms or [math.nan]),
                 skipped_steps=update.skipped_steps,
                 dropped_steps=update.dropped_steps,
                 response_tokens=length,
@@ -329,133 +272,10 @@ class Learner(ABC):
             for kl, length in zip(kls, lengths, strict=True)
         ]
 
-    def forward(self, batch: Window) -> ForwardPass:
-        """A forward pass of the policy."""
-        return self._pass(self.model, batch)
-
-    def _reference_forward(self, batch: Window) -> ForwardPass:
-        """A forward pass of the reference (Eq. 8: pi_0 under the agent's own prompts)."""
-        if self.reference is not None:
-            return self._pass(self.reference, batch)
-        with self.policy.disable_adapter():
-            return self._pass(self.model, batch)
-
-    def _pass(self, model: torch.nn.Module, batch: Window) -> ForwardPass:
-        inputs = self._inputs(batch)
-        if self.positions_at_a_time is None:
-            with self._autocast():
-                logits, values = model(*inputs)
-            logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
-            return ForwardPass(logprobs, values, all_logprobs)
-
-        with self._autocast():
-            hidden, values = model(*inputs, run_head=False)
-            layer = head.output_layer(self.accelerator.unwrap_model(model).pretrained_model)
-            chunked = ChunkedHead(layer, hidden, self.positions_at_a_time)
-            logprobs, entropies = chunked.token_logprobs(batch.response_ids)
-        return ForwardPass(logprobs, values, head=chunked, entropies=entropies)
-
-    def _inputs(self, batch: Window) -> tuple[Tensor, Tensor | None, Tensor, int, Tensor | None]:
-        """What a pass reads, with each prompt once where rows share it and that is less work."""
-        shared = share_prompts(self.policy, batch)
-        if shared is not None:
-            return shared
-        mask = window.whole_mask(
-            self.policy, batch.attention_mask, batch.input_ids.shape[1], batch.is_padded
-        )
-        return batch.input_ids, mask, batch.position_ids, batch.response_ids.shape[1], None
-
-    def _positions_at_a_time(self, whole: dict[str, int]) -> int | None:
-        """See `head.positions_at_a_time`. `whole`: the largest array that is made whole."""
-        with self._autocast():
-            return head.positions_at_a_time(
-                self.policy, self.device, self.micro_batch, self.config.longest_response, whole
-            )
-
-    def _rows_at_a_time(self, batch: Window) -> int:
-        """The most rows of a pass without gradient: as many as a micro-batch has, but if the output
-        layer is run whole at most those whose log-probabilities (rows, R, vocabulary) are a chunk.
-        """
-        if self.positions_at_a_time is not None:
-            return self.micro_batch
-        row = max(batch.response_lengths) * self.policy.config.get_text_config().vocab_size
-        return max(1, min(self.micro_batch, head.limit(head.CHUNK, batch.input_ids.device) // row))
-
-    def _evaluate_for_update(self, batch: Window) -> tuple[OldPolicy, ForwardPass | None]:
-        """The batch under the current policy; and the pass with its graph, if it is also that of the
-        first mini-batch (`_backward`).
-        """
-        num_rows = len(batch.input_ids)
-        # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
-        is_first = self.ppo.gradient_accumulation_steps == 1 and self.micro_batch >= num_rows
-        if not is_first:
-            return self._evaluate(batch), None
-        old = OldPolicy.zeros(batch)
-        (indices,) = batch.by_length(num_rows)
-        policy_batch = batch.select(indices)
-        first_pass = self.forward(policy_batch)
-        self._fill(old, indices, policy_batch, first_pass, self._rows_of_pass(batch))
-        return old, first_pass
-
-    @torch.no_grad()
-    def _evaluate(self, batch: Window) -> OldPolicy:
-        """The batch under the current policy, and its KL to the reference."""
-        old = OldPolicy.zeros(batch)
-        rows_of_pass = self._rows_of_pass(batch)
-        for indices in batch.by_length(rows_of_pass):
-            policy_batch = batch.select(indices)
-            policy = self.forward(policy_batch)
-            self._fill(old, indices, policy_batch, policy, rows_of_pass)
-            del policy  # before the next pass, as both may hold (rows, R, vocabulary) numbers
-        return old
-
-    def _rows_of_pass(self, batch: Window) -> int:
-        """As `_rows_at_a_time`; of a sharded policy the same in all processes, which run equally many passes."""
-        rows = self._rows_at_a_time(batch)
-        return sharding.least(rows) if sharding.is_sharded(self.policy) else rows
-
-    @torch.no_grad()
-    def _fill(
-        self,
-        old: OldPolicy,
-        indices: list[int],
-        policy_batch: Window,
-        policy: ForwardPass,
-        rows_of_pass: int,
-    ) -> None:
-        """Writes a pass of the policy, whose rows have these indices, and its KL to the reference into `old`.
-
-        The reference is read in batches of its own, of `rows_of_pass`, whatever the policy's are.
-        """
-        for chunk in policy_batch.by_length(rows_of_pass):
-            chunk_batch = policy_batch.select(chunk)
-            reference = self._reference_forward(chunk_batch)
-            width = chunk_batch.response_ids.shape[1]
-            rows = to_device(torch.tensor(chunk), self.device)
-            in_batch = to_device(torch.tensor([indices[i] for i in chunk]), self.device)
-            old.kl[in_batch, :width] = self._kl(policy, reference, rows)
-            old.ref_logprobs[in_batch, :width] = reference.logprobs
-            old.logprobs[in_batch, :width] = policy.logprobs[rows, :width]
-            if policy.values is not None:
-                old.values[in_batch, :width] = policy.values[rows, :width]
-            del reference  # before its next pass
-
-    def _kl(self, policy: ForwardPass, reference: ForwardPass, rows: Tensor) -> Tensor:
-        """KL (rows, R) to the reference's pass, over these rows of the policy's."""
-        kind = self.ppo.kl_penalty
-        width = reference.logprobs.shape[1]
-        if kind != "full":
-            return losses.kl_penalty(kind, policy.logprobs[rows, :width], reference.logprobs)
-        if policy.head is not None and reference.head is not None:
-            with self._autocast():
-                return policy.head.select(rows, width).kl(reference.head)
-        assert policy.all_logprobs is not None and reference.all_logprobs is not None
-        return losses.kl_penalty(kind, policy.all_logprobs[rows, :width], reference.all_logprobs)
-
     def _optimizer_step(self, update: Update, indices: list[int]) -> None:
         """One optimizer step on these rows: a mini-batch, or with gradient accumulation several."""
         mini_batches = _even_parts(indices, self.ppo.gradient_accumulation_steps)
-        step = self._retrying(lambda: self._gradients(update, mini_batches))
+        step = self.passes.retrying(lambda: self._gradients(update, mini_batches))
 
         if not math.isfinite(step.norm + step.sum_of_terms):
             self.optimizer.zero_grad()
@@ -513,7 +333,7 @@ class Learner(ABC):
             / distributed.world_size()
         )
         sums = torch.zeros((), device=batch.input_ids.device)
-        micro_batches = list(batch.by_length(self.micro_batch, indices))
+        micro_batches = list(batch.by_length(self.passes.micro_batch, indices))
         for number, micro_indices in enumerate(micro_batches):
             micro_batch = batch.select(micro_indices)
             # Several processes exchange gradients once per step.
@@ -523,7 +343,7 @@ class Learner(ABC):
                 # order.
                 new = update.take_first_pass()
                 if new is None:
-                    new = self.forward(micro_batch)
+                    new = self.passes.forward(micro_batch)
                 terms = self.terms(update, new, micro_indices, micro_batch, tokens / len(indices))
                 # accelerate divides by the gradient accumulation steps
                 self.accelerator.backward(terms.loss / tokens)
@@ -540,10 +360,7 @@ class Learner(ABC):
         mean_length: Tensor,
     ) -> LossTerms:
         """The loss terms of a micro-batch, whose rows have these indices in the batch."""
-        entropies = new.entropies
-        if entropies is None:
-            assert new.all_logprobs is not None
-            entropies = losses.entropy(new.all_logprobs, self._rows_at_a_time(micro_batch))
+        entropies = self.passes.entropies(new, micro_batch)
         width = micro_batch.response_ids.shape[1]
         old = update.old.select(indices, width)
         targets = update.targets.select(indices, width)
@@ -551,43 +368,6 @@ class Learner(ABC):
         return self.loss_terms(
             new, entropies, old, targets, micro_batch.response_mask, weights, mean_length
         )
-
-    def _retrying(self, compute: Callable[[], T]) -> T:
-        """Runs `compute()`; makes passes smaller and repeats if memory runs out."""
-        while True:
-            try:
-                return compute()
-            except RuntimeError as error:
-                # Other processes would wait in vain.
-                is_fixed = self.ppo.micro_batch != "auto" or distributed.world_size() > 1
-                if is_fixed or not should_reduce_batch_size(error) or not self._make_smaller():
-                    raise
-            clear_device_cache(garbage_collection=True)
-
-    def _make_smaller(self) -> bool:
-        """Halves the micro-batch. From one row on, whose arrays over the vocabulary are larger than
-        a chunk, the output layer is run in chunks, which take more time. False: nothing is left.
-        """
-        if self.micro_batch > 1:
-            self.micro_batch = (self.micro_batch + 1) // 2
-            warnings.warn(
-                f"Out of memory: continuing with {self.micro_batch} rows at a time. Updates still "
-                f"use the whole mini-batch. To start this way: ppo.micro_batch {self.micro_batch}",
-                stacklevel=3,
-            )
-            return True
-
-        if self.positions_at_a_time is not None:
-            return False
-        self.positions_at_a_time = self._positions_at_a_time(head.CHUNK)
-        if self.positions_at_a_time is None:
-            return False
-        warnings.warn(
-            "Out of memory: continuing with the output layer in chunks of "
-            f"{self.positions_at_a_time} positions",
-            stacklevel=3,
-        )
-        return True
 
     def scale_learning_rate(self, factor: float) -> None:
         """Makes the learning rate `factor` times that of the settings."""
@@ -611,7 +391,7 @@ class Learner(ABC):
                 "var": moments.var,
                 "count": moments.count,
             },
-            "micro_batch": self.micro_batch,
+            "micro_batch": self.passes.micro_batch,
         }
         return tensors_of(self._trained(), self.optimizer), numbers
 
@@ -620,7 +400,7 @@ class Learner(ABC):
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
         # That of more processes is smaller.
-        self.micro_batch = min(self.micro_batch, int(numbers["micro_batch"]))
+        self.passes.micro_batch = min(self.passes.micro_batch, int(numbers["micro_batch"]))
         self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:

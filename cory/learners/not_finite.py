@@ -40,7 +40,7 @@ def _rows_of_passes(learner: "Learner", update: Update, indices: list[int]) -> s
     finite = torch.stack([old.logprobs, old.values, old.kl]).isfinite().all(0).all(1)
     rows = set((~finite).nonzero().flatten().tolist())
     for row in indices:
-        new = learner.forward(update.batch.select([row]))
+        new = learner.passes.forward(update.batch.select([row]))
         numbers = new.logprobs if new.values is None else new.logprobs + new.values
         if not numbers.isfinite().all():
             rows.add(row)
@@ -68,7 +68,7 @@ def _rows_of_gradient(learner: "Learner", update: Update, indices: list[int]) ->
         for row in indices:
             alone = update.batch.select([row])
             with learner.accelerator.no_sync(learner.model):
-                new = learner.forward(alone)
+                new = learner.passes.forward(alone)
                 terms = learner.terms(update, new, [row], alone, mean_length)
                 (gradient,) = torch.autograd.grad(terms.loss / tokens, embedded.pop())
             if not gradient.isfinite().all():

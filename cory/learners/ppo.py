@@ -1,7 +1,7 @@
 """One agent's PPO: a `trl.PPOTrainer` (0.11.4), updated in the response window.
 
 `update()` computes what `trl.PPOTrainer.step()` does (tests compare the two), and differs on
-purpose where `cory/learners/learner.py` says so and in this:
+purpose where `cory/learners/passes.py` says so and in this:
 
 * constructing a trainer leaves the random streams alone (TRL reseeds everything);
 * agents share one frozen reference; gradient clipping works after the first step, and reward

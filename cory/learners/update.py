@@ -1,5 +1,6 @@
 """The data of one update: the batch, its forward passes, targets, and what the optimizer steps have given."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -7,11 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cory.learners import losses
 from cory.learners.head import ChunkedHead
 from cory.learners.losses import LossTerms
 from cory.learners.trl_parts import RewardMoments
 from cory.models.rollout import Rollout
 from cory.models.window import Window
+from cory.parallel import distributed
 from cory.parallel.devices import to_device
 
 
@@ -92,6 +95,44 @@ class Update:
     gradient_norms: list[float] = field(default_factory=list)  # of each optimizer step
     skipped_steps: int = 0
     dropped_steps: int = 0
+
+    def rollout_means(self) -> tuple[list[float], list[float]]:
+        """Of each rollout, over the rows of all processes: the mean KL of a response to the reference, and its mean
+        length in tokens.
+
+        Both are of the policy that sampled: before the first optimizer step.
+        """
+        sizes = [len(rollout.completions) for rollout in self.rollouts]
+        mask = self.batch.response_mask
+        kls = [kl.sum() for kl in (self.old.kl * mask).split(sizes)]
+        tokens = [tokens.sum() for tokens in mask.split(sizes)]
+        sums = distributed.all_reduce_sum(torch.stack([*kls, *tokens]))
+        kl_sums, token_sums = sums.view(2, -1).tolist()
+        rows = [size * distributed.world_size() for size in sizes]
+        return (
+            [kl / count for kl, count in zip(kl_sums, rows, strict=True)],
+            [tokens / count for tokens, count in zip(token_sums, rows, strict=True)],
+        )
+
+    def term_means(self) -> dict[str, float]:
+        """Each of the `LossTerms` that there are, on average over the mini-batches of all epochs; NaN where every
+        optimizer step was skipped.
+        """
+        names = [*LossTerms._fields]
+        if self.targets.returns is None:
+            names.remove("value_loss")
+        if not self.terms:
+            return dict.fromkeys(names, math.nan)
+        means = torch.stack([terms.vector() for terms in self.terms]).mean(0)
+        return dict(zip(names, means.tolist(), strict=True))
+
+    def explained_variance(self) -> float | None:
+        """Of the values of the policy that sampled; None without a value head."""
+        returns = self.targets.returns
+        if returns is None:
+            return None
+        mask = self.batch.response_mask
+        return losses.explained_variance(self.old.values, returns, mask).item()
 
     def take_first_pass(self) -> ForwardPass | None:
         """The first pass, once: its graph serves once, and a second try after memory ran out needs

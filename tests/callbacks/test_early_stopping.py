@@ -12,7 +12,7 @@ import torch
 from conftest import sentences
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.callbacks import Callback
 from cory.chat.config import ChatConfig
 from cory.chat.opened import opened

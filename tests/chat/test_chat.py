@@ -19,7 +19,7 @@ from browser import browser
 from conftest import ROOT, sentences
 from datasets import Dataset
 
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.chat import terminal, web
 from cory.chat.chain import Answer, Chain
 from cory.chat.config import ChatConfig

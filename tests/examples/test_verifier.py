@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.cli.load import load
 from cory.evaluation.settings import EvaluationConfig
 from cory.tasks.config import OwnConfig

@@ -9,7 +9,7 @@ import torch
 from conftest import make_gpt2
 from test_ppo import ragged, rollout_of
 
-import cory.learners.learner
+import cory.learners.passes
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.errors import NotFinite, UserError
 from cory.learners.group import GroupLearner, WindowPolicy
@@ -109,7 +109,7 @@ def test_kl_is_in_the_loss_of_grpo_and_its_variant_by_default(tokenizer):
 def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in, shared, monkeypatch):
     laid_out = []
     monkeypatch.setattr(
-        cory.learners.learner,
+        cory.learners.passes,
         "share_prompts",
         lambda *args: laid_out.append(share_prompts(*args)) or laid_out[-1],
     )
@@ -159,7 +159,7 @@ def test_a_row_that_is_not_finite_is_named_where_rows_share_prompts(tokenizer, s
     queries, responses, scores = ragged()
     queries = [queries[row // GROUP * GROUP] for row in range(len(queries))]
     read_as_one = []
-    forward = learner.forward
+    forward = learner.passes.forward
 
     def spoiled(rows):
         new = forward(rows)
@@ -178,7 +178,7 @@ def test_a_row_that_is_not_finite_is_named_where_rows_share_prompts(tokenizer, s
             new.logprobs.register_hook(lambda gradient: gradient * factors)
         return new
 
-    learner.forward = spoiled
+    learner.passes.forward = spoiled
     with pytest.raises(NotFinite, match=rf"the {spoils} is not finite in rows \[7\]"):
         update(learner, queries, responses, scores)
     assert read_as_one[0] and not read_as_one[-1]

@@ -90,15 +90,15 @@ def make_both(monkeypatch, tokenizer, *arguments, **settings):
     monkeypatch.setattr(head, "WHOLE", {"cpu": CHUNK})
     with pytest.warns(UserWarning, match="output layer runs in chunks"):
         chunked = make(tokenizer, *arguments, **settings)
-    assert whole.positions_at_a_time is None
-    assert chunked.positions_at_a_time == CHUNK // len(tokenizer)
+    assert whole.passes.positions_at_a_time is None
+    assert chunked.passes.positions_at_a_time == CHUNK // len(tokenizer)
     return whole, chunked
 
 
 def gradients(learner):
     """Of the first optimizer step: the batch under the old policy, the losses, and the gradients by name."""
     queries, responses, scores = ragged()
-    learner._switch_dropout_off()
+    learner.passes.switch_dropout_off()
     update = learner._prepare([rollout_of(queries, responses)], [scores.float()])
     step = learner._gradients(update, [list(range(8))])
     mask = update.batch.response_mask
@@ -201,7 +201,7 @@ def test_chunks_are_the_last_resort_where_memory_runs_out(double, monkeypatch, t
     warned = pytest.warns(UserWarning, match=f"output layer in chunks of {chunk} positions")
     with warned, Memory(len(tokenizer), width=32, fits=chunk):
         given, given_weights = updated(limited)
-    assert (limited.micro_batch, limited.positions_at_a_time) == (1, chunk)
+    assert (limited.passes.micro_batch, limited.passes.positions_at_a_time) == (1, chunk)
     assert given == pytest.approx(expected, rel=1e-6, abs=1e-9)
     for name, tensor in weights.items():
         assert torch.allclose(given_weights[name], tensor, rtol=1e-6, atol=1e-9), name
@@ -213,7 +213,7 @@ def test_without_chunks_memory_that_runs_out_is_an_error(monkeypatch, tokenizer)
     limited = make(tokenizer, kl_penalty="full")
     with Memory(len(tokenizer), width=32, fits=1), pytest.raises(torch.OutOfMemoryError):
         updated(limited)
-    assert limited.micro_batch == 1 and limited.positions_at_a_time is None
+    assert (limited.passes.micro_batch, limited.passes.positions_at_a_time) == (1, None)
 
 
 def small(config_class, model_class, **settings):

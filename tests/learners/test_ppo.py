@@ -12,7 +12,7 @@ import torch
 import trl
 from conftest import make_gpt2
 
-import cory.learners.learner
+import cory.learners.passes
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.errors import NotFinite
 from cory.learners import losses
@@ -196,8 +196,8 @@ def updated(learner, branches):
     """The statistics of one update on `batch_size / branches` rows, and how many rows each forward pass had."""
     queries, responses, scores = ragged(rows=8 // branches)
     passes = []
-    forward = learner.forward
-    learner.forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
+    forward = learner.passes.forward
+    learner.passes.forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
     learner.config.branches = branches
     (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.RandomState(0))
     return stats, passes
@@ -217,7 +217,7 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
 
     results = []
     for way in (lambda model, batch: None, share):
-        monkeypatch.setattr(cory.learners.learner, "share_prompts", way)
+        monkeypatch.setattr(cory.learners.passes, "share_prompts", way)
         learner, seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
         before = weights(learner)
         rollout = rollout_of(queries, responses)
@@ -235,7 +235,7 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
 def test_the_first_epoch_reuses_the_pass_of_the_old_policy(tokenizer, kl_penalty):
     reusing, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
     plain, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    plain._evaluate_for_update = lambda batch: (plain._evaluate(batch), None)
+    plain._evaluate = lambda batch: (plain.passes.evaluate(batch), None)
     stats, passes = updated(reusing, branches=1)
     plain_stats, plain_passes = updated(plain, branches=1)
     assert len(passes) == len(plain_passes) - 1 == reusing.ppo.ppo_epochs
@@ -261,7 +261,7 @@ def test_a_batch_of_several_mini_batches_reuses_no_pass(tokenizer):
 def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, fits):
     whole, _ = make_learner(tokenizer, **split)
     small, _ = make_learner(tokenizer, **split)
-    forward = small.forward
+    forward = small.passes.forward
 
     def limited(rows):
         result = forward(rows)
@@ -269,10 +269,10 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, 
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         return result
 
-    small.forward = limited
+    small.passes.forward = limited
     with pytest.warns(UserWarning, match="ppo.micro_batch"):
         assert_same_update(whole, small, tokenizer)
-    assert small.micro_batch in (fits, fits - 1)
+    assert small.passes.micro_batch in (fits, fits - 1)
 
 
 def test_memory_that_runs_out_for_good_is_an_error(tokenizer):
@@ -282,7 +282,7 @@ def test_memory_that_runs_out_for_good_is_an_error(tokenizer):
         def full(rows):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
 
-        trainer.forward = full
+        trainer.passes.forward = full
         with warnings.catch_warnings(), pytest.raises(torch.OutOfMemoryError):
             warnings.simplefilter("ignore")
             steps(trainer, 1)
@@ -294,10 +294,10 @@ def test_other_errors_are_not_taken_for_missing_memory(tokenizer):
     def broken(rows):
         raise RuntimeError("shapes do not fit")
 
-    trainer.forward = broken
+    trainer.passes.forward = broken
     with pytest.raises(RuntimeError, match="shapes"):
         steps(trainer, 1)
-    assert trainer.micro_batch == 8
+    assert trainer.passes.micro_batch == 8
 
 
 def test_gradient_of_token_logprobs():
@@ -325,7 +325,7 @@ def test_bf16_is_near_fp32(tokenizer):
     )
     for trainer in (full, half):
         trainer.model.float()
-        trainer.reference.float()
+        trainer.passes.reference.float()
     for mine, theirs in zip(steps(half), steps(full), strict=True):
         assert mine["kl"] == pytest.approx(theirs["kl"], rel=0.1)
         assert mine["kl"] != theirs["kl"]
@@ -392,20 +392,20 @@ def test_a_number_that_is_not_finite_names_agent_role_and_row(tokenizer):
             Rollout(prompts, completions, queries, responses, agent="agent_1", role=role)
         )
         rewards.append(scores)
-    fill = learner._fill
+    fill = learner.passes._fill
 
     def spoiled(old, *args):
         fill(old, *args)
         old.kl[[8 + 5, 8 + 3], 0] = math.nan  # of the second rollout
 
-    learner._fill = spoiled
+    learner.passes._fill = spoiled
     text = r"rows \[4, 6\], the first of them 'observer 3' -> 'answer 3'"
     with pytest.raises(
         NotFinite, match=rf"^agent_1 as observer: the loss is not finite in {text}$"
     ):
         learner.update(rollouts, rewards, np.random.default_rng(0))
 
-    learner._fill = fill
+    learner.passes._fill = fill
     rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
     with pytest.raises(
         NotFinite, match=r"^agent_1 as pioneer and observer: the loss is not finite$"
@@ -587,7 +587,7 @@ def test_state_of_other_mini_batches_is_taken_over(tokenizer):
     second.load_state(*first.save_state())
     assert_same_update(expected, second, tokenizer)
     first.load_state(*second.save_state())
-    assert first.micro_batch == 4
+    assert first.passes.micro_batch == 4
 
 
 def test_loading_a_state_reads_each_tensor_of_the_optimizer_once(tokenizer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import sentences
 
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.config import CoryConfig, HubConfig, LoraConfig, ModelConfig, RoleConfig
 from cory.models.load import load_policy
 from cory.models.lora import add_adapter, save_policy

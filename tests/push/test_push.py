@@ -22,7 +22,7 @@ from stand_in import hub
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.config import AgentConfig, Config, HubConfig, LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.evaluation.folder import trained

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from written import write_evaluation, write_run
 
 from cory import report
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.errors import UserError
 from cory.models.tokens import token_texts
 from cory.prompts import RolePrompts

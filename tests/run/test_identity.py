@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_resume import make_trainer
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.chat.config import ChatConfig
 from cory.chat.opened import opened
 from cory.config import LoraConfig, ModelConfig

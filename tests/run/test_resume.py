@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import make_config, sentences
 
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.callbacks import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import UserError
@@ -600,7 +600,7 @@ def test_reward_that_fails_loses_nothing(one, whole, tmp_path, kind):
 def spoil(agent, iteration: int, what: str = "loss"):
     """In this iteration, the agent's update has a logit, or a gradient, that is not a number in row 3."""
     learner = agent.learner
-    forward, update, seen, bad = learner.forward, learner.update, [0], []
+    forward, update, seen, bad = learner.passes.forward, learner.update, [0], []
 
     def counted(rollouts, *args):
         seen[0] += 1
@@ -626,7 +626,7 @@ def spoil(agent, iteration: int, what: str = "loss"):
             )
         return result
 
-    learner.update, learner.forward = counted, spoiled
+    learner.update, learner.passes.forward = counted, spoiled
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 from benchmarks import configurations  # noqa: E402
 from benchmarks.published import PUBLISHED, small  # noqa: E402
-from cory.agent import make_agents  # noqa: E402
+from cory.agents import make_agents  # noqa: E402
 from cory.callbacks.metrics import measure  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.tasks.kind import TaskKind, find_kind  # noqa: E402

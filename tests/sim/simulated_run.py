@@ -25,7 +25,7 @@ from test_resume import make_trainer  # noqa: E402
 
 from benchmarks import gpu  # noqa: E402
 from cory import evaluate  # noqa: E402
-from cory.agent import make_agents  # noqa: E402
+from cory.agents import make_agents  # noqa: E402
 from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig  # noqa: E402
 from cory.evaluation.settings import EvaluationConfig  # noqa: E402
 from cory.models import static  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 from conftest import make_gpt2
 from peft import PeftModel
 
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.config import CoryConfig, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation import responses

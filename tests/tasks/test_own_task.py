@@ -14,7 +14,7 @@ import torch
 import yaml
 from conftest import ROOT, sentences
 
-from cory.agent import make_agents
+from cory.agents import make_agents
 from cory.callbacks.load import load_callbacks
 from cory.cli.load import as_config, load, read_command_line
 from cory.config import keys
