@@ -7,15 +7,19 @@ programs: files, keys and values must be right, and so many processes must be ab
 
 import ast
 import importlib.util
+import io
 import json
 import math
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import threading
+from contextlib import redirect_stdout, suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -92,6 +96,28 @@ def processes_of(words: list[str]) -> int:
     return math.prod(sizes)
 
 
+@cache
+def help_of(program: str) -> str:
+    """What a module's or a script's --help prints."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setattr(sys, "argv", [program, "--help"])
+        patch.setattr("cory.cli.invocation.from_command_line", False)
+        with suppress(SystemExit):
+            if program.endswith(".py"):
+                runpy.run_path(str(ROOT / program), run_name="__main__")
+            else:
+                runpy.run_module(program, run_name="__main__", alter_sys=True)
+    return printed.getvalue()
+
+
+def check_flags(program: str, argv: list[str]) -> None:
+    """Each flag of a command is one that its help names."""
+    known = set(re.findall(r"--[\w-]+", help_of(program)))
+    flags = {word.split("=")[0] for word in argv if word.startswith("--")}
+    assert flags <= known | {"--help"}, flags - known
+
+
 @pytest.mark.parametrize("page, line", commands())
 def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys):
     words, count = shlex.split(line), 1
@@ -104,6 +130,8 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
         module = ROOT / words[2].replace(".", "/")
         there = module.with_suffix(".py").exists() or (module / "__main__.py").exists()
         assert there or words[2] == "venv", line
+        if words[2] not in ("venv", "cory.train", "http.server"):
+            check_flags(words[2], words[3:])
         if words[2] == "study.experiment" and not PLACEHOLDER.search(words[3]):
             monkeypatch.chdir(ROOT)
             experiment([*(w for w in words[3:]), "--dry-run", "--runs", str(tmp_path)])
@@ -126,6 +154,8 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
                 )
             ]
             assert models and parser.of([*argv]) is not None
+        elif "--help" not in argv:
+            check_flags(script, argv)
         return
     for run, task in RUNS.items():  # runs that the page trains before
         (tmp_path / run / "checkpoints/iter-000090").mkdir(parents=True)

@@ -5,9 +5,18 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from cory.agent import Agent
+from cory.learners.learner import Learner
+from cory.learners.passes import Passes
+from cory.learners.update import Update
+from cory.models.sampling import sample
+from cory.models.static import StaticTexts
+from cory.models.window import Window, pack
 
 RUN = Path(__file__).parent / "simulated_run.py"
 EQUAL = (
@@ -40,9 +49,12 @@ def results(tmp_path_factory) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-def waits(counts: dict[str, int], where: str) -> int:
-    """How often the program waits for the device in a function of the project."""
-    return sum(n for line, n in counts.items() if line.startswith("wait") and where in line)
+def waits(counts: dict[str, int], *functions: Callable) -> int:
+    """How often the program waits for the device in functions of the project."""
+    names = {function.__name__ for function in functions}
+    return sum(
+        n for line, n in counts.items() if line.startswith("wait") and line.split()[-1] in names
+    )
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -88,15 +100,24 @@ def test_the_program_waits_once_per_token_and_once_per_step(results):
     counts = results["ppo"]["sim:0"]["counts"]
     updates = 2 * 2
     batches_of_samples = 2 + 3  # before training, and with the solo answers after it
-    assert waits(counts, " sample") <= 6 * (updates + 2 * batches_of_samples)
-    assert waits(counts, " _gradients") == 4 * updates
-    assert waits(counts, " _statistics") == 3 * updates
-    for function in ("forward", "_fill", "_backward", "terms", "select", "pack", "respond"):
-        assert waits(counts, f" {function}") == 0, function
+    assert updates < waits(counts, sample) <= 6 * (updates + 2 * batches_of_samples)
+    assert waits(counts, Learner._gradients) == 4 * updates
+    statistics = (Update.rollout_means, Update.term_means, Update.explained_variance)
+    assert waits(counts, *statistics, Learner._statistics) == 3 * updates
+    for function in (
+        Passes.forward,
+        Passes._fill,
+        Learner._backward,
+        Learner.terms,
+        Window.select,
+        pack,
+        Agent.respond,
+    ):
+        assert waits(counts, function) == 0, function
 
 
 def test_a_static_cache_waits_no_more_often(results):
     dynamic, static = (results[name]["sim:0"]["counts"] for name in ("ppo", "static cache"))
-    assert waits(static, " sample") == waits(dynamic, " sample")
-    for function in ("read", "select", "_write", "append"):
-        assert waits(static, f" {function}") == 0, function
+    assert waits(static, sample) == waits(dynamic, sample)
+    for function in (StaticTexts.read, StaticTexts.select, StaticTexts._write, StaticTexts.append):
+        assert waits(static, function) == 0, function

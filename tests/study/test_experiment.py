@@ -461,7 +461,7 @@ def test_outside_a_checkout_an_experiment_says_what_it_needs(tmp_path):
         argv = [sys.executable, "-m", f"study.{command[0]}", *command[1:]]
         done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
-        assert "checkout" in done.stderr and "Traceback" not in done.stderr
+        assert "of a checkout" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_what_the_user_must_name_is_asked_for(tmp_path):

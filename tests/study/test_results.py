@@ -140,10 +140,17 @@ def test_a_result_file_replaces_nothing_but_an_earlier_one(tmp_path, name):
 
 
 def test_an_earlier_result_file_is_replaced(tmp_path):
-    make_run(tmp_path / "runs/a")
-    for _ in range(2):
-        report.command_line([str(tmp_path / "runs/a"), "--out", str(tmp_path / "new/report.html")])
-        claims.command_line(["--results", str(tmp_path), "--out", str(tmp_path / "new/claims.md")])
+    run, page, table = (tmp_path / name for name in ("runs/a", "new/report.html", "new/claims.md"))
+    make_run(run)
+    report.command_line([str(run), "--out", str(page)])
+    claims.command_line(["--results", str(tmp_path), "--out", str(table)])
+    first_page, first_table = page.read_text(), table.read_text()
+
+    page.write_text(first_page + "<p>earlier</p>")
+    table.write_text(first_table + "earlier")
+    report.command_line([str(run), "--out", str(page)])
+    claims.command_line(["--results", str(tmp_path), "--out", str(table)])
+    assert (page.read_text(), table.read_text()) == (first_page, first_table)
 
 
 def test_the_advantage_goes_into_a_folder_of_its_own(tmp_path, monkeypatch):

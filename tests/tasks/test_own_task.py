@@ -849,6 +849,8 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
     here, policy_folder, command
 ):
     (here / "watch.py").write_text(METRICS)
+    prompts = here / "prompts.jsonl"
+    prompts.write_text(prompts.read_text().replace("bad", "sad"))  # so each has both rewards
     rewards = {"reward": ["rewards.py:good", "rewards.py:short"], "reward_weights": [1.0, 2.0]}
     task = {"dataset": "prompts.jsonl", "eval_dataset": "held_out.jsonl", **rewards}
     task["metrics"] = ["watch.py:length", "watch.py:hinted"]
@@ -860,8 +862,7 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
     ]
     for record in records:
         total = record["reward_good"] + 2 * record["reward_short"]
-        everywhere = all("bad" not in row for row in sentences(24))
-        assert not everywhere or record["task_reward"] == pytest.approx(total, abs=1e-5)
+        assert record["task_reward"] == pytest.approx(total, abs=1e-5)
         assert ("hinted" in record) == (record["role"] == "pioneer")
         assert record["role"] == "observer" or record["hinted"] == pytest.approx(
             record["task_reward"], abs=1e-5
