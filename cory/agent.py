@@ -16,7 +16,14 @@ from cory.learners.stats import UpdateStats
 from cory.models.engine import Engine
 from cory.models.lora import LanguageModel, activate, save_policy, save_without_adapters
 from cory.models.rollout import Rollout
-from cory.models.sampling import are_turns, check_lengths, context_length, encode, plain_texts
+from cory.models.sampling import (
+    are_turns,
+    check_lengths,
+    context_length,
+    encode,
+    end_tokens,
+    plain_texts,
+)
 from cory.models.static import check_static
 from cory.models.tokens import token_record
 from cory.prompts import Prompt
@@ -115,7 +122,12 @@ class Agent:
             response_ids = self.learner.generate(prompt_ids, sampling, max_new_tokens, generator)
         else:
             response_ids, logprobs = self.engine.sample(
-                self.name, self.policy, prompt_ids, max_new_tokens, sampling.stop
+                self.name,
+                self.policy,
+                prompt_ids,
+                max_new_tokens,
+                end_tokens(self.policy, self.tokenizer),
+                sampling.stop,
             )
         turn = are_turns(prompts, self.chat_template)
         completions = plain_texts(self.tokenizer, response_ids, sampling.stop, turn)

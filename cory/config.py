@@ -227,7 +227,7 @@ class CoryConfig(Settings):
         chain_length: Number of roles in the chain; null: as many as agents. Fewer: a population, from which members are
             drawn for each period. More: agents hold several roles, so that one LLM can be both pioneer and observer.
         exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
-            of agents); `shuffle`: roles are assigned at random, each agent equally often; `none`: nothing.
+            of agents); `shuffle`: roles are assigned at random; `none`: nothing.
         exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never; with `shuffle`, roles are
             assigned at random once.
         credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own` or `counterfactual`:
@@ -368,7 +368,7 @@ class PPOConfig(Settings):
         init_kl_coef: Initial KL coefficient eta (Eq. 2); also the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.
         kl_target: Target KL of the adaptive controller, in nats per response.
-        kl_horizon: Horizon of the adaptive controller, in samples.
+        kl_horizon: Horizon of the adaptive controller, in responses: batch_size an update, whatever the roles.
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token.
             For other algorithms, only the recorded KL, which an adaptive coefficient follows.
         kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
@@ -382,7 +382,8 @@ class PPOConfig(Settings):
         value_head_init: `random`: TRL's, whose initial values are noise on the scale of the rewards; `zeros`: no noise
             (PPO).
         max_grad_norm: Gradient norm to clip at; null for none.
-        ratio_threshold: Where the mean probability ratio of a mini-batch exceeds this, the step's gradient is set to
+        ratio_threshold: Where the mean probability ratio of a mini-batch (of whole responses with reinforce and rloo,
+            else of tokens) exceeds this, the step's gradient is set to
             zero and counted in `dropped_steps`.
         reward_scaling: Divide training rewards by their running standard deviation.
         reward_normalization: With reward_scaling, also subtract their running mean.
@@ -426,6 +427,12 @@ class PPOConfig(Settings):
             raise UserError(
                 f"ppo.batch_size: expected a multiple of mini_batch_size * gradient_accumulation_steps = "
                 f"{self.mini_batch_size} * {self.gradient_accumulation_steps} = {per_step}, got {self.batch_size}"
+            )
+        # A step of TRL's controller multiplies it by 1 +- 0.2 * batch_size / kl_horizon.
+        if self.adaptive_kl and 0.2 * self.batch_size >= self.kl_horizon:
+            raise UserError(
+                f"ppo.kl_horizon: expected more than 0.2 * ppo.batch_size = {0.2 * self.batch_size:g}, as the KL "
+                f"coefficient could become negative, got {self.kl_horizon:g}"
             )
         if self.reward_normalization and not self.reward_scaling:
             raise UserError(
@@ -498,7 +505,8 @@ class CheckpointConfig(Settings):
         save_final: Also save one after the last iteration, where `save_every` does not: a run can be extended from it.
         keep: Number of newest checkpoints kept.
         best: Metric whose best checkpoint is kept as well, mean over the agents that have it, larger is better; null
-            for none.
+            for none. `eval_task_reward` and `eval_team_reward` judge the agents after an iteration, other metrics those
+            before it, so that the last checkpoint has none.
     """
 
     block: ClassVar[str] = "checkpoint"

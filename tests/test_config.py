@@ -232,6 +232,10 @@ def test_flags_override_the_file():
             "eval_every: expected a number greater than or equal to 0, got -1",
         ),
         (["--eval_queries", "0"], "eval_queries: expected a number greater than 0, got 0"),
+        (
+            ["--ppo.batch_size", "256", "--ppo.mini_batch_size", "256", "--ppo.kl_horizon", "10"],
+            "ppo.kl_horizon: expected more than 0.2 \\* ppo.batch_size = 51.2, .* got 10",
+        ),
         *[
             (
                 ["--eval_every", "3", "--checkpoint.best", name],

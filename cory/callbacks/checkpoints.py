@@ -37,7 +37,7 @@ class Checkpoints(Callback):
             return
         # Values of another metric or reward do not compare, and a checkpoint may have been removed since.
         is_of_metric = all(state.best.get(key) == value for key, value in _metric(trainer).items())
-        is_of_reward = state.best["iteration"] > state.rewarded_alike_since
+        is_of_reward = _measured_in(state.best) >= state.rewarded_alike_since
         path = checkpoint.path_of(run.folder / "checkpoints", state.best["iteration"])
         if not distributed.broadcast_object(is_of_metric and is_of_reward and path.exists()):
             state.best = None
@@ -45,9 +45,12 @@ class Checkpoints(Callback):
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         # The iteration is done: all that it writes to the run's files is written, and their lengths are saved.
         state = trainer.state
+        settings = trainer.config.checkpoint
+        # A held-out reward is of the agents as this iteration leaves them, other metrics as it found them.
+        if settings.best not in (None, *HELD_OUT_REWARDS) and self._is_on_disk(trainer):
+            _compare(trainer, iteration)
         state.iteration = iteration.index + 1
 
-        settings = trainer.config.checkpoint
         is_last = state.iteration == trainer.config.iterations
         is_due = (
             trainer.should_stop
@@ -57,18 +60,8 @@ class Checkpoints(Callback):
         if not is_due:
             return
         best_before = state.best
-        if settings.best is not None:
-            # Not every role's record has every metric: one of the task may not apply to its responses, and a frozen
-            # agent has none of an update.
-            values = [
-                record[settings.best] for record in iteration.records if settings.best in record
-            ]
-            if values and _is_better(statistics.fmean(values), state.best):
-                state.best = {
-                    **_metric(trainer),
-                    "value": statistics.fmean(values),
-                    "iteration": state.iteration,
-                }
+        if settings.best in HELD_OUT_REWARDS:
+            _compare(trainer, iteration)
         if not self.save(trainer):
             # A checkpoint that could not be written must not cost that one.
             state.best = best_before
@@ -124,6 +117,14 @@ class Checkpoints(Callback):
                     remove(old)
         return True
 
+    def _is_on_disk(self, trainer: CoryTrainer) -> bool:
+        """Whether there is a checkpoint of the state before this iteration."""
+        state = trainer.state
+        path = checkpoint.path_of(trainer.run.folder / "checkpoints", state.iteration)
+        return distributed.broadcast_object(
+            self.saved_iteration == state.iteration and path.exists()
+        )
+
     def _is_saved(self, trainer: CoryTrainer) -> bool:
         """Whether a valid checkpoint holds the state, so that writing it again would only put that one at risk."""
         if self.saved_iteration != trainer.state.iteration:
@@ -145,6 +146,25 @@ def _metric(trainer: CoryTrainer) -> dict[str, Any]:
         "metric": name,
         "held_out_sha256": trainer.state.config["fingerprint"]["held_out_sha256"],
     }
+
+
+def _compare(trainer: CoryTrainer, iteration: Iteration) -> None:
+    """Makes the state before `state.iteration` the best one if this iteration's metric is better than earlier ones."""
+    state, name = trainer.state, trainer.config.checkpoint.best
+    # Not every role's record has every metric: one of the task may not apply to its responses, and a frozen agent has
+    # none of an update.
+    values = [record[name] for record in iteration.records if name in record]
+    if values and _is_better(statistics.fmean(values), state.best):
+        state.best = {
+            **_metric(trainer),
+            "value": statistics.fmean(values),
+            "iteration": state.iteration,
+        }
+
+
+def _measured_in(best: Mapping[str, Any]) -> int:
+    """The iteration whose metric made a checkpoint the best."""
+    return best["iteration"] - (best["metric"] in HELD_OUT_REWARDS)
 
 
 def _is_better(value: float, best: Mapping[str, Any] | None) -> bool:

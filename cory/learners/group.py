@@ -83,9 +83,8 @@ class GroupLearner(Learner):
         device: torch.device,
     ) -> None:
         accelerator = Accelerator(
-            device_placement=False,  # on the process's device; agents may have others
-            gradient_accumulation_steps=config.ppo.gradient_accumulation_steps,
-        )
+            device_placement=False
+        )  # on the process's device; agents may have others
         policy = sharding.placed(policy, device)
         model, optimizer = accelerator.prepare(
             policy,

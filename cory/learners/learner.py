@@ -167,10 +167,11 @@ class Learner(ABC):
 
         stats = self._statistics(update)
         self.reward_moments = update.reward_moments
-        # The coefficient follows the reported KL, on average over the rollouts.
+        # The coefficient follows the reported KL, on average over the rollouts. It moves alike in each update, however
+        # many roles the agent had and branches followed it.
         kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
         if math.isfinite(kl):
-            self.kl_controller.update(kl, num_rows * distributed.world_size())
+            self.kl_controller.update(kl, self.ppo.batch_size)
         return stats
 
     @torch.no_grad()
@@ -254,6 +255,7 @@ class Learner(ABC):
         """The statistics of each rollout, over all processes."""
         kls, lengths = update.rollout_means()
         terms = update.term_means()
+        explained_variance = update.explained_variance()
         return [
             UpdateStats(
                 kl=kl,
@@ -261,7 +263,7 @@ class Learner(ABC):
                 entropy=terms["entropy"],
                 policy_loss=terms["policy_loss"],
                 value_loss=terms.get("value_loss"),
-                explained_variance=update.explained_variance(),
+                explained_variance=explained_variance,
                 clip_fraction=terms["clip_fraction"],
                 gradient_norm=statistics.fmean(update.gradient_norms or [math.nan]),
                 skipped_steps=update.skipped_steps,
@@ -345,8 +347,8 @@ class Learner(ABC):
                 if new is None:
                     new = self.passes.forward(micro_batch)
                 terms = self.terms(update, new, micro_indices, micro_batch, tokens / len(indices))
-                # accelerate divides by the gradient accumulation steps
-                self.accelerator.backward(terms.loss / tokens)
+                # Not `accelerator.backward`, whose number of mini-batches is that of the Accelerator made last.
+                (terms.loss / tokens / self.ppo.gradient_accumulation_steps).backward()
             del new  # before the next micro-batch needs its memory
             sums = sums + terms.vector()
         return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size() / tokens))
@@ -381,7 +383,7 @@ class Learner(ABC):
         self.reward_moments = RewardMoments(self.accelerator)
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Trained weights and the optimizer's state; the KL coefficient, reward moments and micro-batch as json."""
+        """Trained weights and the optimizer's state; the KL coefficient, reward moments and sizes of passes as json."""
         moments = self.reward_moments
         numbers = {
             "kl_coef": self.kl_controller.value,
@@ -392,6 +394,7 @@ class Learner(ABC):
                 "count": moments.count,
             },
             "micro_batch": self.passes.micro_batch,
+            "positions_at_a_time": self.passes.positions_at_a_time,
         }
         return tensors_of(self._trained(), self.optimizer), numbers
 
@@ -401,6 +404,8 @@ class Learner(ABC):
         self.kl_controller.value = float(numbers["kl_coef"])
         # That of more processes is smaller.
         self.passes.micro_batch = min(self.passes.micro_batch, int(numbers["micro_batch"]))
+        if numbers["positions_at_a_time"] is not None:
+            self.passes.positions_at_a_time = int(numbers["positions_at_a_time"])
         self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:

@@ -302,5 +302,5 @@ def group_losses(
         policy_loss=loss,
         entropy=_total(entropies, mask),
         clip_fraction=_total((clipped.detach() > unclipped.detach()).expand_as(mask), mask),
-        ratio=_total(difference.detach().exp(), mask),
+        ratio=_total(ratio.detach().expand_as(mask), mask),
     )

@@ -4,7 +4,8 @@ takes.
 * Logits, KL and entropy exist only at response positions (`cory/models/window.py`): the others are
   masked.
 * The reference is read in batches of its own, and micro-batches fit the memory.
-* No dropout in any pass, so the first epoch's probability ratio is 1.
+* No dropout in any pass, so the first epoch's probability ratio is 1 (in bf16 nearly: a row's logits are rounded,
+  and differ with the rows that are read beside it).
 """
 
 import warnings

@@ -26,7 +26,6 @@ from torch import Tensor
 from cory.config import Config, SamplingConfig
 from cory.errors import UserError
 from cory.models.lora import LanguageModel, save_base, save_policy
-from cory.models.sampling import end_tokens
 from cory.parallel import distributed
 from cory.parallel.devices import to_device
 from cory.parallel.sharding import is_sharded
@@ -102,6 +101,7 @@ class Engine:
         policy: LanguageModel,
         queries: Sequence[Tensor],
         max_new_tokens: int,
+        ends: list[int],
         stop: list[str],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's
@@ -109,7 +109,7 @@ class Engine:
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability
         of each token, as the engine computes it, at temperature 1. The random numbers are the
-        server's. `stop`: texts that end a response.
+        server's. `ends`, `stop`: tokens and texts that end a response.
 
         Raises a UserError if the server does not answer, or refuses.
         """
@@ -118,7 +118,7 @@ class Engine:
             name = distributed.fail_together(lambda: self._hand_over(agent, policy))
             self.names[agent] = distributed.broadcast_object(name)
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
-        common = _request(self.settings, end_tokens(policy)) | {
+        common = _request(self.settings, ends) | {
             "model": self.names[agent],
             "max_tokens": max_new_tokens,
             "stop": stop,

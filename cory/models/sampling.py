@@ -179,12 +179,12 @@ def sample(
     the token that completes its first stop text, or after `max_new_tokens` tokens. All random
     numbers come from `generator` (`cory/streams.py`). `seen`, where given, has a list for each
     query, which gets the logits (vocabulary) of each of its tokens, as they are before warping.
-    `ends`: the end tokens; by default the model's.
+    `ends`: the end tokens; by default the model's and the tokenizer's.
     """
     if settings.cache == "static":
         check_family(model)
     prompts = [tuple(query.tolist()) for query in queries]
-    ends = end_tokens(model) if ends is None else ends
+    ends = end_tokens(model, tokenizer) if ends is None else ends
     stopping = Stopping(tokenizer, max(map(len, prompts)), ends, settings.stop)
     warp = warpers(settings)
     if not keeps_keys_and_values(model):
@@ -374,14 +374,15 @@ def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
 
-def end_tokens(policy: PreTrainedModel) -> list[int]:
-    """The ids that end a response; empty for a model that has none."""
+def end_tokens(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that end a response: the model's, and the tokenizer's, which is of the texts that an adapter was trained
+    on, while the model may be its base. Empty where there is none.
+    """
     ends = policy.generation_config.eos_token_id
     if ends is None:
         ends = policy.config.eos_token_id
-    if ends is None:
-        return []
-    return list(ends) if isinstance(ends, (list, tuple)) else [ends]
+    of_model = ends if isinstance(ends, (list, tuple)) else [ends]
+    return [*{end: None for end in (*of_model, tokenizer.eos_token_id) if end is not None}]
 
 
 def check_lengths(

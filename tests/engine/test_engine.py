@@ -262,7 +262,7 @@ def test_a_page_in_the_place_of_responses_is_named(settings, server):
         mock.patch.object(engine, "_ask", return_value={}),
         pytest.raises(UserError, match=r"engine_url: expected responses from http.*, got none"),
     ):
-        engine.sample("agent_1", policy, [torch.tensor([1])], 3, [])
+        engine.sample("agent_1", policy, [torch.tensor([1])], 3, [], [])
 
 
 def test_the_server_may_want_a_key(settings, server, monkeypatch):

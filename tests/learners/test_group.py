@@ -6,12 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from conftest import make_gpt2
 from test_ppo import ragged, rollout_of
 
 import cory.learners.passes
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.errors import NotFinite, UserError
+from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages
 from cory.learners.optimizer import learning_rate_factor, make_optimizer
@@ -208,9 +210,11 @@ def test_equal_rewards_give_no_gradient(tokenizer):
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     results = []
-    # One after the other, as accelerate knows one number of accumulated batches at a time.
-    for settings in ({}, split):
-        learner = make(tokenizer, algorithm, ppo_epochs=1, **settings)
+    learners = [make(tokenizer, algorithm, ppo_epochs=1, **settings) for settings in (split, {})]
+    Accelerator(
+        gradient_accumulation_steps=3
+    )  # as of a reward function; accelerate knows one number of them
+    for learner in reversed(learners):
         update(learner, *ragged())
         results.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
     before = torch.cat(
@@ -219,6 +223,28 @@ def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     distance = (results[0] - results[1]).norm() / (results[0] - before).norm()
     # Means over responses do not depend on how they are split; over tokens of mini-batches, weights would.
     assert distance < 1e-6
+
+
+@pytest.mark.parametrize("algorithm, of_responses", [("rloo", True), ("grpo", False)])
+def test_the_ratio_that_is_watched_is_the_one_in_the_loss(algorithm, of_responses):
+    """A response's ratio is the product of its tokens': 50 of exp(0.1) make 148, far above `ratio_threshold`."""
+    mask = torch.ones(2, 50)
+    old = torch.full((2, 50), -2.0)
+    terms = losses.group_losses(
+        logprobs=old + 0.1,
+        entropies=old,
+        old_logprobs=old,
+        ref_logprobs=old,
+        advantages=-mask,
+        mask=mask,
+        weights=torch.ones(2),
+        algorithm=algorithm,
+        cliprange=0.2,
+        max_new_tokens=50,
+        kl_coef=0.0,
+    )
+    mean = (terms.ratio / mask.sum()).item()
+    assert mean == pytest.approx(math.exp(5.0 if of_responses else 0.1), rel=1e-4)
 
 
 def test_no_value_head_and_no_moments_of_one(tokenizer):

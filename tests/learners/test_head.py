@@ -202,6 +202,9 @@ def test_chunks_are_the_last_resort_where_memory_runs_out(double, monkeypatch, t
     with warned, Memory(len(tokenizer), width=32, fits=chunk):
         given, given_weights = updated(limited)
     assert (limited.passes.micro_batch, limited.passes.positions_at_a_time) == (1, chunk)
+    resumed = make(tokenizer, kl_penalty="full")
+    resumed.load_state(*limited.save_state())
+    assert (resumed.passes.micro_batch, resumed.passes.positions_at_a_time) == (1, chunk)
     assert given == pytest.approx(expected, rel=1e-6, abs=1e-9)
     for name, tensor in weights.items():
         assert torch.allclose(given_weights[name], tensor, rtol=1e-6, atol=1e-9), name

@@ -332,6 +332,18 @@ def test_bf16_is_near_fp32(tokenizer):
     assert weights(half).dtype == torch.float32
 
 
+def test_the_kl_coefficient_moves_alike_for_one_role_or_two(tokenizer):
+    """The horizon counts the responses of a batch, not those of all roles that an agent has."""
+    coefficients = []
+    for roles in (1, 2):
+        learner, _ = make_learner(tokenizer)
+        queries, responses, scores = ragged()
+        rollout = rollout_of(queries, responses)
+        learner.update([rollout] * roles, [scores] * roles, np.random.default_rng(0))
+        coefficients.append(learner.kl_controller.value)
+    assert coefficients[0] == pytest.approx(coefficients[1], rel=1e-9) != learner.ppo.init_kl_coef
+
+
 def test_the_learner_wraps_a_trl_trainer(tokenizer):
     """The policy is trained through TRL's model, optimizer and accelerator, and its KL controller moves."""
     learner, _ = make_learner(tokenizer)

@@ -7,7 +7,7 @@ from test_lora import llama_folder  # noqa: F401
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from cory.config import SamplingConfig
-from cory.models.sampling import draw, sample
+from cory.models.sampling import draw, end_tokens, sample
 from cory.models.window import pad
 
 PROMPTS = ["the film was a good", "a", "some very fine or awful acting and music", "bad story"]
@@ -41,7 +41,9 @@ def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
     )
     queries = rows(tokenizer, [PROMPTS[2], *PROMPTS, PROMPTS[0]])  # two of them twice
     model.generation_config.eos_token_id = model.config.eos_token_id = None
-    ours = sample(model, tokenizer, queries, settings, 12, torch.Generator().manual_seed(3))
+    ours = sample(
+        model, tokenizer, queries, settings, 12, torch.Generator().manual_seed(3), ends=()
+    )
     ids, mask = pad(queries, 0, "left")
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
     theirs = model.generate(
@@ -65,7 +67,7 @@ def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
     )
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     queries = rows(tokenizer, [*PROMPTS, *PROMPTS, PROMPTS[1]])
-    responses = sample(model, tokenizer, queries, SamplingConfig(), 3, torch.Generator())
+    responses = sample(model, tokenizer, queries, SamplingConfig(), 3, torch.Generator(), ends=())
     width = max(map(len, queries))
     assert read == [(4, width), (9, width + 1), (9, width + 2)]
     assert len({tuple(response.tolist()) for response in responses}) == 9
@@ -97,19 +99,18 @@ def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeyp
     for i, query in enumerate(queries):
         queries[i] = torch.cat([query, torch.tensor([5 + i])])  # so that no two are alike
     likeliest = SamplingConfig(top_k=1)
-    model.generation_config.eos_token_id = None
-    free = sample(model, tokenizer, queries, likeliest, 20, torch.Generator())
+    free = sample(model, tokenizer, queries, likeliest, 20, torch.Generator(), ends=())
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 10, 15), strict=False)]
-    model.generation_config.eos_token_id = ends
     sizes = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(len(args[0] if args else kwargs["input_ids"])),
         with_kwargs=True,
     )
-    together = sample(model, tokenizer, queries, likeliest, 20, torch.Generator())
+    together = sample(model, tokenizer, queries, likeliest, 20, torch.Generator(), ends=ends)
     assert max(sizes) == len(queries) and sizes[-1] < len(queries)
     alone = [
-        sample(model, tokenizer, [query], likeliest, 20, torch.Generator())[0] for query in queries
+        sample(model, tokenizer, [query], likeliest, 20, torch.Generator(), ends=ends)[0]
+        for query in queries
     ]
     assert len({len(row) for row in alone}) > 2
     for row, expected, whole in zip(together, alone, free, strict=True):
@@ -118,19 +119,29 @@ def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeyp
         assert row.tolist() == whole[:first].tolist()
 
 
+def test_end_tokens_are_those_of_model_and_tokenizer(model, tokenizer):
+    """An adapter's own tokenizer may end a turn with a token that its base does not know as an end."""
+    end = tokenizer.eos_token_id
+    model.generation_config.eos_token_id = [7, 9]
+    assert end_tokens(model, tokenizer) == [7, 9, end]
+    model.generation_config.eos_token_id = end
+    assert end_tokens(model, tokenizer) == [end]
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    assert end_tokens(model, tokenizer) == [end]
+
+
 def test_a_repetition_penalty_sees_no_padding(tokenizer):
     """A row's likeliest tokens are the same beside a longer one, though the pad token could be one of them."""
     model = make_gpt2(tokenizer)
-    model.generation_config.eos_token_id = None
     settings = SamplingConfig(top_k=1, repetition_penalty=5.0)
     short, long = rows(tokenizer, ["a", "some very fine or awful acting and music"])
     bias = torch.zeros(len(tokenizer))
     bias[tokenizer.pad_token_id] = 3.0
     model.lm_head.register_forward_hook(lambda module, args, output: output + bias)
-    alone = sample(model, tokenizer, [short], settings, 10, torch.Generator())[0]
+    alone = sample(model, tokenizer, [short], settings, 10, torch.Generator(), ends=())[0]
     assert tokenizer.pad_token_id in alone
     assert torch.equal(
-        sample(model, tokenizer, [short, long], settings, 10, torch.Generator())[0], alone
+        sample(model, tokenizer, [short, long], settings, 10, torch.Generator(), ends=())[0], alone
     )
 
 

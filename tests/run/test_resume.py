@@ -333,8 +333,9 @@ def test_no_pickle_is_written(one):
 def test_the_newest_and_the_best_stay(one):
     config = replace(one, checkpoint=CheckpointConfig(save_every=1, keep=1, best="task_reward"))
     run = make_trainer(config).train()
+    # Those of iteration k are of responses that were sampled before its update, by the agents in iter-00000k.
     rewards = [sum(r["task_reward"] for r in run.history if r["iteration"] == k) for k in range(6)]
-    best = max(range(6), key=rewards.__getitem__) + 1
+    best = max(range(1, 6), key=rewards.__getitem__)
     names = {path.name for path in (run.folder / "checkpoints").iterdir()}
     assert names == {"iter-000006", f"iter-{best:06d}"}
 
@@ -358,7 +359,7 @@ def test_the_best_is_judged_by_the_roles_that_have_the_metric(one, lacking):
     )
     run = make_trainer(config, callbacks=[Sometimes()]).train()
     names = {path.name for path in (run.folder / "checkpoints").iterdir()}
-    assert names == {"iter-000002", "iter-000004"}
+    assert names == {"iter-000001", "iter-000004"}
 
 
 def rewrite(path: Path, change) -> None:
@@ -380,14 +381,14 @@ def test_a_value_that_is_not_finite_is_never_the_best(one):
     checkpoints = CheckpointConfig(save_every=1, keep=1, best="entropy")
     config = replace(one, checkpoint=checkpoints, guards=GuardsConfig(on_nonfinite="skip"))
     trainer = make_trainer(config)
-    spoil(trainer.agents[0], 1)
+    spoil(trainer.agents[0], 3)
     run = trainer.train()
 
     def entropy(k):
         return sum(record["entropy"] for record in run.history if record["iteration"] == k)
 
-    assert math.isnan(entropy(0))
-    best = max(range(1, 6), key=entropy) + 1
+    assert math.isnan(entropy(2))
+    best = max((1, 3, 4, 5), key=entropy)
     assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {
         "iter-000006",
         f"iter-{best:06d}",
@@ -487,7 +488,7 @@ def test_what_no_longer_counts_is_not_the_best(one, how):
     """After the reward was changed, or where the best checkpoint was removed for a later one that is deleted."""
     settings = CheckpointConfig(save_every=1, keep=3, best="entropy")
     config = replace(one, iterations=4, checkpoint=settings)
-    folder = make_trainer(config, callbacks=[Values(5.0, 1.0, 9.0, 1.0)]).train().folder
+    folder = make_trainer(config, callbacks=[Values(0.0, 5.0, 9.0, 1.0)]).train().folder
     config = replace(config, iterations=6, checkpoint=replace(settings, keep=1))
     if how == "accept_changes":
         config = replace(config, resume=str(folder), accept_changes="reward")
@@ -498,7 +499,7 @@ def test_what_no_longer_counts_is_not_the_best(one, how):
     later = Values(0.0, 0.0, 2.0, 2.0, 4.0, 3.0)
     make_trainer(config, reward, callbacks=[later]).train()
     names = {path.name for path in (folder / "checkpoints").iterdir()}
-    assert names == {"iter-000005", "iter-000006"}
+    assert names == {"iter-000004", "iter-000006"}
 
 
 @pytest.mark.parametrize("changed", ["metric", "held-out queries", "nothing"])
@@ -516,7 +517,10 @@ def test_values_of_different_metrics_are_not_compared(one, changed):
         config = replace(config, eval_queries=3)
     later = Values(0.0, 0.0, 0.0, 2.0, 4.0, 3.0, metric=config.checkpoint.best)
     make_trainer(config, callbacks=[later]).train()
-    best = "iter-000002" if changed == "nothing" else "iter-000005"
+    # A held-out reward is measured after its iteration's update, entropy before it.
+    best = {"nothing": "iter-000002", "held-out queries": "iter-000005", "metric": "iter-000004"}[
+        changed
+    ]
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {best, "iter-000006"}
 
 
@@ -529,9 +533,10 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(one, mon
         return write(folder, state, agents)
 
     monkeypatch.setattr(checkpoint, "write", failing)
-    settings = CheckpointConfig(save_every=1, keep=1, best="entropy")
+    settings = CheckpointConfig(save_every=1, keep=1, best="eval_task_reward")
     trainer = make_trainer(
-        replace(one, iterations=4, checkpoint=settings), callbacks=[Values(8.0, 1.0, 9.0, 2.0)]
+        replace(one, iterations=4, eval_every=1, eval_queries=2, checkpoint=settings),
+        callbacks=[Values(8.0, 1.0, 9.0, 2.0, metric="eval_task_reward")],
     )
     with pytest.warns(UserWarning, match="No space left on device"):
         run = trainer.train()
