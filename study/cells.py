@@ -25,6 +25,7 @@ def is_share(metric: str) -> bool:
 
 def mean_cell(values: "pd.Series[float]", metric: str) -> str:
     """The mean over seeds and its interval; empty of no values."""
+    values = values.dropna()
     if not len(values):
         return ""
     percent = is_share(metric)
@@ -41,4 +42,6 @@ def difference_cell(by_seed: "pd.DataFrame", name: str, base: str | None, metric
     scale, digits = (100, 0) if is_share(metric) else (1, 2)
     ours = scale * by_seed[name].dropna()
     theirs = scale * by_seed[base].dropna()
+    if not len(ours) or not len(theirs):
+        return ""
     return difference(ours, theirs).text(f"+.{digits}f")

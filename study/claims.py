@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
+from cory.errors import UserError
 from cory.plural import counted
 from cory.run.output import check_result_file, replace_text
 from study.estimates import (
@@ -199,15 +200,23 @@ def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
     """The studies of the folders under `results`, by experiment and scale.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a file cannot be read, or two folders are of one experiment and scale.
     """
     studies: dict[tuple[str, str], Study] = {}
+    folders: dict[tuple[str, str], Path] = {}
     for file in sorted(results.glob("*/runs.csv")):
         from study.frame import read_study  # here, as importing pandas takes a while
 
         study = read_study(file.parent)
         first = study.runs.iloc[0]
-        studies.setdefault((first["experiment"], first["scale"]), study)
+        of = (first["experiment"], first["scale"])
+        if of in folders:
+            raise UserError(
+                f"--results: expected one folder for each experiment and scale, got {str(folders[of])!r} and "
+                f"{str(file.parent)!r} of {of[0]}, {of[1]}"
+            )
+        folders[of] = file.parent
+        studies[of] = study
     return studies
 
 

@@ -1,4 +1,4 @@
-"""Compares runs: held-out evaluation where there is one, training, how far they can be trusted, texts, and settings.
+"""Compares runs: training, how far they can be trusted, texts, settings; of a folder of results held-out rewards, too.
 
     python -m study.compare runs/imdb_cory_tiny-seed* runs/imdb_ppo_tiny-seed*
     python -m study.compare 'runs/*' --baseline PPO --over ppo.init_kl_coef --out results/frontier
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
-from cory.errors import expect
+from cory.errors import UserError, expect
 from cory.plural import counted
 from cory.run.output import check_results_folder, staged
 
@@ -63,12 +63,14 @@ def write(
     question: str = "",
     command: str = "",
     role: str | None = None,
+    missing: Sequence[str] = (),
 ) -> Path:
     """Writes comparison.md with its figures, CSV files and report.html into `out`; replaces those of an earlier one.
 
     Args:
         role: whose curves and KL at equal task reward are shown; None: curves of each agent, and the KL of the role
             that answers the query alone.
+        missing: caveats about planned runs that have not ended.
 
     Returns:
         comparison.md.
@@ -85,7 +87,7 @@ def write(
         write_study(study, complete)
         for name, draw in figures(study, role).items():
             draw(complete / name)
-        page = comparison_page(study, title, question, command, role)
+        page = comparison_page(study, title, question, command, role, missing)
         (complete / "comparison.md").write_text(page, encoding="utf-8")
         if study.records:  # the report shows completions, which are not among the files
             write_comparison_page(study, complete / "report.html", title, question)
@@ -134,11 +136,16 @@ def figures(study: "Study", role: str | None) -> dict[str, Callable[[Path], None
 
 
 def comparison_page(
-    study: "Study", title: str, question: str, command: str, role: str | None = None
+    study: "Study",
+    title: str,
+    question: str,
+    command: str,
+    role: str | None = None,
+    missing: Sequence[str] = (),
 ) -> str:
     """The page of a comparison: held-out evaluation first, then training, under the same names."""
     drawn = figures(study, role)
-    parts = _head(study, title, question, command)
+    parts = _head(study, title, question, command, missing)
     if len(study.held_out):
         parts += _held_out(study, drawn)
     parts += _training(study, drawn, role)
@@ -153,7 +160,9 @@ def _section(heading: str, note: str, rows: Sequence[dict[str, str]]) -> list[st
     return [f"## {heading}\n", *([note + "\n"] if note else []), markdown_table(rows)]
 
 
-def _head(study: "Study", title: str, question: str, command: str) -> list[str]:
+def _head(
+    study: "Study", title: str, question: str, command: str, missing: Sequence[str]
+) -> list[str]:
     """What was compared, how, and what weakens it."""
     from study.caveats import caveats
     from study.comparison import what_is_compared
@@ -169,7 +178,7 @@ def _head(study: "Study", title: str, question: str, command: str) -> list[str]:
         f"{counted(len(study.whole), 'run')} of {counted(len(study.groups), 'group')}; commit {versions}.\n"
     )
     parts.append(what_is_compared(study) + "\n")
-    notes = caveats(study)
+    notes = [*missing, *caveats(study)]
     if notes:
         parts += ["**Caveats:**\n", *(f"* {note}" for note in notes), ""]
     return parts
@@ -261,12 +270,21 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         help="Whose curves and KL at equal task reward. null: each agent's curves, and the first role's KL",
     )
     args = parser.of(argv)
-    check_out(Path(args.out))
+    out = Path(args.out)
+    check_out(out)
     from study.frame import of_records, read_study
     from study.groups import find
     from study.records import read
+    from study.results import rows_in
 
-    if len(args.runs) == 1 and (Path(args.runs[0]) / "runs.csv").is_file():
+    is_of_results = len(args.runs) == 1 and (Path(args.runs[0]) / "runs.csv").is_file()
+    rows = rows_in([out])
+    if rows and not (is_of_results and Path(args.runs[0]).resolve() == out.resolve()):
+        raise UserError(
+            f"--out: expected a folder without rows of an experiment, got {args.out!r}, which has "
+            f"{counted(len(rows), 'row')} of {rows[0].experiment}. Name another folder"
+        )
+    if is_of_results:
         expect(
             args.over is None,
             "--over",
@@ -278,7 +296,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             study = study.against(args.baseline)
     else:
         study = of_records([read(path) for path in find(args.runs)], args.over, args.baseline)
-    path = write(study, Path(args.out), role=args.role)
+    path = write(study, out, role=args.role)
     print(html.unescape(path.read_text(encoding="utf-8").split("## Settings")[0]))
     print(f"Written to {path}")
 

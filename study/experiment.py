@@ -14,6 +14,7 @@ Experiments share runs: a run's folder is named by its configuration, what is ch
 import argparse
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -24,7 +25,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cory.cli import terminal
 from cory.cli.arguments import Arguments
@@ -33,13 +34,16 @@ from cory.errors import UserError, expect, one_of
 from cory.plural import counted
 from cory.provenance.models import is_local
 from cory.provenance.versions import versions
-from cory.resume.differences import differences
+from cory.resume.differences import differences_in_training
 from cory.run.output import LOCK, locked, replace_text
 from study import local_engine, ray_engine
 from study.compare import check_out, write
 from study.plan import ROOT, Experiment, Planned, plan, read_experiment
 from study.records import read, short_version
 from study.results import Results
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ENGINES = ("local", "ray")
 
@@ -130,10 +134,12 @@ def _make_missing_models(planned: Sequence[Planned]) -> None:
 
 
 def _error(item: Planned) -> str:
-    """What ended a run, if the last line of its log is its error."""
-    log = Path(f"{item.folder}.log").read_text(encoding="utf-8", errors="replace")
-    last = log.rstrip().rpartition("\n")[2]
-    return f": {last.removeprefix('error: ')}" if last.startswith("error: ") else ""
+    """What ended a run, by the last error in its log since it was started; nothing if there is none."""
+    log = Path(f"{item.folder}.log")
+    if not log.exists():
+        return ""
+    errors = re.findall(r"^error: (.*)", log.read_text(encoding="utf-8", errors="replace"), re.M)
+    return f": {errors[-1]}" if errors else ""
 
 
 def finish(
@@ -229,7 +235,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         results.take_recorded()
         failed = _evaluate(to_evaluate, results, args.discard_agents)
         failed += _make(missing, begun, results, engine, args.discard_agents)
-        written = _write(results, experiment, _repeated(args.file, scale, changes))
+        written = _write(results, experiment, _repeated(args.file, scale, changes), failed)
         print(f"Written to {written}")
     if failed:
         raise UserError(f"{counted(len(failed), 'run')} failed; the same command resumes")
@@ -345,8 +351,10 @@ def _make(
     return run_all(missing, engine, after)
 
 
-def _write(results: Results, experiment: Experiment, command: str) -> Path:
-    """Writes tables and figures of the runs that have ended. Returns the page.
+def _write(
+    results: Results, experiment: Experiment, command: str, failed: Sequence[Planned]
+) -> Path:
+    """Writes tables and figures of the runs that have ended, and which have not. Returns the page.
 
     Raises:
         UserError: none has.
@@ -362,9 +370,34 @@ def _write(results: Results, experiment: Experiment, command: str) -> Path:
             continue
         record = read(item.folder)
         # The row may have been made elsewhere, and the folder hold a run of other settings.
-        if not list(differences(record.settings, item.settings)):
+        if not differences_in_training(record.settings, item.settings):
             study.records.append(record)
-    return write(study, results.out, experiment.title, experiment.question, command)
+    missing = _missing_runs(results.planned, study.runs)
+    missing += [f"{item.of.name}, seed {item.seed}: failed{_error(item)}" for item in failed]
+    return write(
+        study, results.out, experiment.title, experiment.question, command, missing=missing
+    )
+
+
+def _missing_runs(planned: Sequence[Planned], runs: "pd.DataFrame") -> list[str]:
+    """What a page says of the planned runs that have no row: a line for all groups if they lack the same seeds."""
+    ended = set(zip(runs["group"], runs["seed"], strict=True))
+    seeds: dict[str, list[int]] = {item.of.name: [] for item in planned}
+    for item in planned:
+        if (item.of.name, item.seed) not in ended:
+            seeds[item.of.name].append(item.seed)
+    missing = {name: ", ".join(map(str, sorted(of_group))) for name, of_group in seeds.items()}
+    if not any(missing.values()):
+        return []
+    if len(set(missing.values())) == 1:
+        return [
+            f"not all planned runs have ended: of every group without seeds {missing.popitem()[1]}"
+        ]
+    return [
+        f"{name}: not all planned runs have ended, without seeds {of_group}"
+        for name, of_group in missing.items()
+        if of_group
+    ]
 
 
 def _threads(engine: Engine) -> int | None:

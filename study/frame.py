@@ -342,7 +342,10 @@ def with_combined_reward(study: Study) -> Study:
     held_out = study.held_out
     names_eta = study.runs["evaluation"].str.contains("--kl_coef", regex=False).any()
     if {"combined_reward", "task_reward", "chain_kl"} <= {*held_out} and not names_eta:
+        # A way of answering without the task's team reward has none, which would not count one.
+        has_one = held_out["combined_reward"].notna()
         held_out = with_it(held_out, "chain_kl")
+        held_out["combined_reward"] = held_out["combined_reward"].where(has_one)
     return replace(
         study,
         metrics=with_it(study.metrics, "kl"),

@@ -10,7 +10,7 @@ from types import FrameType
 
 from cory.cli import terminal
 from study.plan import Planned
-from study.processes import die_with_parent
+from study.processes import die_with_parent, of_threads
 
 
 class Terminated(KeyboardInterrupt):
@@ -34,7 +34,7 @@ def run_all(
         ended: is called with each run, its exit status and its seconds.
     """
     running: set[subprocess.Popen[bytes]] = set()
-    env = dict(os.environ) if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
+    env = dict(os.environ) if threads is None else of_threads(threads)
 
     def run(item: Planned) -> None:
         started = time.perf_counter()

@@ -1,10 +1,16 @@
-"""Processes that an experiment starts: none outlives it."""
+"""Processes that an experiment starts: none outlives it, and each has its share of the cores."""
 
 import ctypes
+import os
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
+
+
+def of_threads(count: int) -> dict[str, str]:
+    """The environment of a process that computes with so many threads."""
+    return os.environ | {"OMP_NUM_THREADS": str(count)}
 
 
 def die_with_parent() -> None:

@@ -72,7 +72,7 @@ def read(folder: Path) -> Record:
             rows.append({**row, "iteration": int(row["iteration"]), **numbers})
         except (ValueError, TypeError, KeyError):
             record.problems.append(
-                f"line {number} of metrics.jsonl is damaged; what follows is left out"
+                f"line {number} of metrics.jsonl is damaged, and what follows is left out"
             )
             break
 
@@ -92,7 +92,7 @@ def read(folder: Path) -> Record:
     elif diverged:
         first = min(diverged)
         record.problems.append(
-            f"diverged: a metric is not finite in iteration {first + 1}; what follows is left out"
+            f"diverged: a metric is not finite in iteration {first + 1}, and what follows is left out"
         )
         record.rows = [row for row in record.rows if row["iteration"] < first]
     _read_summary(record)

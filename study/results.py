@@ -6,6 +6,7 @@ machine and in another experiment's folder beside this one.
 
 import csv
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -20,7 +21,7 @@ from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agent
 from cory.plural import counted
 from cory.run.output import replace_text
 from study.plan import FIRST_RUN, ROOT, Planned, is_module, start
-from study.processes import die_with_parent
+from study.processes import die_with_parent, of_threads
 from study.records import read
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Results:
         planned: all runs.
         baseline: the runs' name that others are measured against.
         evaluation: the command; empty: none.
-        threads: of each run, where runs are made on this machine; None: no run is kept to be repeated.
+        threads: of each run and evaluation, where runs are made on this machine; None: no run is kept to be repeated.
     """
 
     out: Path
@@ -328,6 +329,7 @@ class Results:
                 cwd=None if is_module(script) else ROOT,
                 stdout=log,
                 stderr=log,
+                env=dict(os.environ) if self.threads is None else of_threads(self.threads),
                 preexec_fn=die_with_parent,
             )
         return done.returncode

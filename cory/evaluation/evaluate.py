@@ -15,7 +15,7 @@ from datasets import Dataset
 
 from cory.evaluation.evaluator import Evaluator
 from cory.evaluation.folder import output_folder
-from cory.evaluation.lineup import line_up
+from cory.evaluation.lineup import check_vocabularies, line_up
 from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
 from cory.evaluation.rows import COSTS, table_rows, titles
 from cory.evaluation.settings import EvaluationConfig
@@ -64,6 +64,7 @@ def evaluate(
     settings.check()
     device = choose_device(settings.device)
     lineup = line_up(task, settings)
+    check_vocabularies(lineup)
 
     count = min(settings.queries or len(task.dataset), len(task.dataset))
     held_out = task.dataset.select(range(count))

@@ -22,6 +22,7 @@ from cory.config import Config, ModelConfig, RoleConfig, SamplingConfig, changed
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_weights, run_agents
 from cory.evaluation.settings import EvaluationConfig
+from cory.models.load import vocabulary
 from cory.prompts import RolePrompts
 from cory.provenance.models import Models, check_models, model_identity, policy_models
 from cory.run.record import read_settings
@@ -156,6 +157,29 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
     if settings.partners:
         _add_partners(lineup)
     return lineup
+
+
+def check_vocabularies(lineup: Lineup) -> None:
+    """Raises a UserError if a model's tokens are not those of the base to which its KL is measured.
+
+    Ids that only one of them has, such as a chat's marks, may be any.
+    """
+    checked = set()
+    for row in lineup.rows:
+        model, base = row.weights.model, row.weights.base
+        # All agents of a run that started from one model have its tokens.
+        folder = Path(model.name).parent
+        pair = (folder if folder in lineup.runs else model.name, base.name)
+        if model.name == base.name or pair in checked:
+            continue
+        checked.add(pair)
+        ours, theirs = vocabulary(model), vocabulary(base)
+        for index in ours.keys() & theirs.keys():
+            if ours[index] != theirs[index]:
+                raise UserError(
+                    f"models: expected a model with the tokens of its base {base.name!r}, for a KL between them, got "
+                    f"{model.name!r}, whose token {index} is {ours[index]!r} and not {theirs[index]!r}"
+                )
 
 
 def _add_run(lineup: Lineup, run: Path, task: Task, settings: EvaluationConfig) -> None:

@@ -1,5 +1,6 @@
 """Answers to prompts, with their KL to a base, and their rewards in a task."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -78,14 +79,16 @@ def respond(
     the model with its adapters off, under the same prompt; without `kl` it, `base_nll` and
     `log_ratios` are 0.
 
-    Raises a UserError: a prompt is too long for the model, or model and base differ in their
-    vocabulary.
+    Raises a UserError: a prompt is too long for the model, model and base differ in their
+    vocabulary, or a probability is not finite.
     """
-    if base is not None and model.config.vocab_size != base.config.vocab_size:
-        raise UserError(
-            f"expected a model with the base's vocabulary of {base.config.vocab_size}, for a KL between them, "
-            f"got {model.config.vocab_size} in {model.name_or_path!r}"
-        )
+    if base is not None:
+        ours, theirs = (one.config.get_text_config().vocab_size for one in (model, base))
+        if ours != theirs:
+            raise UserError(
+                f"expected a model with the base's vocabulary of {theirs}, for a KL between them, "
+                f"got {ours} in {model.name_or_path!r}"
+            )
     queries = [
         torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)
     ]
@@ -139,6 +142,11 @@ def respond(
                 )
         distances = _distances(responses, logits, base_logits)
         for i, (kl_of, base_nll, log_ratios) in zip(batch, distances, strict=True):
+            if not math.isfinite(kl_of):
+                raise UserError(
+                    f"expected finite probabilities, got a KL of {kl_of} between {model.name_or_path!r} and its "
+                    f"base, for the prompt {prompts[i]!r}"
+                )
             result.kl[i] = kl_of
             result.base_nll[i] = base_nll
             result.log_ratios[i] = log_ratios

@@ -289,6 +289,21 @@ def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrai
     )
 
 
+def vocabulary(model: ModelConfig) -> dict[int, str]:
+    """The tokens of a model's tokenizer by their ids. The model itself is not loaded.
+
+    Raises a UserError: the model or its tokenizer is missing.
+    """
+    name, revision = model.name, model.revision
+    folder = Path(name)
+    if (folder / "adapter_config.json").exists() and not (
+        folder / "tokenizer_config.json"
+    ).exists():
+        name, revision = base_of(folder)
+    tokenizer = load_tokenizer(name, find(name, "model.name", revision), model.trust_remote_code)
+    return {index: token for token, index in tokenizer.get_vocab().items()}
+
+
 @dataclass
 class InMemory:
     """A model in memory, with the settings by which it was loaded."""

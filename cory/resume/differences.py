@@ -72,6 +72,17 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator
     yield from _different_keys(saved, wanted, free, "")
 
 
+def differences_in_training(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> list[Difference]:
+    """As `differences`, but for a run that was continued with `guards.on_nonfinite: skip`, as its error has advised."""
+    return [
+        change
+        for change in differences(saved, wanted)
+        if change.key != "guards.on_nonfinite" or {change.old, change.new} != {"stop", "skip"}
+    ]
+
+
 def in_words(
     changes: Sequence[Difference], saved: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> list[str]:

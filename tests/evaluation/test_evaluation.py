@@ -1,6 +1,7 @@
 """One evaluator for any task: solo, joint and compute-matched rows, each model as its run had it."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from cory.rewards import Reward
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study.report import write_report
+from study.small_models import train_tokenizer
 
 PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
@@ -122,6 +124,33 @@ def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer
     assert "base of run/agent_1" in rows
     assert rows["ppo/agent_1"]["kl"] < 1e-4 and rows["run/agent_1"]["kl"] < 1e-4
     assert rows["base of run/agent_1"]["kl"] == 0
+
+
+def test_a_base_with_other_tokens_is_refused_before_anybody_answers(
+    config, held_out, policy_folder, tmp_path, tokenizer
+):
+    """Also one with as many of them: a KL between them would be of words that have nothing in common."""
+    other = tmp_path / "other"
+    make_gpt2(tokenizer).save_pretrained(other)
+    train_tokenizer(sentences(200)[::-1][:150], vocab_size=len(tokenizer)).save_pretrained(other)
+    run = make_run(config, 1, iterations=1)
+    with pytest.raises(
+        UserError, match=r"models: expected a model with the tokens of its base '.*other'"
+    ):
+        evaluate([run], held_out, settings(tmp_path, base=str(other)))
+    with pytest.raises(UserError, match=r"got '.*other', whose token \d+ is"):
+        evaluate([policy_folder, other], held_out, settings(tmp_path))
+    assert not (tmp_path / "evaluation").exists()
+
+
+def test_a_kl_that_is_not_finite_is_an_error_and_no_cell(policy_folder):
+    model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
+    base, _ = load.load_policy(ModelConfig(str(policy_folder)))
+    base.lm_head.register_forward_hook(lambda module, args, output: output * math.nan)
+    with pytest.raises(
+        UserError, match=r"expected finite probabilities, got a KL of nan .*'the film'"
+    ):
+        respond(model, base, tokenizer, ["the film"], SamplingConfig(5, 5))
 
 
 def test_chains_are_those_that_were_trained(config, held_out, tmp_path):

@@ -3,12 +3,14 @@
 import math
 import random
 import re
+import shutil
 
 import pandas as pd
 import pytest
 import yaml
 from handmade import make_run
 
+from cory.errors import UserError
 from study import claims, estimates
 from study.frame import held_out_rows
 from study.intervals import Interval
@@ -216,6 +218,16 @@ def test_the_page_has_a_row_for_each_regime_and_other_claims_once(tmp_path, caps
         assert regimes == ["imdb_noise at tiny_full_kl", "imdb_noise at tiny_sampled_kl"]
     assert untested.count("\n* ") == len(claims.CLAIMS) - len(of_imdb)
     assert "\nimdb_cooperation at tiny (3 seeds of at least 5):\n" in untested
+
+
+def test_two_folders_of_one_experiment_and_scale_are_refused(tmp_path):
+    """Which of them counts would be by their names."""
+    out = make_results("imdb_noise", tmp_path, "tiny_full_kl", seeds=2)
+    shutil.copytree(out, out.with_name("again"))
+    with pytest.raises(
+        UserError, match=r"expected one folder for each .*again.*imdb_noise, tiny_full_kl"
+    ):
+        claims.read_studies(tmp_path / "results")
 
 
 def test_two_agents_as_noisy_as_one_are_as_unsteady():

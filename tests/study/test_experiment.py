@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from subprocess import PIPE
 
+import pandas as pd
 import pytest
 import yaml
 from conftest import ROOT
@@ -23,7 +24,7 @@ from handmade import make_run
 from cory.errors import UserError
 from cory.provenance.models import model_identity
 from imdb_train import toy
-from study import experiment
+from study import compare, experiment
 from study.plan import LATER_KEYS, Planned, _fingerprint, _identity
 from study.results import Results
 
@@ -539,6 +540,8 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
         experiment.command_line(argv)
     text = (tmp_path / "out/comparison.md").read_text()
     assert text.startswith("# A trial\n\nDoes it run?") and "| PPO | 1 |" in text
+    assert "* no such policy: not all planned runs have ended, without seeds 0\n" in text
+    assert "* no such policy, seed 0: failed: model.name: " in text
     # As it is pasted, without folders of this machine.
     said = shlex.split(text.split("```bash\n")[1].splitlines()[0])
     assert said[-4:] == ["--set", prompt, "--set", "task.reward_model=FOLDER"]
@@ -773,6 +776,55 @@ def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_
     assert [row["iteration"] for row in metrics] == ["0", "1"]
     assert [row["iterations"] for row in csv.DictReader(open(out / "runs.csv"))] == ["2"]
     assert not (out / "held_out.csv").exists()  # which was of an evaluation that there is no more
+
+
+def test_the_page_says_which_planned_runs_are_missing(tmp_path, judged):
+    trial(tmp_path, "--seeds", "1")
+    page = (tmp_path / "results/a/comparison.md").read_text()
+    assert "* not all planned runs have ended: of every group without seeds 1\n" in page
+    trial(tmp_path)
+    page = (tmp_path / "results/a/comparison.md").read_text()
+    assert "not all planned runs" not in page
+    runs = pd.read_csv(tmp_path / "results/a/runs.csv")
+    one_is_missing = runs[(runs["seed"] == 0) | (runs["group"] == judged[0].of.name)]
+    (note,) = experiment._missing_runs(judged, one_is_missing)
+    assert note == f"{judged[-1].of.name}: not all planned runs have ended, without seeds 1"
+
+
+def test_a_comparison_of_runs_leaves_an_experiment_s_rows_alone(tmp_path, judged):
+    trial(tmp_path)
+    out = tmp_path / "results/a"
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(
+        UserError, match=r"--out: expected a folder without rows.*has 4 rows of trial"
+    ):
+        compare.command_line([str(judged[0].folder), str(judged[1].folder), "--out", str(out)])
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    compare.command_line([str(out), "--out", str(out)])  # again from its own files
+    assert len((out / "runs.csv").read_text().splitlines()) == 5
+
+
+def test_a_run_that_went_on_with_skipped_steps_is_still_the_run_of_its_experiment(tmp_path, judged):
+    """As the error of a loss that is not finite advises."""
+    for item in judged[:2]:
+        config = yaml.safe_load((item.folder / "config.yaml").read_text())
+        config["guards"]["on_nonfinite"] = "skip"
+        (item.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    trial(tmp_path)
+    rows = list(csv.DictReader(open(tmp_path / "results/a/runs.csv")))
+    assert [row["key"] for row in rows] == [item.key() for item in judged]
+    comparison = compare.command_line
+    comparison([*(str(item.folder) for item in judged), "--out", str(tmp_path / "b")])
+    groups = set(pd.read_csv(tmp_path / "b/runs.csv")["group"])
+    assert len(groups) == 2 and not any("nonfinite" in name for name in groups)
+
+
+def test_an_evaluation_has_the_threads_of_a_run(tmp_path, judged):
+    judge = tmp_path / "judge.py"
+    says = f"import os\nopen({str(tmp_path / 'threads')!r}, 'w').write(os.environ['OMP_NUM_THREADS'])\n"
+    judge.write_text(says + judge.read_text())
+    trial(tmp_path, "--cpus", "3")
+    assert (tmp_path / "threads").read_text() == "3"
 
 
 def test_time_and_disk_are_those_of_earlier_runs(tmp_path, judged, capsys):
