@@ -22,7 +22,7 @@ from cory.errors import UserError, one_of
 from cory.evaluation.agents import agent_folders
 from cory.evaluation.command import parse_settings
 from cory.provenance.models import model_identity
-from cory.resume.differences import FREE, differences_in_training, in_words
+from cory.resume.differences import FREE, ROUNDING, differences_in_training, in_words
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_script
 from cory.unused import unread
@@ -142,7 +142,7 @@ class Planned:
         It is the same on every machine. The code's version is no part of it, nor is a key of `LATER_KEYS`, or one of
         `MEASURES` that is not set.
         """
-        free = FREE - {"iterations"} - MEASURES
+        free = FREE - {"iterations"} - ROUNDING - MEASURES
         decisive = {
             key: self._content(value)
             for key, value in flat(self.settings).items()

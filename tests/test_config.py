@@ -37,12 +37,26 @@ def flat(tree, prefix=""):
             yield prefix + key, value
 
 
-def printed(script: str, *flags: str) -> dict:
+@pytest.fixture
+def printed(command):
     """The settings that a script prints, flat."""
-    command = [sys.executable, str(ROOT / script), *flags, "--print_config"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(flat(yaml.safe_load(done.stdout)))
+
+    def run(script: str, *flags: str) -> dict:
+        status, out, error = command(ROOT / script, *flags, "--print_config")
+        assert status == 0, error
+        return dict(flat(yaml.safe_load(out)))
+
+    return run
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_mistakes_are_found_before_settings_are_printed(script, command):
+    for flags, message in (
+        (["--ppo.learning_rat", "3"], "unknown key 'ppo.learning_rat'"),
+        (["--ppo.reward_normalization"], "ppo.reward_normalization: expected ppo.reward_scaling"),
+    ):
+        status, out, error = command(ROOT / script, "--print_config", *flags)
+        assert (status, out) == (2, "") and message in error
 
 
 @pytest.mark.parametrize(
@@ -58,7 +72,7 @@ def test_shipped_configs_state_only_what_differs_from_the_defaults(path):
 @pytest.mark.parametrize(
     "path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
-def test_both_scripts_read_a_file_and_differ_in_the_number_of_agents_alone(path):
+def test_both_scripts_read_a_file_and_differ_in_the_number_of_agents_alone(path, printed):
     folder = f"{path.parent.name}_train"
     cory, ppo = (
         printed(f"{folder}/{script}.py", "--config", str(path)) for script in ("cory", "ppo")
@@ -294,7 +308,7 @@ def test_ppo_scripts_refuse_a_second_agent_or_role(key, command):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_complete_file_is_read_by_the_script_that_printed_it(script, tmp_path):
+def test_a_complete_file_is_read_by_the_script_that_printed_it(script, tmp_path, printed):
     """As config.yaml of a run is."""
     settings = printed(script, "--seed", "3")
     task, name = script.removesuffix(".py").split("_train/")
@@ -315,7 +329,7 @@ def test_a_complete_file_is_read_by_the_script_that_printed_it(script, tmp_path)
     }
 
 
-def test_entries_of_agents_and_roles_are_printed_as_they_are_written():
+def test_entries_of_agents_and_roles_are_printed_as_they_are_written(printed):
     settings = printed(
         "imdb_train/cory.py",
         "--agents=[{}, {trained: false, model: {name: partner}}]",
@@ -455,7 +469,7 @@ def test_quantized_agents_may_have_adapters_of_their_own():
         config.check()
 
 
-def test_help_documents_every_key_and_print_config_prints_them():
+def test_help_documents_every_key_and_print_config_prints_them(printed):
     script = "imdb_train/cory.py"
     shown = subprocess.run(
         [sys.executable, str(ROOT / script), "--help", "all"],

@@ -93,6 +93,9 @@ def read_command_line(
     if {"-h", "--help"} & {*argv}:
         _print_help(config_class, default, argv)
         sys.exit(0)
+    # Read without it first, as the parser would print before it has read what follows, and without its mistakes.
+    print_config = [word for word in argv if word.split("=")[0] == "--print_config"]
+    argv = [word for word in argv if word not in print_config]
     chosen = _files_and_run(argv)
     if single_agent:
         _check_single_agent(chosen)
@@ -123,6 +126,8 @@ def read_command_line(
         before = parse([word for file in files for word in ("--config", file)])
         config = parse(argv)
         config.check()
+        if print_config:
+            parse([*argv, *print_config])  # prints, and ends the program
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)
         raise UserError(file + _explained(error, config_class)) from None

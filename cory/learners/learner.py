@@ -402,8 +402,8 @@ class Learner(ABC):
         """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
-        # That of more processes is smaller.
-        self.passes.micro_batch = min(self.passes.micro_batch, int(numbers["micro_batch"]))
+        if self.ppo.micro_batch == "auto":  # that of more processes is smaller
+            self.passes.micro_batch = min(self.passes.micro_batch, int(numbers["micro_batch"]))
         if numbers["positions_at_a_time"] is not None:
             self.passes.positions_at_a_time = int(numbers["positions_at_a_time"])
         self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])

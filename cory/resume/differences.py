@@ -5,6 +5,10 @@ from typing import Any, NamedTuple
 
 from cory.config import AgentConfig
 
+# How a run computes, which changes its numbers by rounding alone.
+ROUNDING = frozenset(
+    {"device", "ppo.micro_batch", "model.gradient_checkpointing", "sampling.cache"}
+)
 # Keys of config.yaml that may differ on resume.
 FREE = frozenset(
     {
@@ -27,6 +31,7 @@ FREE = frozenset(
         "sampling.engine",
         "sampling.engine_url",
         "sampling.engine_folder",
+        *ROUNDING,
         "changes",
         "versions",
         "fingerprint.dataset_is_local",

@@ -11,7 +11,6 @@ from typing import Any
 from cory.resume.differences import FREE
 
 LONGEST = 80  # characters of a name; a longer one ends in a hash
-LEFT_OUT = FREE | {"device"}  # keys that change nothing of what is trained
 
 
 def run_name(setting: str, changed: Mapping[str, Any]) -> str:
@@ -26,7 +25,7 @@ def run_name(setting: str, changed: Mapping[str, Any]) -> str:
     """
     parts = [setting]
     for key in sorted(changed, key=lambda key: (key == "seed", key)):
-        if key in LEFT_OUT or key.split(".")[0] in LEFT_OUT:
+        if key in FREE or key.split(".")[0] in FREE:
             continue
         if key == "seed":  # as in the runs of an experiment, which reports put together
             parts.append(f"seed{changed[key]}")

@@ -674,6 +674,21 @@ def test_a_gradient_that_is_not_finite_names_its_row(one, rank, algorithm):
     assert text in str(error.value)
 
 
+def test_a_run_may_go_on_with_other_sizes_of_passes(one, whole):
+    """As after memory ran out. They change rounding alone."""
+    folder = make_trainer(replace(one, iterations=2)).train().folder
+    smaller = replace(one, resume=str(folder), ppo=replace(one.ppo, micro_batch=3))
+    smaller.model = replace(one.model, gradient_checkpointing=True)
+    trainer = make_trainer(smaller)
+    run = trainer.train()
+    assert {agent.learner.passes.micro_batch for agent in trainer.agents} == {3}
+    expected = [json.loads(line) for line in (whole / "metrics.jsonl").open()]
+    assert len(run.history) == len(expected)
+    for record, other in zip(run.history, expected, strict=True):
+        assert record["task_reward"] == pytest.approx(other["task_reward"], abs=1e-4)
+        assert record["kl"] == pytest.approx(other["kl"], abs=1e-3)
+
+
 def test_update_that_is_not_finite_can_be_skipped(one):
     config = replace(one, guards=GuardsConfig(on_nonfinite="skip"))
     trainer = make_trainer(config)
