@@ -359,11 +359,11 @@ class PPOConfig(Settings):
         optimizer_options: Further arguments of the optimizer, such as {weight_decay: 0.01}.
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
         mini_batch_size: Samples per gradient, over all processes.
-        gradient_accumulation_steps: Mini-batches per optimizer step; each counts equally, however many tokens it has,
-            so `micro_batch` is the exact way to less memory.
+        gradient_accumulation_steps: Mini-batches per optimizer step, weighted equally, whatever their numbers of
+            tokens. To save memory without changing the update, set `micro_batch`.
         micro_batch: Samples per pass, in each process: forward and backward, and of the reference. Changes results by
-            rounding only; smaller ones share fewer prompts and make the first passes again. `auto`: the whole
-            mini-batch, halved whenever memory runs out (one process only).
+            rounding only; smaller ones share fewer prompts, and compute a pass again that a whole one would reuse.
+            `auto`: the whole mini-batch, halved whenever memory runs out (one process only).
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2); also the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.
@@ -604,7 +604,8 @@ class Config(Settings):
             [...]}, each part optional: docs/own_task.md. Empty: pioneer, observer, observer_2, ... with the task's
             prompts.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
-        device: auto (CUDA where there is a GPU for it, else the CPU), cpu, cuda, cuda:N or mps (Apple; not tested).
+        device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda, cuda:N or
+            mps (Apple; not tested).
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 from cory.cli.help import default_text, documented  # noqa: E402
 from cory.config import AgentConfig, Config, RoleConfig, Settings  # noqa: E402
 from cory.tasks.config import OwnTaskConfig  # noqa: E402
-from gsm8k_train.config import Gsm8kTaskConfig  # noqa: E402
+from gsm8k_train.config import Gsm8kConfig, Gsm8kTaskConfig  # noqa: E402
 from imdb_train.config import ImdbTaskConfig  # noqa: E402
 
 PAGE = ROOT / "docs/configuration.md"
@@ -72,7 +72,36 @@ def sections() -> str:
         if isinstance(block, Settings) and field.name != "task":
             blocks.append(table(f"{field.name}.", block, f"`{field.name}`"))
     blocks += [table("task.", task(), f"`task`, {what}") for what, task in TASKS.items()]
+    blocks.append(own_defaults(Gsm8kConfig(), config))
     return "\n".join(blocks)
+
+
+def own_defaults(config: Config, common: Config) -> str:
+    """The keys whose defaults are others for a task, as a section."""
+    rows = []
+    for field in fields(common):
+        own, other = getattr(config, field.name), getattr(common, field.name)
+        if field.name == "task" or own == other:
+            continue
+        if not isinstance(own, Settings):
+            rows.append(f"| `{field.name}` | {default(own)} |")
+            continue
+        for key in fields(own):
+            value = getattr(own, key.name)
+            if value != getattr(other, key.name):
+                rows.append(f"| `{field.name}.{key.name}` | {default(value)} |")
+    return "\n".join(
+        [
+            "## GSM8K's own defaults",
+            "",
+            "Those of `gsm8k_train` where they are not the defaults above (Table 2 of the paper).",
+            "",
+            "| key | default |",
+            "|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def main() -> None:
