@@ -1,10 +1,9 @@
 """CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
 
 import itertools
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,35 +14,24 @@ from datasets import Dataset
 from cory.agent import Agent
 from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
-from cory.callbacks.upload import push_command
 from cory.config import Config
 from cory.credit import assign_credit
-from cory.errors import NotFinite, RewardError, UserError
 from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
+from cory.opening import explaining_errors, open_run
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.preflight import check_run, held_out_rows
 from cory.prompts import fit_responses
 from cory.provenance.models import policy_models
 from cory.provenance.task import data_hash, dataset_is_local
-from cory.report import NAME as REPORT
-from cory.report import write_run_report
-from cory.resume import checkpoint
-from cory.resume.advice import (
-    AS_BEFORE,
-    MENDED_REWARD,
-    SKIPPING,
-    how_to_continue,
-    resume_command,
-)
+from cory.resume.advice import resume_command
 from cory.resume.checkpoint import RunState
-from cory.resume.find import Resumed, find_resumed
 from cory.rewards import Scores, score_by_function, score_chains
 from cory.run.clock import timed
-from cory.run.folder import Run, run_record
+from cory.run.folder import Run
 from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
 from cory.streams import Purpose, Stream, derangement, response_limit
@@ -120,17 +108,14 @@ class CoryTrainer:
                 an update is not finite (`guards.on_nonfinite`).
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
-        with ExitStack() as locks:  # of the run's folder, held until all is written
-            config_record = run_record(self.config, self.fingerprint())
-            resumed = self._find_resumed(config_record, locks)
-            if resumed is not None and resumed.finished:
-                self.run = self._finished_run(config_record, resumed)
+        self.should_stop = False
+        self.signal = None
+        # The folder's lock is held until all is written.
+        with ExitStack() as locks, Signals() as self.signals:
+            self.run = open_run(self, locks)
+            if self.run.finished:
                 return self.run
-
-            with (
-                Signals() as self.signals,
-                self._open_run(config_record, resumed, locks) as self.run,
-            ):
+            with self.run:
                 with self._explaining_errors("the beginning of the run"):
                     self._notify("on_train_begin", self.run)
 
@@ -149,7 +134,7 @@ class CoryTrainer:
 
                 with self._explaining_errors("the end of the run"):
                     self._notify("on_train_end", self.run)
-            return self.run
+        return self.run
 
     def iteration(self, k: int) -> Iteration:
         """Algorithm 1, lines 3 to 17, for iteration `k`, from 0."""
@@ -399,50 +384,6 @@ class CoryTrainer:
 
     # The run and its callbacks
 
-    def _find_resumed(self, config_record: dict[str, Any], locks: ExitStack) -> Resumed | None:
-        """The run that `config.resume` names, in all processes; None starts a new one."""
-        resumed = None
-        if distributed.is_main():
-            names = [agent.name for agent in self.trained_agents]
-            resumed = find_resumed(self.config, config_record, self.name, names, locks)
-        return distributed.broadcast_object(resumed)
-
-    def _finished_run(self, config_record: dict[str, Any], resumed: Resumed) -> Run:
-        """A run of which nothing is left to do."""
-        run = Run(self.config, self.name, config_record, resumed.run, finished=True)
-        # Killed after everything else was saved.
-        if distributed.is_main() and not (run.folder / REPORT).exists():
-            write_run_report(run.folder, self.config.method())
-        if distributed.is_main() and self.config.hub.push is not None:
-            command = push_command(run.folder, self.config.hub)
-            print(f"hub.push uploads at the end of training. To upload this run: {command}")
-        return run
-
-    def _open_run(
-        self, config_record: dict[str, Any], resumed: Resumed | None, locks: ExitStack
-    ) -> Run:
-        """The folder of a new run, or of one that is continued, whose state and agents are loaded."""
-        self.should_stop = False
-        self.signal = None
-        if resumed is None:
-            self.state = RunState(config=config_record)
-            return Run(self.config, self.name, config_record, locks=locks)
-
-        config_record["changes"] = resumed.changes
-        self.state = resumed.state
-        if resumed.checkpoint is not None:
-            checkpoint.load(resumed.checkpoint, self.state, self.trained_agents)
-        self.state.config = config_record
-        return Run(
-            self.config,
-            self.name,
-            config_record,
-            folder=resumed.run,
-            lengths=self.state.lengths,
-            outdated=resumed.outdated,
-            locks=locks,
-        )
-
     def _iterations_left(self) -> range:
         """None where a guard has ended the run, which was then interrupted before all was saved."""
         if self.state.stopped_by is not None:
@@ -469,37 +410,8 @@ class CoryTrainer:
             else:
                 distributed.fail_together(partial(call, list(consecutive)))
 
-    @contextmanager
-    def _explaining_errors(self, part: str) -> Iterator[None]:
-        """An error that ends the run in `part` of it says what is saved and how to continue.
-
-        Errors for users say it in their message; others print it and keep their traceback. Which
-        processes have the error: `cory/parallel/distributed.py`.
-        """
-        try:
-            yield
-        except (UserError, NotFinite) as error:
-            lines = [f"{part}: {error}", *getattr(error, "__notes__", ()), self._advice(error)]
-            raise UserError("\n".join(lines)) from None
-        except Exception as error:
-            print(f"\n{part.capitalize()} failed. {self._advice(error)}", file=sys.stderr)
-            raise
-
-    def _advice(self, error: Exception) -> str:
-        """What is saved, and the command that continues from there."""
-        folder = self.run.folder
-        if self.run.finished:
-            return f"The run is complete and saved in {folder}."
-        of_reward = isinstance(error, RewardError)
-        if isinstance(error, distributed.FailedElsewhere):
-            of_reward = error.of_reward
-        changes = AS_BEFORE
-        if of_reward:
-            changes = MENDED_REWARD
-        elif isinstance(error, NotFinite):
-            changes = SKIPPING
-        newest = next(iter(checkpoint.folders(folder / "checkpoints")), None)
-        return how_to_continue(folder, newest, self.config, self.run.iterations_done, changes)
+    def _explaining_errors(self, part: str) -> AbstractContextManager[None]:
+        return explaining_errors(self.run, self.config, part)
 
 
 def _overrides(callback: Callback, event: str) -> bool:

@@ -198,6 +198,7 @@ ORDER = [
     "cory.push",
     "cory.callbacks",
     "cory.preflight",
+    "cory.opening",
     "cory.trainer",
     "cory.train",
     "cory.chat",

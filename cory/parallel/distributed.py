@@ -15,7 +15,7 @@ What happens to an error of one process:
 `raised_everywhere` tells the first two from the third. `CoryTrainer.train` sees all three. If the
 error is everywhere, and no agent has changed since the iteration began, the processes save a
 checkpoint together (`Checkpoints.saved_on_error`). Then each says what is saved and how to continue
-(`CoryTrainer._explaining_errors`), and the script ends with a message and status 2, or a traceback
+(`explaining_errors` in `cory/opening.py`), and the script ends with a message and status 2, or a traceback
 (`cory.cli.main.main`).
 """
 

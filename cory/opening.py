@@ -1,0 +1,113 @@
+"""The run that a trainer makes: a new one, or one that is continued; and what an error says of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cory.callbacks.upload import push_command
+from cory.config import Config
+from cory.errors import NotFinite, RewardError, UserError
+from cory.parallel import distributed
+from cory.report import NAME as REPORT
+from cory.report import write_run_report
+from cory.resume import checkpoint
+from cory.resume.advice import AS_BEFORE, MENDED_REWARD, SKIPPING, how_to_continue
+from cory.resume.checkpoint import RunState
+from cory.resume.find import Resumed, find_resumed
+from cory.run.folder import Run, run_record
+
+if TYPE_CHECKING:
+    from cory.trainer import CoryTrainer
+
+
+def open_run(trainer: CoryTrainer, locks: ExitStack) -> Run:
+    """The run of a trainer, whose state and agents are loaded if it is continued. One that is finished already is only
+    read.
+
+    Args:
+        locks: gets the lock of the folder.
+
+    Raises:
+        UserError: `resume` names no run that can be continued, or the folder cannot be written.
+    """
+    config = trainer.config
+    record = run_record(config, trainer.fingerprint())
+    resumed = _find_resumed(trainer, record, locks)
+    if resumed is None:
+        trainer.state = RunState(config=record)
+        return Run(config, trainer.name, record, locks=locks)
+    if resumed.finished:
+        return _finished_run(trainer, record, resumed)
+
+    record["changes"] = resumed.changes
+    trainer.state = resumed.state
+    if resumed.checkpoint is not None:
+        checkpoint.load(resumed.checkpoint, trainer.state, trainer.trained_agents)
+    trainer.state.config = record
+    return Run(
+        config,
+        trainer.name,
+        record,
+        folder=resumed.run,
+        lengths=trainer.state.lengths,
+        outdated=resumed.outdated,
+        locks=locks,
+    )
+
+
+def _find_resumed(trainer: CoryTrainer, record: dict[str, Any], locks: ExitStack) -> Resumed | None:
+    """The run that `config.resume` names, in all processes; None starts a new one."""
+    resumed = None
+    if distributed.is_main():
+        names = [agent.name for agent in trainer.trained_agents]
+        resumed = find_resumed(trainer.config, record, trainer.name, names, locks)
+    return distributed.broadcast_object(resumed)
+
+
+def _finished_run(trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed) -> Run:
+    """A run of which nothing is left to do."""
+    config = trainer.config
+    run = Run(config, trainer.name, record, resumed.run, finished=True)
+    # Killed after everything else was saved.
+    if distributed.is_main() and not (run.folder / REPORT).exists():
+        write_run_report(run.folder, config.method())
+    if distributed.is_main() and config.hub.push is not None:
+        command = push_command(run.folder, config.hub)
+        print(f"hub.push uploads at the end of training. To upload this run: {command}")
+    return run
+
+
+@contextmanager
+def explaining_errors(run: Run, config: Config, part: str) -> Iterator[None]:
+    """An error that ends the run in `part` of it says what is saved and how to continue.
+
+    Errors for users say it in their message; others print it and keep their traceback. Which
+    processes have the error: `cory/parallel/distributed.py`.
+    """
+    try:
+        yield
+    except (UserError, NotFinite) as error:
+        lines = [f"{part}: {error}", *getattr(error, "__notes__", ()), _advice(run, config, error)]
+        raise UserError("\n".join(lines)) from None
+    except Exception as error:
+        print(f"\n{part.capitalize()} failed. {_advice(run, config, error)}", file=sys.stderr)
+        raise
+
+
+def _advice(run: Run, config: Config, error: Exception) -> str:
+    """What is saved, and the command that continues from there."""
+    if run.finished:
+        return f"The run is complete and saved in {run.folder}."
+    of_reward = isinstance(error, RewardError)
+    if isinstance(error, distributed.FailedElsewhere):
+        of_reward = error.of_reward
+    changes = AS_BEFORE
+    if of_reward:
+        changes = MENDED_REWARD
+    elif isinstance(error, NotFinite):
+        changes = SKIPPING
+    newest = next(iter(checkpoint.folders(run.folder / "checkpoints")), None)
+    return how_to_continue(run.folder, newest, config, run.iterations_done, changes)
