@@ -33,13 +33,19 @@ from transformers import (
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 from study.small_models import train_tokenizer
 
-# As in what a script starts with `&`; programs inherit it.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 ROOT = Path(__file__).resolve().parent.parent
 SAVEFIG = Figure.savefig
 WORDS = "the film was a good bad story with some very fine or awful acting and music in every single scene".split()
+
+
+def pytest_configure(config):
+    """Signals are heeded, also in what a script starts with `&`, or under nohup: programs inherit it."""
+    for number, default in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, default)
 
 
 def sentences(n: int) -> list[str]:
@@ -57,15 +63,16 @@ def cpu():
     PartialState(cpu=True).device = torch.device("cpu")
 
 
+def save_blank(figure, target, **_):
+    """Saves a figure as a single pixel: to draw those of a run takes half a second."""
+    Image.new("RGB", (1, 1)).save(target, "PNG")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def blank_figures():
-    """Figures are made, and saved as a single pixel: to draw those of a run takes half a second."""
-
-    def save(figure, target, **_):
-        Image.new("RGB", (1, 1)).save(target, "PNG")
-
+    """Figures are made, and not drawn."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save)
+        patch.setattr(Figure, "savefig", save_blank)
         yield
 
 

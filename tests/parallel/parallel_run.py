@@ -21,7 +21,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "run")]
 
 import torch  # noqa: E402
+from conftest import save_blank  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
 from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
@@ -87,4 +89,5 @@ def run() -> None:
 
 
 if __name__ == "__main__":
+    Figure.savefig = save_blank
     main(run)

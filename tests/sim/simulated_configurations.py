@@ -63,7 +63,7 @@ def make_small(config: Config, models: dict[str, str], device: str) -> Config:
     """The settings at small size: a batch of 4 with its gradients in two parts if the file
     accumulates them, responses of 3 tokens, two epochs."""
     steps = 2 if config.ppo.gradient_accumulation_steps > 1 else 1
-    config.iterations = 2
+    config.iterations = 1
     config.device = device
     config.sample_every = 0
     config.model.name = models.get(config.model.name, config.model.name)
@@ -89,7 +89,7 @@ rows: dict[str, Dataset] = {}  # by kind of task; a few, as all of them are enco
 
 
 def run(kind: TaskKind, config: Config) -> dict[str, object]:
-    """The records of two iterations, or the traceback."""
+    """The records of an iteration, or the traceback."""
     PartialState._reset_state()
     AcceleratorState._reset_state(True)
     simulated.use(config.device)

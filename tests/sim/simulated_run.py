@@ -20,7 +20,8 @@ import simulated  # noqa: E402
 import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState  # noqa: E402
-from conftest import make_config, make_gpt2, sentences  # noqa: E402
+from conftest import make_config, make_gpt2, save_blank, sentences  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 from test_resume import make_trainer  # noqa: E402
 
 from benchmarks import gpu  # noqa: E402
@@ -195,5 +196,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    Figure.savefig = save_blank
     torch.set_num_threads(1)
     main()

@@ -206,8 +206,11 @@ def test_greedy_is_the_likeliest_token(config, tokenizer):
 @pytest.mark.skipif(not REAL.exists(), reason="the real GSM8K is not beside this checkout")
 def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, monkeypatch):  # noqa: F811
     pytest.importorskip("bitsandbytes")
+    for split in ("train", "test"):  # all rows would be encoded before the run
+        rows = (REAL / f"{split}.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / f"{split}.jsonl").write_text("".join(rows[:64]))
     argv = [
-        f"--model.name={llama_folder}", f"--task.dataset={REAL}", "--task.subset=null", "--iterations=3",
+        f"--model.name={llama_folder}", f"--task.dataset={tmp_path}", "--task.subset=null", "--iterations=1",
         "--device=cpu",
         "--sampling.min_new_tokens=8", "--sampling.max_new_tokens=8", "--tracker=none", f"--output={tmp_path / 'run'}",
         "--ppo.batch_size=8", "--ppo.gradient_accumulation_steps=4", "--model.dtype=float32",
@@ -220,7 +223,7 @@ def test_llama_configuration_in_4_bit_on_real_problems(llama_folder, tmp_path, m
     )
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
-    assert len(records) == 6 and all("unparseable" in record for record in records)
+    assert len(records) == 2 and all("unparseable" in record for record in records)
     assert (run.folder / "agent_2/adapter_model.safetensors").exists()
 
 
