@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from cory.agents import make_agents
+from cory.cli.load import load
 from cory.errors import UserError
+from cory.trainer import CoryTrainer
+from imdb_train.config import ImdbConfig
+from imdb_train.task import make_task
 from study import experiment
 
 ray = pytest.importorskip("ray")
@@ -35,14 +40,14 @@ def not_starved(monkeypatch):
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    """The grid's runs without Ray: metrics.jsonl by folder name."""
+    """The grid's runs without Ray, in this process: metrics.jsonl by folder name."""
     folder = tmp_path_factory.mktemp("local")
-    return run_grid(folder, "--jobs", "2", "--cpus", "1")
-
-
-def run_grid(folder: Path, *flags: str) -> dict[str, bytes]:
     (folder / "trial.yaml").write_text(GRID)
-    experiment.command_line([str(folder / "trial.yaml"), "--runs", str(folder / "runs"), *flags])
+    grid = experiment.read_experiment(folder / "trial.yaml")
+    for item in experiment.plan(grid, "tiny", {}, folder / "runs"):
+        _, script, *argv = item.command
+        config = load(ImdbConfig, None, argv, single_agent=script.endswith("ppo.py"))
+        CoryTrainer(config, make_agents(config), make_task(config)).train()
     return files_of(folder)
 
 
