@@ -41,6 +41,7 @@ from study.compare import check_out, write
 from study.plan import ROOT, Experiment, Planned, plan, read_experiment
 from study.records import read, short_version
 from study.results import Results
+from study.run_evaluation import RunEvaluation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,12 +151,13 @@ def finish(
     Raises:
         UserError: the evaluation failed; the checkpoints stay.
     """
-    results.add(item, seconds, megabytes(item.folder))
+    results.add_run(item, seconds, megabytes(item.folder))
     shutil.rmtree(item.folder / "checkpoints", ignore_errors=True)
-    if discard_agents and not results.is_needed(item):
+    evaluation = results.evaluation
+    if discard_agents and evaluation and not evaluation.needs_agents_of(item):
         for agent in item.folder.glob("agent_*"):
             shutil.rmtree(agent)
-        results.forget_responses(item)
+        evaluation.forget(item)
 
 
 def megabytes(folder: Path) -> float:
@@ -186,15 +188,19 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     file = Path(args.file)
     name = file.parent.name if file.stem == "experiment" else file.stem
     out = Path(args.out) if args.out else runs / scale / f"{name}-comparison"
+    threads = None if args.dry_run else _threads(engine)
     results = Results(
         out=out,
-        evaluations=runs / scale / f"{name}-evaluation",
         experiment=name,
         scale=scale,
         planned=planned,
         baseline=experiment.baseline or _first_single(planned),
-        evaluation=evaluation,
-        threads=None if args.dry_run else _threads(engine),
+        evaluation=(
+            RunEvaluation(evaluation, runs / scale / f"{name}-evaluation", threads)
+            if evaluation
+            else None
+        ),
+        threads=threads,
     )
     # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
     seeds = experiment.scales[scale].seeds[: args.seeds]
@@ -232,7 +238,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             replace_text(
                 out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n"
             )
-        results.take_recorded()
+        results.copy_rows_of_other_folders()
         failed = _evaluate(to_evaluate, results, args.discard_agents)
         failed += _make(missing, begun, results, engine, args.discard_agents)
         written = _write(results, experiment, _repeated(args.file, scale, changes), failed)

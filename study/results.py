@@ -6,23 +6,18 @@ machine and in another experiment's folder beside this one.
 
 import csv
 import json
-import os
-import shlex
 import statistics
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cory.errors import NotContinued, UserError
-from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
+from cory.errors import UserError
 from cory.plural import counted
-from cory.run.output import replace_text
-from study.plan import FIRST_RUN, ROOT, Planned, is_module, start
-from study.processes import die_with_parent, of_threads
+from study.plan import FIRST_RUN, Planned
 from study.records import read
+from study.run_evaluation import RunEvaluation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,33 +73,39 @@ class Results:
 
     Args:
         out: the folder of the files.
-        evaluations: where held-out responses are stored, on this machine alone.
         experiment, scale: names.
         planned: all runs.
         baseline: the runs' name that others are measured against.
-        evaluation: the command; empty: none.
-        threads: of each run and evaluation, where runs are made on this machine; None: no run is kept to be repeated.
+        evaluation: of each run that has ended; None: there is none.
+        threads: of each run, where runs are made on this machine; None: no run is kept to be repeated.
     """
 
     out: Path
-    evaluations: Path
     experiment: str
     scale: str
     planned: list[Planned]
     baseline: str
-    evaluation: str
+    evaluation: RunEvaluation | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
         beside = self.out.parent.glob("*") if self.out.parent.is_dir() else []
         folders = [self.out, *sorted(path for path in beside if path != self.out)]
         self.rows = rows_in(folders)
-        by_key = {row.key: row for row in reversed(self.rows) if row.evaluation == self.evaluation}
-        if not self.evaluation:
-            by_key = {row.key: row for row in reversed(self.rows)}
+        by_key = {
+            row.key: row
+            for row in reversed(self.rows)
+            if self.evaluation is None or row.evaluation == self._command
+        }
+        # The rows of planned runs, by the runs' folders.
         self.recorded = {
             item.folder: by_key[item.key()] for item in self.planned if item.key() in by_key
         }
+
+    @property
+    def _command(self) -> str:
+        """That of the evaluation, as a column of the rows; empty: none."""
+        return self.evaluation.command if self.evaluation else ""
 
     def check_rows(self) -> None:
         """Raises a UserError if the folder holds runs that are not of this plan, whose rows would be lost."""
@@ -113,7 +114,7 @@ class Results:
             return
         runs = study.runs
         planned = runs["key"].isin([item.key() for item in self.planned])
-        others = runs[~(planned & (runs["evaluation"] == self.evaluation))]
+        others = runs[~(planned & (runs["evaluation"] == self._command))]
         if len(others):
             number = f"{counted(len(others), 'run')} of other settings, models, data or evaluation"
             example = f"{others['group'].iloc[0]} with seed {others['seed'].iloc[0]}"
@@ -156,7 +157,7 @@ class Results:
 
         return read_study(self.out) if (self.out / "runs.csv").exists() else None
 
-    def take_recorded(self) -> None:
+    def copy_rows_of_other_folders(self) -> None:
         """Takes the rows of runs that other folders hold, or this one under another name, as this experiment's.
 
         All rows get the columns that follow from the plan as it is now.
@@ -191,12 +192,12 @@ class Results:
             base = base[:0]
         return Study(self._complete(runs, item), metrics, final, pd.concat([base, held_out]))
 
-    def add(self, item: Planned, seconds: float | None, megabytes: float | None) -> None:
+    def add_run(self, item: Planned, seconds: float | None, megabytes: float | None) -> None:
         """Writes the rows of a run that has ended, after its evaluation, if the experiment has one.
 
         The first run that a folder gets is kept to be repeated (`study/check_results.py`).
         """
-        self.write([self.ended(item, seconds, megabytes)])
+        self.write([self.frames_of(item, seconds, megabytes)])
         if self.threads is not None and not self._has_first_run():
             from study import check_results  # imports torch, which takes seconds
 
@@ -210,7 +211,7 @@ class Results:
         key = json.loads(path.read_text(encoding="utf-8"))["key"]
         return key in {item.key() for item in self.planned}
 
-    def ended(
+    def frames_of(
         self, item: Planned, seconds: float | None = None, megabytes: float | None = None
     ) -> "Study":
         """The frames of a run that has ended, evaluated if the experiment has an evaluation."""
@@ -220,7 +221,7 @@ class Results:
         study = of_run(record, item.of, item.over, self._is_baseline(item), [])
         study.runs = self._complete(study.runs, item).assign(seconds=seconds, megabytes=megabytes)
         if self.evaluation:
-            rows = self._evaluate(item)
+            rows = self.evaluation.rows(item)
             study.held_out = held_out_rows(rows, {item.folder.name: (item.of.name, item.seed)})
         return study
 
@@ -233,7 +234,7 @@ class Results:
             item.settings, item.of, item.over, self._is_baseline(item), self._varied
         )
         columns |= {"experiment": self.experiment, "scale": self.scale, "key": item.key()}
-        return runs.assign(**columns, evaluation=self.evaluation)
+        return runs.assign(**columns, evaluation=self._command)
 
     def _is_baseline(self, item: Planned) -> bool:
         return self.baseline in (item.of.name, item.label)
@@ -289,78 +290,5 @@ class Results:
     def _has_row_of(self, runs: "pd.DataFrame", item: Planned) -> bool:
         """Whether a planned run is among some rows, with its settings and the evaluation of this experiment."""
         of_run = runs[(runs["group"] == item.of.name) & (runs["seed"] == item.seed)]
-        is_same = (of_run["key"] == item.key()) & (of_run["evaluation"] == self.evaluation)
+        is_same = (of_run["key"] == item.key()) & (of_run["evaluation"] == self._command)
         return bool(is_same.any())
-
-    def _evaluate(self, item: Planned) -> list[dict[str, Any]]:
-        """The rows of a run's evaluation.
-
-        All runs are evaluated into one folder, so that the base answers once. An evaluation goes on with further models
-        if its first one stays the same, so that one is always named. Where it cannot, as after a change of its options
-        or of the reward, another one is begun.
-
-        Raises:
-            UserError: the script failed.
-        """
-        models = self._models(item)
-        status = self._run_evaluation(models, item) if models else NotContinued.status
-        if status == NotContinued.status and self.evaluations.exists():
-            number = 1
-            while Path(f"{self.evaluations}-older-{number}").exists():
-                number += 1
-            self.evaluations.rename(f"{self.evaluations}-older-{number}")
-            status = self._run_evaluation([str(item.folder)], item)
-        if status:
-            raise UserError(
-                f"{self.evaluation}: failed with status {status}, see {item.folder}.log"
-            )
-        rows: list[dict[str, Any]] = json.loads(
-            (self.evaluations / "evaluation.json").read_text("utf-8")
-        )["rows"]
-        return rows
-
-    def _run_evaluation(self, models: Sequence[str], item: Planned) -> int:
-        """Evaluates runs, with the output in the log of one of them. Returns the exit status."""
-        script, *options = shlex.split(self.evaluation)
-        command = [*start(script), *models, *options, "--output", str(self.evaluations)]
-        with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
-            done = subprocess.run(
-                command,
-                cwd=None if is_module(script) else ROOT,
-                stdout=log,
-                stderr=log,
-                env=dict(os.environ) if self.threads is None else of_threads(self.threads),
-                preexec_fn=die_with_parent,
-            )
-        return done.returncode
-
-    def is_needed(self, item: Planned) -> bool:
-        """Whether a run's agents are needed by the evaluation of further runs, as it is their first."""
-        try:
-            settings = json.loads((self.evaluations / "settings.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return str(item.folder) in settings.get("models", [])[:1]
-
-    def forget_responses(self, item: Planned) -> None:
-        """Removes a run's held-out responses, which each further evaluation would read again."""
-        if not (self.evaluations / RESPONSES).exists():
-            return
-        others = [
-            json.dumps(record)
-            for (model, _), record in read_responses(self.evaluations).items()
-            if not model.startswith(f"{item.folder.name}/")
-        ]
-        replace_text(self.evaluations / RESPONSES, "".join(f"{line}\n" for line in others))
-
-    def _models(self, item: Planned) -> list[str]:
-        """The runs to name: the first of the evaluation so far, and this one; none if it cannot go on with them."""
-        try:
-            settings = json.loads((self.evaluations / "settings.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return [str(item.folder)]
-        try:
-            models = list(dict.fromkeys([settings["models"][0], str(item.folder)]))
-            return models if run_agents(Path(models[0])) and extends(models, settings) else []
-        except (LookupError, TypeError, UserError):
-            return []

@@ -38,7 +38,7 @@ def make_run(
     recorded = {"versions": {"commit": "abc"}} | (
         {"fingerprint": fingerprint} if fingerprint else {}
     )
-    (folder / "config.yaml").write_text(yaml.safe_dump({**settings, **recorded}))
+    write_settings(folder, {**settings, **recorded})
     rows = []
     for k in range(iterations):
         for a in range(agents):
@@ -60,6 +60,11 @@ def make_run(
             json.dumps({"samples": {"before": texts, "after": texts}})
         )
     return folder
+
+
+def write_settings(folder, settings):
+    """A run's config.yaml, by the C library, as some tests write hundreds."""
+    (folder / "config.yaml").write_text(yaml.dump(settings, Dumper=yaml.CSafeDumper))
 
 
 def compared(tmp_path, **options):

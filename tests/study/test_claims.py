@@ -7,8 +7,7 @@ import shutil
 
 import pandas as pd
 import pytest
-import yaml
-from handmade import make_run
+from handmade import make_run, write_settings
 
 from cory.errors import UserError
 from study import claims, estimates
@@ -16,6 +15,7 @@ from study.frame import held_out_rows
 from study.intervals import Interval
 from study.plan import plan
 from study.results import Results
+from study.run_evaluation import RunEvaluation
 
 
 def make_results(name, tmp_path, scale="tiny", seeds=5, passes=None, **values):
@@ -32,18 +32,10 @@ def make_results(name, tmp_path, scale="tiny", seeds=5, passes=None, **values):
             changes = {key: change(item.label, item.settings) for key, change in values.items()}
             roles = item.settings["cory"]["num_agents"]
             make_run(item.folder, item.seed, roles, item.settings["iterations"], **changes)
-            (item.folder / "config.yaml").write_text(yaml.safe_dump(item.settings))
+            write_settings(item.folder, item.settings)
     out = tmp_path / "results" / f"{name.split('/')[-1]}_{scale}"
-    results = Results(
-        out,
-        tmp_path / "none",
-        name.split("/")[-1],
-        scale,
-        planned,
-        experiment.baseline or "PPO",
-        "",
-    )
-    parts = [results.ended(item) for item in planned]
+    results = Results(out, name.split("/")[-1], scale, planned, experiment.baseline or "PPO")
+    parts = [results.frames_of(item) for item in planned]
     if passes:
         groups = {item.folder.name: (item.of.name, item.seed) for item in planned}
         rows = [
@@ -52,9 +44,9 @@ def make_results(name, tmp_path, scale="tiny", seeds=5, passes=None, **values):
         ]
         parts[0].held_out = held_out_rows(rows, groups)
         # As if an evaluation had made these rows.
-        results.evaluation = "evaluate.py"
+        results.evaluation = RunEvaluation("evaluate.py", tmp_path / "none")
         for part in parts:
-            part.runs["evaluation"] = results.evaluation
+            part.runs["evaluation"] = "evaluate.py"
     results.write(parts)
     return out
 

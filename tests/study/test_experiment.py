@@ -27,6 +27,7 @@ from imdb_train import toy
 from study import compare, experiment
 from study.plan import LATER_KEYS, Planned, _fingerprint, _identity
 from study.results import Results
+from study.run_evaluation import RunEvaluation
 
 EXPERIMENTS = sorted((ROOT / "configs/experiments").glob("*.yaml"))
 
@@ -768,8 +769,8 @@ def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_
     spec = experiment.read_experiment(tmp_path / "trial.yaml")
     planned = experiment.plan(spec, "tiny", {}, tmp_path / "runs")
     make_run(planned[0].folder, iterations=2)
-    results = Results(out, tmp_path / "e", "trial", "tiny", planned, "PPO", "")
-    results.add(planned[0], None, None)
+    results = Results(out, "trial", "tiny", planned, "PPO")
+    results.add_run(planned[0], None, None)
     metrics = list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))
     assert [row["iteration"] for row in metrics] == ["0", "1"]
     assert [row["iterations"] for row in csv.DictReader(open(out / "runs.csv"))] == ["2"]
@@ -826,10 +827,10 @@ def test_an_evaluation_has_the_threads_of_a_run(tmp_path, judged):
 
 
 def test_time_and_disk_are_those_of_earlier_runs(tmp_path, judged, capsys):
-    results = Results(tmp_path / "results/a", tmp_path / "e", "trial", "tiny", judged, "PPO", "")
-    results.write([results.ended(item, 7200.0, 250.0) for item in judged[:-1]])
+    results = Results(tmp_path / "results/a", "trial", "tiny", judged, "PPO")
+    results.write([results.frames_of(item, 7200.0, 250.0) for item in judged[:-1]])
     assert results.estimate(judged) == (4 * 7200.0, 4) and results.disk(judged) == 1000.0
-    fresh = Results(tmp_path / "results/none/a", tmp_path / "e", "trial", "tiny", judged, "PPO", "")
+    fresh = Results(tmp_path / "results/none/a", "trial", "tiny", judged, "PPO")
     assert fresh.estimate(judged) == (pytest.approx(sum(60 * item.minutes for item in judged)), 0)
     assert math.isnan(fresh.disk(judged))
 
@@ -878,16 +879,9 @@ def test_an_evaluation_starts_anew_if_the_first_run_has_changed(tmp_path, judged
     trial(tmp_path)
     folder = tmp_path / "runs/tiny/trial-evaluation"
     shutil.rmtree(judged[0].folder / "agent_1")
-    results = Results(
-        tmp_path / "results/c",
-        folder,
-        "trial",
-        "tiny",
-        judged,
-        "PPO",
-        f"{tmp_path / 'judge.py'} --easy",
-    )
-    results.add(judged[1], None, None)
+    evaluation = RunEvaluation(f"{tmp_path / 'judge.py'} --easy", folder)
+    results = Results(tmp_path / "results/c", "trial", "tiny", judged, "PPO", evaluation)
+    results.add_run(judged[1], None, None)
     assert (tmp_path / "runs/tiny/trial-evaluation-older-1").exists()
     assert (folder / "calls.txt").read_text() == f"{judged[1].folder.name}\n"
 
