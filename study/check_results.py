@@ -27,7 +27,8 @@ from cory.report.payload import flat
 from cory.run.output import replace_text
 from cory.run.record import read_settings
 from cory.tasks.kind import find_kind
-from study.plan import FIRST_RUN, ROOT
+from study.planned import FIRST_RUN
+from study.scripts import ROOT
 
 if TYPE_CHECKING:
     from cory.iteration import Iteration

@@ -46,9 +46,11 @@ from study.estimates import (
     unsteadiness,
     values_apart,
 )
+from study.experiment_file import Experiment, read_experiment
 from study.intervals import FEWEST, Interval, difference, ratio
 from study.markdown import markdown_table
-from study.plan import Experiment, checkout_file, plan, read_experiment
+from study.plan import plan
+from study.scripts import checkout_file
 
 if TYPE_CHECKING:
     from study.frame import Study

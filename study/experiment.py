@@ -38,10 +38,13 @@ from cory.resume.differences import differences_in_training
 from cory.run.output import LOCK, locked, replace_text
 from study import local_engine, ray_engine
 from study.compare import check_out, write
-from study.plan import ROOT, Experiment, Planned, plan, read_experiment
+from study.experiment_file import Experiment, read_experiment
+from study.plan import plan
+from study.planned import Planned
 from study.records import read, short_version
 from study.results import Results
 from study.run_evaluation import RunEvaluation
+from study.scripts import ROOT
 
 if TYPE_CHECKING:
     import pandas as pd

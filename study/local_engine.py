@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 from cory.cli import terminal
-from study.plan import Planned
+from study.planned import Planned
 from study.processes import die_with_parent, of_threads
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cory.errors import UserError
-from study.plan import Planned
+from study.planned import Planned
 from study.processes import die_with_parent
 
 RETRIES = 3  # of a run whose worker or node is lost

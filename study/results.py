@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cory.errors import UserError
 from cory.plural import counted
-from study.plan import FIRST_RUN, Planned
+from study.planned import FIRST_RUN, Planned
 from study.records import read
 from study.run_evaluation import RunEvaluation
 

@@ -12,8 +12,9 @@ from typing import Any
 from cory.errors import NotContinued, UserError
 from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
 from cory.run.output import replace_text
-from study.plan import ROOT, Planned, is_module, start
+from study.planned import Planned
 from study.processes import die_with_parent, of_threads
+from study.scripts import ROOT, is_module, start
 
 
 @dataclass(frozen=True)

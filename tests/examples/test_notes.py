@@ -13,7 +13,8 @@ from cory.cli.load import load
 from cory.tasks.config import OwnConfig
 from cory.tasks.own import make_task
 from cory.trainer import CoryTrainer
-from study.plan import plan, read_experiment
+from study.experiment_file import read_experiment
+from study.plan import plan
 
 EXAMPLE = ROOT / "examples/notes"
 SETTINGS = ["notes.yaml", "toy.yaml"]

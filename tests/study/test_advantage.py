@@ -13,8 +13,9 @@ from handmade import compared, make_run
 
 from cory.errors import UserError
 from study import advantage
+from study.experiment_file import read_experiment
 from study.frame import BASE, read_study, write_study
-from study.plan import plan, read_experiment
+from study.plan import plan
 
 
 @pytest.fixture

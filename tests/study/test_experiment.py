@@ -25,7 +25,8 @@ from cory.errors import UserError
 from cory.provenance.models import model_identity
 from imdb_train import toy
 from study import compare, experiment
-from study.plan import LATER_KEYS, Planned, _fingerprint, _identity
+from study.plan import _fingerprint
+from study.planned import LATER_KEYS, Planned, _identity
 from study.results import Results
 from study.run_evaluation import RunEvaluation
 

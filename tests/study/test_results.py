@@ -167,7 +167,7 @@ SLOW = """
 import sys
 from pathlib import Path
 from study.experiment import Engine, run_all
-from study.plan import Planned
+from study.planned import Planned
 code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 run = Planned("x", Path(sys.argv[1]) / "run", {"model": {"name": "x"}}, [sys.executable, "-c", code], 0.0)
 run_all([run], Engine())
