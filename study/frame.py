@@ -134,6 +134,13 @@ class Study:
         return self.metrics.merge(self.whole[RUN].drop_duplicates(), on=RUN)
 
     @property
+    def whole_held_out(self) -> pd.DataFrame:
+        """The held-out rows of the runs without a problem, and of the base."""
+        whole = set(runs_of(self.whole))
+        counts = [run in whole or run == (BASE, None) for run in runs_of(self.held_out)]
+        return self.held_out[counts]
+
+    @property
     def ended_early(self) -> pd.DataFrame:
         """The runs that a guard or a callback has ended before their planned iterations."""
         is_short = (self.whole["iterations"] < self.whole["planned"]).fillna(False)

@@ -25,9 +25,9 @@ from study.comparison import (
     labels,
     settings,
 )
-from study.frame import held_out_rows, of_records, read_study, write_study
+from study.frame import BASE, held_out_rows, of_records, read_study, write_study
 from study.groups import find, names
-from study.held_out import held_out_by_seed
+from study.held_out import held_out, held_out_by_agent, held_out_by_seed
 from study.page import comparison_tables
 from study.plots import plot_bars
 from study.records import read
@@ -195,6 +195,18 @@ def test_of_a_pair_with_fixed_roles_only_the_order_of_training_counts(tmp_path):
     study.held_out = held_out_rows(rows, groups)
     by_seed = held_out_by_seed(study, "combined_reward", 2).loc[0]
     assert by_seed[groups["fixed"][0]] == 1.0 and by_seed[groups["exchanged"][0]] == 0.5
+
+
+def test_a_run_that_diverged_counts_in_no_table(tmp_path):
+    """Nor held out, where the tables of training beside it leave it out."""
+    make_run(tmp_path / "a", 0)
+    make_run(tmp_path / "b", 1, kl=math.nan)
+    study = compared(tmp_path)
+    rows = [{"name": name, "combined_reward": 0.5} for name in ("base", "a/agent_1", "b/agent_1")]
+    study.held_out = held_out_rows(rows, {"a": ("PPO", 0), "b": ("PPO", 1)})
+    assert row_of(ends(study), "PPO")["n"] == row_of(held_out(study), "PPO")["n"] == "1"
+    (base, ppo) = held_out_by_agent(study, ["combined_reward"])
+    assert (base["group"], ppo["n"]) == (BASE, "1")
 
 
 def test_unequal_incomplete_crashed_and_damaged_runs_are_named(tmp_path):
