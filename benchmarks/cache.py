@@ -31,7 +31,8 @@ from benchmarks.iteration import hardware, table  # noqa: E402
 from benchmarks.shapes import word_tokenizer  # noqa: E402
 from cory.config import SamplingConfig  # noqa: E402
 from cory.models import sampling, static  # noqa: E402
-from cory.models.sampling import Stopping, sample  # noqa: E402
+from cory.models.drawing import Stopping  # noqa: E402
+from cory.models.sampling import sample  # noqa: E402
 from cory.models.static import StaticTexts  # noqa: E402
 from cory.models.texts import Texts, padded, unread  # noqa: E402
 from cory.parallel import devices  # noqa: E402
@@ -68,7 +69,7 @@ class StatedLengths(Stopping):
     """Ends each response at its stated length. `sample` asks row after row."""
 
     def __init__(self, lengths: list[int]) -> None:
-        super().__init__(TOKENIZER, 0, (), ())
+        super().__init__(TOKENIZER, (), ())
         self.stated = lengths
         self.rows: dict[int, int] = {}  # of the list that a response's tokens are appended to
 
@@ -162,7 +163,7 @@ def measure_batches(
         generator = torch.Generator().manual_seed(0)
         stopping = lambda *_: StatedLengths(lengths)  # noqa: E731
         with compiling(way), replaced(sampling, "Stopping", stopping):
-            return sample(model, TOKENIZER, prompts, settings, response, generator)
+            return sample(model, TOKENIZER, prompts, settings, response, generator).responses
 
     seconds: dict[str, list[float]] = {"difference": []}
     for repeat in range(repeats + 1):

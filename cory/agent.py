@@ -16,7 +16,8 @@ from cory.learners.stats import UpdateStats
 from cory.models.engine import Engine
 from cory.models.lora import LanguageModel, activate, save_policy, save_without_adapters
 from cory.models.rollout import Rollout
-from cory.models.sampling import (
+from cory.models.static import check_static
+from cory.models.tokenization import (
     are_turns,
     check_lengths,
     context_length,
@@ -24,7 +25,6 @@ from cory.models.sampling import (
     end_tokens,
     plain_texts,
 )
-from cory.models.static import check_static
 from cory.models.tokens import token_record
 from cory.prompts import Prompt
 

@@ -8,7 +8,7 @@ from cory.agent import Agent
 from cory.callbacks.metrics import BEST_IS_SMALL, recorded_metrics
 from cory.config import Config
 from cory.errors import UserError
-from cory.models.sampling import check_lengths
+from cory.models.tokenization import check_lengths
 from cory.parallel import distributed
 from cory.task import Task
 

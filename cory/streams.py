@@ -69,7 +69,7 @@ class Stream:
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A generator at the beginning of the stream, for tensors on `device`.
 
-        For Apple's GPUs it is one on the CPU, as `cory.models.sampling.draw` needs float64, which
+        For Apple's GPUs it is one on the CPU, as `cory.models.drawing.draw` needs float64, which
         they lack.
         """
         import torch  # here, as importing it takes seconds, which not all who import this file have

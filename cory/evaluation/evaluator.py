@@ -16,7 +16,7 @@ from cory.evaluation.lineup import Lineup, Row
 from cory.evaluation.responses import LoadedModel, Responses, answer
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.load import ModelPool
-from cory.models.sampling import check_lengths, context_length, encode
+from cory.models.tokenization import check_lengths, context_length, encode
 from cory.rewards import Scores, score_chains
 
 Record = dict[str, Any]  # a line of responses.jsonl

@@ -15,14 +15,14 @@ from cory.errors import UserError
 from cory.learners.head import WHOLE, limit
 from cory.metrics import full_kl
 from cory.models import window
-from cory.models.sampling import (
+from cory.models.sampling import sample
+from cory.models.tokenization import (
     are_turns,
     check_lengths,
     context_length,
     encode,
     pad_token,
     plain_texts,
-    sample,
 )
 from cory.models.tokens import rounded, token_texts
 from cory.parallel.devices import to_device
@@ -116,15 +116,14 @@ def respond(
     for start in range(0, count, batch_size):
         batch = by_length[start : start + batch_size]
         query_ids = [queries[i] for i in batch]
-        logits: list[list[torch.Tensor]] = [[] for _ in batch] if kl else []
-        responses = sample(
+        responses, logits = sample(
             model,
             tokenizer,
             query_ids,
             sampling,
             sampling.max_new_tokens,
             generator,
-            logits,
+            keep_logits=kl,
         )
         texts = plain_texts(tokenizer, responses, sampling.stop, is_turn)
         for i, response, text in zip(batch, responses, texts, strict=True):

@@ -57,7 +57,7 @@ class Frozen:
         with self._as_base(), sharding.gathered(self.policy, self.config.parallel.gather):
             return sample(
                 self.policy, self.tokenizer, prompt_ids, settings, max_new_tokens, generator
-            )
+            ).responses
 
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches; see `families.check_model`."""

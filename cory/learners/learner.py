@@ -29,7 +29,8 @@ from cory.models import window
 from cory.models.engine import difference
 from cory.models.families import check_model
 from cory.models.rollout import Rollout
-from cory.models.sampling import pad_token, sample
+from cory.models.sampling import sample
+from cory.models.tokenization import pad_token
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import to_device
@@ -130,7 +131,7 @@ class Learner(ABC):
         with self.passes.autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
             return sample(
                 self.policy, self.tokenizer, prompt_ids, settings, max_new_tokens, generator
-            )
+            ).responses
 
     def check_model(self, samples: bool) -> None:
         """Raises a UserError if the policy is not right in padded batches; see `families.check_model`."""

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.models import window
-from cory.models.sampling import pad_token, sample
+from cory.models.sampling import sample
+from cory.models.tokenization import pad_token
 from cory.parallel.sharding import device_of
 from cory.streams import Purpose, Stream
 
@@ -67,24 +68,23 @@ def check_model(
         _compare(model, "a padded batch gives it", passes, queries, responses)
         if samples:
             queries = [*queries, queries[0]]  # as where several responses to a query are sampled
-            seen: list[list[Tensor]] = [[] for _ in queries]
             generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch(device_of(model))
-            responses = sample(
+            sampled = sample(
                 model,
                 tokenizer,
                 queries,
                 SamplingConfig(),
                 max(RESPONSES),
                 generator,
-                seen,
                 ends=(),
+                keep_logits=True,
             )
             _compare(
                 model,
                 "sampling in a padded batch sees",
-                [torch.stack(row) for row in seen],
+                [torch.stack(row) for row in sampled.logits],
                 queries,
-                responses,
+                sampled.responses,
             )
     except (UserError, torch.OutOfMemoryError):
         raise

@@ -35,7 +35,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     extract = _loaded(files, "task.extract", settings.extract)
     accepts = _loaded(files, "task.accepts", settings.accepts)
     metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
-    from cory.models.sampling import are_turns
+    from cory.models.tokenization import are_turns
     from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.rewards import Reward, TeamReward
     from cory.task import Task

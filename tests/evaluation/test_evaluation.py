@@ -221,7 +221,7 @@ def test_batches_are_as_small_as_their_logits_need(policy_folder, held_out, monk
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     sizes = []
     monkeypatch.setattr(
-        responses, "sample", lambda *args: sizes.append(len(args[2])) or sample(*args)
+        responses, "sample", lambda *args, **how: sizes.append(len(args[2])) or sample(*args, **how)
     )
     prompts = held_out.dataset["prompt"][:5]
     monkeypatch.setattr(responses, "WHOLE", {"cpu": 2 * 3 * model.config.vocab_size})

@@ -143,8 +143,9 @@ def test_sampled_log_probabilities_are_those_of_the_text_alone(name):
 
     def draw():
         generator = torch.Generator().manual_seed(5)
-        seen = [[] for _ in queries]
-        return sample(model, Tokenizer(), queries, settings, 10, generator, seen, ends=ends), seen
+        return sample(
+            model, Tokenizer(), queries, settings, 10, generator, ends=ends, keep_logits=True
+        )
 
     (responses, seen), (again, _) = draw(), draw()
     assert len({len(response) for response in responses}) > 1
@@ -202,8 +203,9 @@ def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch
 
     def draw():
         generator = torch.Generator().manual_seed(11)
-        seen = [[] for _ in queries]
-        return sample(model, Tokenizer(), queries, settings, 12, generator, seen, ends=ends), seen
+        return sample(
+            model, Tokenizer(), queries, settings, 12, generator, ends=ends, keep_logits=True
+        )
 
     ours, our_logits = draw()
     monkeypatch.setattr(sampling, "keeps_keys_and_values", lambda model: False)
@@ -224,13 +226,17 @@ def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch
 def test_generate_ends_rows_as_our_own_loop_does(monkeypatch):
     """With the likeliest token each time, random numbers play no part."""
     model, queries, likeliest = tiny("llama"), some(3, 9, 14, 5, 8, 2), SamplingConfig(top_k=1)
-    free = sample(model, Tokenizer(), queries, likeliest, 20, torch.Generator(), ends=())
+    free = sample(model, Tokenizer(), queries, likeliest, 20, torch.Generator(), ends=()).responses
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 9), strict=False)]
     stop = [f" {int(free[4][4])} {int(free[4][5])} "]
     settings = SamplingConfig(top_k=1, stop=stop)
-    expected = sample(model, Tokenizer(), queries, settings, 20, torch.Generator(), ends=ends)
+    expected = sample(
+        model, Tokenizer(), queries, settings, 20, torch.Generator(), ends=ends
+    ).responses
     monkeypatch.setattr(sampling, "keeps_keys_and_values", lambda model: False)
-    found = sample(model, Tokenizer(), queries, settings, 20, torch.Generator(), ends=ends)
+    found = sample(
+        model, Tokenizer(), queries, settings, 20, torch.Generator(), ends=ends
+    ).responses
     assert len({len(row) for row in expected}) > 3
     for mine, other in zip(expected, found, strict=True):
         assert torch.equal(mine, other)

@@ -7,7 +7,9 @@ from test_lora import llama_folder  # noqa: F401
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from cory.config import SamplingConfig
-from cory.models.sampling import draw, end_tokens, sample
+from cory.models.drawing import draw
+from cory.models.sampling import sample
+from cory.models.tokenization import end_tokens
 from cory.models.window import pad
 
 PROMPTS = ["the film was a good", "a", "some very fine or awful acting and music", "bad story"]
@@ -43,7 +45,7 @@ def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     ours = sample(
         model, tokenizer, queries, settings, 12, torch.Generator().manual_seed(3), ends=()
-    )
+    ).responses
     ids, mask = pad(queries, 0, "left")
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
     theirs = model.generate(
@@ -67,7 +69,9 @@ def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
     )
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     queries = rows(tokenizer, [*PROMPTS, *PROMPTS, PROMPTS[1]])
-    responses = sample(model, tokenizer, queries, SamplingConfig(), 3, torch.Generator(), ends=())
+    responses = sample(
+        model, tokenizer, queries, SamplingConfig(), 3, torch.Generator(), ends=()
+    ).responses
     width = max(map(len, queries))
     assert read == [(4, width), (9, width + 1), (9, width + 2)]
     assert len({tuple(response.tolist()) for response in responses}) == 9
@@ -99,17 +103,19 @@ def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeyp
     for i, query in enumerate(queries):
         queries[i] = torch.cat([query, torch.tensor([5 + i])])  # so that no two are alike
     likeliest = SamplingConfig(top_k=1)
-    free = sample(model, tokenizer, queries, likeliest, 20, torch.Generator(), ends=())
+    free = sample(model, tokenizer, queries, likeliest, 20, torch.Generator(), ends=()).responses
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 10, 15), strict=False)]
     sizes = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(len(args[0] if args else kwargs["input_ids"])),
         with_kwargs=True,
     )
-    together = sample(model, tokenizer, queries, likeliest, 20, torch.Generator(), ends=ends)
+    together = sample(
+        model, tokenizer, queries, likeliest, 20, torch.Generator(), ends=ends
+    ).responses
     assert max(sizes) == len(queries) and sizes[-1] < len(queries)
     alone = [
-        sample(model, tokenizer, [query], likeliest, 20, torch.Generator(), ends=ends)[0]
+        sample(model, tokenizer, [query], likeliest, 20, torch.Generator(), ends=ends).responses[0]
         for query in queries
     ]
     assert len({len(row) for row in alone}) > 2
@@ -138,10 +144,13 @@ def test_a_repetition_penalty_sees_no_padding(tokenizer):
     bias = torch.zeros(len(tokenizer))
     bias[tokenizer.pad_token_id] = 3.0
     model.lm_head.register_forward_hook(lambda module, args, output: output + bias)
-    alone = sample(model, tokenizer, [short], settings, 10, torch.Generator(), ends=())[0]
+    alone = sample(model, tokenizer, [short], settings, 10, torch.Generator(), ends=()).responses[0]
     assert tokenizer.pad_token_id in alone
     assert torch.equal(
-        sample(model, tokenizer, [short, long], settings, 10, torch.Generator(), ends=())[0], alone
+        sample(model, tokenizer, [short, long], settings, 10, torch.Generator(), ends=()).responses[
+            0
+        ],
+        alone,
     )
 
 
@@ -150,9 +159,11 @@ def test_the_settings_of_the_model_have_no_say(tokenizer):
     queries = rows(tokenizer, PROMPTS)
     expected = sample(
         model, tokenizer, queries, SamplingConfig(), 8, torch.Generator().manual_seed(0)
-    )
+    ).responses
     model.generation_config = GenerationConfig(
         temperature=0.1, top_k=1, max_length=3, eos_token_id=0
     )
-    again = sample(model, tokenizer, queries, SamplingConfig(), 8, torch.Generator().manual_seed(0))
+    again = sample(
+        model, tokenizer, queries, SamplingConfig(), 8, torch.Generator().manual_seed(0)
+    ).responses
     assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))

@@ -43,11 +43,12 @@ def draw_queries(*lengths):
 
 def sampled(model, tokenizer, queries, longest=20, ends=ENDS, **settings):
     """Responses, and the logits (tokens, vocabulary) of each."""
-    seen = [[] for _ in queries]
     generator = torch.Generator().manual_seed(7)
     settings = SamplingConfig(max_new_tokens=longest, **settings)
-    responses = sample(model, tokenizer, queries, settings, longest, generator, seen, ends=ends)
-    return responses, [torch.stack(row).float() for row in seen]
+    responses, logits = sample(
+        model, tokenizer, queries, settings, longest, generator, ends=ends, keep_logits=True
+    )
+    return responses, [torch.stack(row).float() for row in logits]
 
 
 def assert_equal(model, tokenizer, queries, tolerance=1e-5, **options):

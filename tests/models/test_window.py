@@ -64,13 +64,12 @@ def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer):  # noqa: F81
     model.generation_config.eos_token_id = model.config.eos_token_id = list(
         range(3, 300, 3)
     )  # they end at different times
-    seen: list[list[torch.Tensor]] = [[] for _ in queries]
     settings = SamplingConfig(temperature=0.5)
-    responses = sample(
-        model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1), seen
-    )
+    generator = torch.Generator().manual_seed(1)
+    responses, seen = sample(model, tokenizer, queries, settings, 6, generator, keep_logits=True)
     again = sample(model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1))
-    assert all(torch.equal(a, b) for a, b in zip(responses, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(responses, again.responses, strict=True))
+    assert again.logits == [[] for _ in queries]
     assert len({len(response) for response in responses}) > 1
     expected = response_logits(model, queries, responses, 0)
     for row, response in enumerate(responses):

@@ -10,7 +10,7 @@ from conftest import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cory.models.sampling import draw
+from cory.models.drawing import draw
 from cory.parallel.devices import choose_device
 from cory.streams import Purpose, Stream
 

@@ -20,7 +20,7 @@ from cory.errors import UserError
 from cory.evaluation import responses
 from cory.metrics import pass_at_k
 from cory.models import sampling, window
-from cory.models.sampling import encode, plain_texts
+from cory.models.tokenization import encode, plain_texts
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
