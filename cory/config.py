@@ -362,13 +362,14 @@ class PPOConfig(Settings):
         gradient_accumulation_steps: Mini-batches per optimizer step, weighted equally, whatever their numbers of
             tokens. To save memory without changing the update, set `micro_batch`.
         micro_batch: Samples per pass, in each process: forward and backward, and of the reference. Changes results by
-            rounding only; smaller ones share fewer prompts, and compute a pass again that a whole one would reuse.
+            rounding only; smaller ones share fewer prompts and cannot reuse the first pass.
             `auto`: the whole mini-batch, halved whenever memory runs out (one process only).
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2); also the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.
         kl_target: Target KL of the adaptive controller, in nats per response.
-        kl_horizon: Horizon of the adaptive controller, in responses: batch_size an update, whatever the roles.
+        kl_horizon: Horizon of the adaptive controller, in responses; an update counts as batch_size, however many roles
+            the agent has.
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token.
             For other algorithms, only the recorded KL, which an adaptive coefficient follows.
         kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
@@ -505,8 +506,8 @@ class CheckpointConfig(Settings):
         save_final: Also save one after the last iteration, where `save_every` does not: a run can be extended from it.
         keep: Number of newest checkpoints kept.
         best: Metric whose best checkpoint is kept as well, mean over the agents that have it, larger is better; null
-            for none. `eval_task_reward` and `eval_team_reward` judge the agents after an iteration, other metrics those
-            before it, so that the last checkpoint has none.
+            for none. Held-out rewards (`eval_task_reward`, `eval_team_reward`) are measured after an iteration's
+            update; other metrics are of the agents before it, so the last checkpoint is never the best by them.
     """
 
     block: ClassVar[str] = "checkpoint"

@@ -1,4 +1,4 @@
-"""The run that a trainer makes: a new one, or one that is continued; and what an error says of it."""
+"""The run that a trainer makes: a new one, or one that is continued; and the advice that its errors give."""
 
 from __future__ import annotations
 
@@ -17,30 +17,46 @@ from cory.resume import checkpoint
 from cory.resume.advice import AS_BEFORE, MENDED_REWARD, SKIPPING, how_to_continue
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
-from cory.run.folder import Run, run_record
+from cory.run.folder import Run
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
 
 
-def open_run(trainer: CoryTrainer, locks: ExitStack) -> Run:
-    """The run of a trainer, whose state and agents are loaded if it is continued. One that is finished already is only
-    read.
+def find_run(trainer: CoryTrainer, record: dict[str, Any], locks: ExitStack) -> Resumed | None:
+    """The run that `config.resume` names, in all processes; None starts a new one.
 
     Args:
-        locks: gets the lock of the folder.
+        record: the contents of config.yaml.
+        locks: gets the lock of its folder.
 
     Raises:
-        UserError: `resume` names no run that can be continued, or the folder cannot be written.
+        UserError: it cannot be continued.
+    """
+    resumed = None
+    if distributed.is_main():
+        names = [agent.name for agent in trainer.trained_agents]
+        resumed = find_resumed(trainer.config, record, trainer.name, names, locks)
+    return distributed.broadcast_object(resumed)
+
+
+def open_run(
+    trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed | None, locks: ExitStack
+) -> Run:
+    """A new run, or the one that is continued, whose state and agents are loaded.
+
+    Args:
+        record: the contents of config.yaml.
+        resumed: see `find_run`.
+        locks: gets the lock of a new folder.
+
+    Raises:
+        UserError: the folder cannot be written.
     """
     config = trainer.config
-    record = run_record(config, trainer.fingerprint())
-    resumed = _find_resumed(trainer, record, locks)
     if resumed is None:
         trainer.state = RunState(config=record)
         return Run(config, trainer.name, record, locks=locks)
-    if resumed.finished:
-        return _finished_run(trainer, record, resumed)
 
     record["changes"] = resumed.changes
     trainer.state = resumed.state
@@ -58,16 +74,7 @@ def open_run(trainer: CoryTrainer, locks: ExitStack) -> Run:
     )
 
 
-def _find_resumed(trainer: CoryTrainer, record: dict[str, Any], locks: ExitStack) -> Resumed | None:
-    """The run that `config.resume` names, in all processes; None starts a new one."""
-    resumed = None
-    if distributed.is_main():
-        names = [agent.name for agent in trainer.trained_agents]
-        resumed = find_resumed(trainer.config, record, trainer.name, names, locks)
-    return distributed.broadcast_object(resumed)
-
-
-def _finished_run(trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed) -> Run:
+def finished_run(trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed) -> Run:
     """A run of which nothing is left to do."""
     config = trainer.config
     run = Run(config, trainer.name, record, resumed.run, finished=True)

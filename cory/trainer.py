@@ -20,7 +20,7 @@ from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
 from cory.models.rollout import Rollout
-from cory.opening import explaining_errors, open_run
+from cory.opening import explaining_errors, find_run, finished_run, open_run
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.preflight import check_run, held_out_rows
@@ -31,7 +31,7 @@ from cory.resume.advice import resume_command
 from cory.resume.checkpoint import RunState
 from cory.rewards import Scores, score_by_function, score_chains
 from cory.run.clock import timed
-from cory.run.folder import Run
+from cory.run.folder import Run, run_record
 from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
 from cory.streams import Purpose, Stream, derangement, response_limit
@@ -111,11 +111,14 @@ class CoryTrainer:
         self.should_stop = False
         self.signal = None
         # The folder's lock is held until all is written.
-        with ExitStack() as locks, Signals() as self.signals:
-            self.run = open_run(self, locks)
-            if self.run.finished:
+        with ExitStack() as locks:
+            record = run_record(self.config, self.fingerprint())
+            resumed = find_run(self, record, locks)
+            if resumed is not None and resumed.finished:
+                self.run = finished_run(self, record, resumed)
                 return self.run
-            with self.run:
+
+            with Signals() as self.signals, open_run(self, record, resumed, locks) as self.run:
                 with self._explaining_errors("the beginning of the run"):
                     self._notify("on_train_begin", self.run)
 

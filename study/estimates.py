@@ -259,8 +259,9 @@ def passes(rival: str | None) -> Estimate:
     """
 
     def estimate(study: "Study") -> Interval:
-        ks = [key for key in study.held_out if str(key).startswith("pass@")]
-        solo = study.held_out[study.held_out["calls"] == 1]
+        held_out = study.whole_held_out
+        ks = [key for key in held_out if str(key).startswith("pass@")]
+        solo = held_out[held_out["calls"] == 1]
         ours = solo[solo["group"] == CORY].groupby("seed")[ks].mean()
         if not ks or not len(ours):
             raise Untested("no evaluation")

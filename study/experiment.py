@@ -74,6 +74,7 @@ class Engine:
         return self.cpus or max(1, (os.cpu_count() or 1) // self.jobs)
 
 
+EVALUATION_FAILED = "its evaluation failed"
 INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if terminal.HANGUP else [])]
 # Statuses of runs; the latter before they load.
 STOPPED = [*(128 + s for s in INTERRUPTS), *(-s for s in INTERRUPTS)]
@@ -83,7 +84,7 @@ def run_all(
     planned: Sequence[Planned],
     engine: Engine,
     after: Callable[[Planned, float], str | None] | None = None,
-) -> list[Planned]:
+) -> dict[Path, str]:
     """Runs the planned runs, each with its output in FOLDER.log.
 
     Args:
@@ -91,10 +92,11 @@ def run_all(
             to the line that tells of the run, and raises a UserError if the run counts as failed.
 
     Returns:
-        those that failed.
+        why some did not end well, by the runs' folders.
     """
     _make_missing_models(planned)
-    failed: list[Planned] = []
+    failed: dict[Path, str] = {}
+    logged = {item.folder: _size(_log(item)) for item in planned}
     count = 0
     one_at_a_time = threading.Lock()
     threads = engine.threads
@@ -105,18 +107,19 @@ def run_all(
             outcome = f"{seconds:.0f} s"
             if status in STOPPED:
                 outcome = "stopped; the same command continues"
+                failed[item.folder] = "stopped"
             elif status:
-                outcome = f"FAILED ({status}){_error(item)}, see {item.folder}.log"
+                error = _error(_log(item), logged[item.folder])
+                outcome = f"FAILED ({status}){error}, see {_log(item)}"
+                failed[item.folder] = f"failed ({status}){error}"
             elif after:
                 try:
                     outcome += after(item, seconds) or ""
-                except UserError as error:
-                    outcome = f"FAILED ({error})"
-                    status = "evaluation"
+                except UserError as of_evaluation:
+                    outcome = f"FAILED ({of_evaluation})"
+                    failed[item.folder] = EVALUATION_FAILED
             count += 1
             print(f"[{count}/{len(planned)}] {item.folder.name}: {outcome}", flush=True)
-            if status:
-                failed.append(item)
 
     if engine.name == "ray" and planned:
         ray_engine.run_all(planned, engine.jobs, threads, engine.gpus, engine.address, ended)
@@ -137,12 +140,19 @@ def _make_missing_models(planned: Sequence[Planned]) -> None:
         subprocess.run(command, cwd=ROOT, check=True)
 
 
-def _error(item: Planned) -> str:
-    """What ended a run, by the last error in its log since it was started; nothing if there is none."""
-    log = Path(f"{item.folder}.log")
-    if not log.exists():
-        return ""
-    errors = re.findall(r"^error: (.*)", log.read_text(encoding="utf-8", errors="replace"), re.M)
+def _log(item: Planned) -> Path:
+    """Of a run and its evaluation; each start adds to it."""
+    return Path(f"{item.folder}.log")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _error(log: Path, start: int) -> str:
+    """The last error in a log, from a byte on; nothing if there is none."""
+    said = log.read_bytes()[start:].decode(errors="replace")
+    errors = re.findall(r"^error: (.*)", said, re.MULTILINE)
     return f": {errors[-1]}" if errors else ""
 
 
@@ -243,7 +253,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             )
         results.copy_rows_of_other_folders()
         failed = _evaluate(to_evaluate, results, args.discard_agents)
-        failed += _make(missing, begun, results, engine, args.discard_agents)
+        failed |= _make(missing, begun, results, engine, args.discard_agents)
         written = _write(results, experiment, _repeated(args.file, scale, changes), failed)
         print(f"Written to {written}")
     if failed:
@@ -324,15 +334,17 @@ def _shown_command(item: Planned) -> str:
     return shlex.join(["python", *arguments])
 
 
-def _evaluate(finished: Sequence[Planned], results: Results, discard_agents: bool) -> list[Planned]:
-    """Evaluates runs that had finished before. Returns those whose evaluation failed."""
-    failed = []
+def _evaluate(
+    finished: Sequence[Planned], results: Results, discard_agents: bool
+) -> dict[Path, str]:
+    """Evaluates runs that had finished before. Returns why some failed, by their folders."""
+    failed = {}
     for item in finished:
         try:
             finish(item, results, None, discard_agents)
         except UserError as error:
             print(f"{item.folder.name}: FAILED ({error})", flush=True)
-            failed.append(item)
+            failed[item.folder] = EVALUATION_FAILED
     return failed
 
 
@@ -342,8 +354,8 @@ def _make(
     results: Results,
     engine: Engine,
     discard_agents: bool,
-) -> list[Planned]:
-    """Makes runs and evaluates each. Returns those that failed.
+) -> dict[Path, str]:
+    """Makes runs and evaluates each. Returns why some did not end well, by their folders.
 
     `begun` has the folders of runs that are resumed, whose seconds are not those of a whole run.
     """
@@ -361,7 +373,7 @@ def _make(
 
 
 def _write(
-    results: Results, experiment: Experiment, command: str, failed: Sequence[Planned]
+    results: Results, experiment: Experiment, command: str, failed: Mapping[Path, str]
 ) -> Path:
     """Writes tables and figures of the runs that have ended, and which have not. Returns the page.
 
@@ -382,7 +394,11 @@ def _write(
         if not differences_in_training(record.settings, item.settings):
             study.records.append(record)
     missing = _missing_runs(results.planned, study.runs)
-    missing += [f"{item.of.name}, seed {item.seed}: failed{_error(item)}" for item in failed]
+    missing += [
+        f"{item.of.name}, seed {item.seed}: {failed[item.folder]}"
+        for item in results.planned
+        if item.folder in failed
+    ]
     return write(
         study, results.out, experiment.title, experiment.question, command, missing=missing
     )
@@ -399,11 +415,9 @@ def _missing_runs(planned: Sequence[Planned], runs: "pd.DataFrame") -> list[str]
     if not any(missing.values()):
         return []
     if len(set(missing.values())) == 1:
-        return [
-            f"not all planned runs have ended: of every group without seeds {missing.popitem()[1]}"
-        ]
+        return [f"planned seeds that no group has ended: {missing.popitem()[1]}"]
     return [
-        f"{name}: not all planned runs have ended, without seeds {of_group}"
+        f"{name}: planned seeds that have not ended: {of_group}"
         for name, of_group in missing.items()
         if of_group
     ]

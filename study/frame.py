@@ -138,7 +138,7 @@ class Study:
         """The held-out rows of the runs without a problem, and of the base."""
         whole = set(runs_of(self.whole))
         counts = [run in whole or run == (BASE, None) for run in runs_of(self.held_out)]
-        return self.held_out[counts]
+        return self.held_out[pd.Series(counts, index=self.held_out.index, dtype=bool)]
 
     @property
     def ended_early(self) -> pd.DataFrame:

@@ -126,8 +126,6 @@ def read_command_line(
         before = parse([word for file in files for word in ("--config", file)])
         config = parse(argv)
         config.check()
-        if print_config:
-            parse([*argv, *print_config])  # prints, and ends the program
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)
         raise UserError(file + _explained(error, config_class)) from None
@@ -139,6 +137,8 @@ def read_command_line(
             f"output: expected none, as a resumed run goes on in its folder, {str(resumed)!r}, got {output!r}. Where a "
             "file says so: --output null"
         )
+    if print_config:
+        parse([*argv, *print_config])  # prints, and ends the program
     return CommandLine(config, _setting_name(files, prefix), changed)
 
 

@@ -162,18 +162,23 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
 def check_vocabularies(lineup: Lineup) -> None:
     """Raises a UserError if a model's tokens are not those of the base to which its KL is measured.
 
-    Ids that only one of them has, such as a chat's marks, may be any.
+    Ids that only one of them has may be any.
     """
-    checked = set()
+    vocabulary_of: dict[str, dict[int, str]] = {}
     for row in lineup.rows:
-        model, base = row.weights.model, row.weights.base
-        # All agents of a run that started from one model have its tokens.
-        folder = Path(model.name).parent
-        pair = (folder if folder in lineup.runs else model.name, base.name)
-        if model.name == base.name or pair in checked:
+        base = row.weights.base
+        # A run's agents have the tokens of the models that they started from.
+        model = row.weights.model
+        for folder, config in lineup.runs.items():
+            if Path(model.name).parent == folder:
+                start = config.of_agent(_index(model.name)).model
+                model = replace(start, name=config.resolve(start.name))
+        if model.name == base.name:
             continue
-        checked.add(pair)
-        ours, theirs = vocabulary(model), vocabulary(base)
+        for one in (model, base):
+            if one.name not in vocabulary_of:
+                vocabulary_of[one.name] = vocabulary(one)
+        ours, theirs = vocabulary_of[model.name], vocabulary_of[base.name]
         for index in ours.keys() & theirs.keys():
             if ours[index] != theirs[index]:
                 raise UserError(

@@ -82,9 +82,8 @@ class GroupLearner(Learner):
         config: Config,
         device: torch.device,
     ) -> None:
-        accelerator = Accelerator(
-            device_placement=False
-        )  # on the process's device; agents may have others
+        # It would place the policy on the process's device. Agents may have others.
+        accelerator = Accelerator(device_placement=False)
         policy = sharding.placed(policy, device)
         model, optimizer = accelerator.prepare(
             policy,

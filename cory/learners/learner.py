@@ -395,7 +395,7 @@ class Learner(ABC):
                 "count": moments.count,
             },
             "micro_batch": self.passes.micro_batch,
-            "positions_at_a_time": self.passes.positions_at_a_time,
+            "lacked_memory_for_one_row": self.passes.lacked_memory_for_one_row,
         }
         return tensors_of(self._trained(), self.optimizer), numbers
 
@@ -405,8 +405,8 @@ class Learner(ABC):
         self.kl_controller.value = float(numbers["kl_coef"])
         if self.ppo.micro_batch == "auto":  # that of more processes is smaller
             self.passes.micro_batch = min(self.passes.micro_batch, int(numbers["micro_batch"]))
-        if numbers["positions_at_a_time"] is not None:
-            self.passes.positions_at_a_time = int(numbers["positions_at_a_time"])
+            if numbers.get("lacked_memory_for_one_row"):
+                self.passes.use_chunks()
         self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:

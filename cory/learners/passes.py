@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Passes:
-    """What a learner asks its policy and its reference.
+    """The forward passes of a learner's policy and its reference.
 
     Args:
         model: the policy in its wrapper on its device, as the accelerator has prepared it.
@@ -64,6 +64,7 @@ class Passes:
         self.micro_batch = mini_batch_size
         if config.ppo.micro_batch != "auto":
             self.micro_batch = min(mini_batch_size, config.ppo.micro_batch)
+        self.lacked_memory_for_one_row = False
 
         self.model.eval()
         # In a chunk of the output layer; None: it is run whole.
@@ -74,6 +75,12 @@ class Passes:
                 "positions. Where a smaller ppo.micro_batch fits without, it takes less time",
                 stacklevel=3,
             )
+
+    def use_chunks(self) -> bool:
+        """Runs the output layer in chunks from now on, as memory ran out with one row; whether that is possible."""
+        self.positions_at_a_time = self._positions_at_a_time(head.CHUNK)
+        self.lacked_memory_for_one_row = self.positions_at_a_time is not None
+        return self.lacked_memory_for_one_row
 
     def autocast(self) -> torch.autocast:
         """The precision of every pass (`precision`)."""
@@ -236,10 +243,7 @@ class Passes:
             )
             return True
 
-        if self.positions_at_a_time is not None:
-            return False
-        self.positions_at_a_time = self._positions_at_a_time(head.CHUNK)
-        if self.positions_at_a_time is None:
+        if self.positions_at_a_time is not None or not self.use_chunks():
             return False
         warnings.warn(
             "Out of memory: continuing with the output layer in chunks of "

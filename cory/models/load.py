@@ -290,18 +290,22 @@ def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrai
 
 
 def vocabulary(model: ModelConfig) -> dict[int, str]:
-    """The tokens of a model's tokenizer by their ids. The model itself is not loaded.
+    """The tokens of a model's tokenizer by their ids, without those that were added to it, such as a chat's marks.
+
+    The model itself is not loaded.
 
     Raises a UserError: the model or its tokenizer is missing.
     """
-    name, revision = model.name, model.revision
-    folder = Path(name)
+    folder = Path(model.name)
     if (folder / "adapter_config.json").exists() and not (
         folder / "tokenizer_config.json"
     ).exists():
         name, revision = base_of(folder)
-    tokenizer = load_tokenizer(name, find(name, "model.name", revision), model.trust_remote_code)
-    return {index: token for token, index in tokenizer.get_vocab().items()}
+        return vocabulary(replace(model, name=name, revision=revision))
+    where = find(model.name, "model.name", model.revision)
+    tokenizer = load_tokenizer(model.name, where, model.trust_remote_code)
+    tokens = tokenizer.get_vocab().items()
+    return {index: token for token, index in tokens if index not in tokenizer.added_tokens_decoder}
 
 
 @dataclass

@@ -59,12 +59,14 @@ class Difference(NamedTuple):
         return f"{self.key}: {self.old!r} -> {self.new!r}"
 
 
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Difference]:
-    """Differences of the config.yaml of two runs, in what matters.
+def differences(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], free_keys: frozenset[str] = FREE
+) -> Iterator[Difference]:
+    """Differences of the config.yaml of two runs, in what matters: all keys but those of `free_keys`.
 
     Fingerprints count only if both have one.
     """
-    free = set(FREE)
+    free = set(free_keys)
     if saved.get("ppo", {}).get("schedule", "constant") != "constant":
         free.remove("iterations")
     fingerprints = [settings.get("fingerprint") or {} for settings in (saved, wanted)]
@@ -78,12 +80,12 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator
 
 
 def differences_in_training(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any]
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], free_keys: frozenset[str] = FREE
 ) -> list[Difference]:
     """As `differences`, but for a run that was continued with `guards.on_nonfinite: skip`, as its error has advised."""
     return [
         change
-        for change in differences(saved, wanted)
+        for change in differences(saved, wanted, free_keys)
         if change.key != "guards.on_nonfinite" or {change.old, change.new} != {"stop", "skip"}
     ]
 

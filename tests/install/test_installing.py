@@ -85,6 +85,26 @@ def test_an_installed_package_trains_in_an_empty_folder_without_unix(site_packag
     assert {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")} == before
 
 
+EVERYTHING = """
+import importlib, pkgutil
+import cory, gsm8k_train, imdb_train, study
+
+for package in (cory, gsm8k_train, imdb_train, study):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith("__main__") and module.name != "study.ray_engine":
+            importlib.import_module(module.name)
+for name in cory.__all__:
+    getattr(cory, name)
+print("imported")
+"""
+
+
+def test_every_module_is_imported_without_unix(site_packages, tmp_path):
+    (tmp_path / "everything.py").write_text(EVERYTHING)
+    done = run(site_packages, tmp_path, "everything")
+    assert done.returncode == 0 and done.stdout == "imported\n", done.stderr[-2000:]
+
+
 def test_shipped_configurations_are_named_as_in_a_checkout(site_packages, tmp_path):
     """The installed file is read: it has a value that this file alone has been given."""
     file = site_packages / "cory/configs/gsm8k/llama2_7b.yaml"

@@ -211,9 +211,8 @@ def test_equal_rewards_give_no_gradient(tokenizer):
 def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     results = []
     learners = [make(tokenizer, algorithm, ppo_epochs=1, **settings) for settings in (split, {})]
-    Accelerator(
-        gradient_accumulation_steps=3
-    )  # as of a reward function; accelerate knows one number of them
+    # As of a reward function: accelerate knows one number of them.
+    Accelerator(gradient_accumulation_steps=3)
     for learner in reversed(learners):
         update(learner, *ragged())
         results.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))

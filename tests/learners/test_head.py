@@ -205,6 +205,11 @@ def test_chunks_are_the_last_resort_where_memory_runs_out(double, monkeypatch, t
     resumed = make(tokenizer, kl_penalty="full")
     resumed.load_state(*limited.save_state())
     assert (resumed.passes.micro_batch, resumed.passes.positions_at_a_time) == (1, chunk)
+    # Not where the size of passes is fixed, nor of one that is run in chunks as its vocabulary is large.
+    resumed = make(tokenizer, kl_penalty="full", micro_batch=2)
+    resumed.load_state(*limited.save_state())
+    assert (resumed.passes.micro_batch, resumed.passes.positions_at_a_time) == (2, None)
+    assert not whole.save_state()[1]["lacked_memory_for_one_row"]
     assert given == pytest.approx(expected, rel=1e-6, abs=1e-9)
     for name, tensor in weights.items():
         assert torch.allclose(given_weights[name], tensor, rtol=1e-6, atol=1e-9), name

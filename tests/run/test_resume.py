@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import make_config, sentences
 
+import cory.learners.learner
 from cory.agents import make_agents
 from cory.callbacks import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
@@ -338,6 +339,32 @@ def test_the_newest_and_the_best_stay(one):
     best = max(range(1, 6), key=rewards.__getitem__)
     names = {path.name for path in (run.folder / "checkpoints").iterdir()}
     assert names == {"iter-000006", f"iter-{best:06d}"}
+
+
+def test_the_best_is_one_of_the_checkpoints_that_are_saved(one):
+    """Those of every second iteration; what the others measure is of agents that are not kept."""
+    config = replace(one, checkpoint=CheckpointConfig(save_every=2, keep=1, best="entropy"))
+    run = make_trainer(config, callbacks=[Values(9.0, 9.0, 2.0, 9.0, 5.0, 9.0)]).train()
+    names = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert names == {"iter-000004", "iter-000006"}
+
+
+def test_memory_that_runs_out_while_responses_are_sampled_leaves_the_state(one, monkeypatch):
+    sample, calls = cory.learners.learner.sample, []
+
+    def limited(*args):
+        calls.append(args)
+        if len(calls) == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        return sample(*args)
+
+    monkeypatch.setattr(cory.learners.learner, "sample", limited)
+    trainer = make_trainer(one)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.train()
+    done = trainer.run.iterations_done
+    assert done > 0
+    assert (trainer.run.folder / f"checkpoints/iter-{done:06d}").exists()
 
 
 @pytest.mark.parametrize("lacking", AGENTS)

@@ -1,4 +1,4 @@
-"""Two iterations of every shipped configuration on the CPU and on the simulated accelerator:
+"""An iteration of every shipped configuration on the CPU and on the simulated accelerator:
 `simulated_configurations.py FOLDER`.
 
 Started by tests/test_configurations.py. The model has the configuration's architecture at small

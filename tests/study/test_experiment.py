@@ -437,7 +437,7 @@ def test_the_larger_policy_is_made_before_the_runs_that_name_it(tmp_path, monkey
         item = Planned(
             "PPO", tmp_path / name, {"model": {"name": name}}, [sys.executable, "-c", "pass"], 0.0
         )
-        assert experiment.run_all([item], experiment.Engine()) == []
+        assert experiment.run_all([item], experiment.Engine()) == {}
     assert made == ["tiny_large"] and "not shipped" in capsys.readouterr().out
 
 
@@ -542,8 +542,8 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
         experiment.command_line(argv)
     text = (tmp_path / "out/comparison.md").read_text()
     assert text.startswith("# A trial\n\nDoes it run?") and "| PPO | 1 |" in text
-    assert "* no such policy: not all planned runs have ended, without seeds 0\n" in text
-    assert "* no such policy, seed 0: failed: model.name: " in text
+    assert "* no such policy: planned seeds that have not ended: 0\n" in text
+    assert "* no such policy, seed 0: failed (2): model.name: " in text
     # As it is pasted, without folders of this machine.
     said = shlex.split(text.split("```bash\n")[1].splitlines()[0])
     assert said[-4:] == ["--set", prompt, "--set", "task.reward_model=FOLDER"]
@@ -565,7 +565,8 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
     assert "2 runs, 1 with a row, 0 finished" in capfd.readouterr().out
 
 
-def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path, number):
     (tmp_path / "trial.yaml").write_text(
         ONE[: ONE.index("  no such")] + ONE[ONE.index("scales:") :].replace(": 2}", ": 500}")
     )
@@ -589,8 +590,9 @@ def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path)
     while not (folder / "metrics.jsonl").exists():
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.05)
-    for _ in range(2):  # as a terminal that closes does
-        driver.send_signal(signal.SIGHUP)
+    driver.send_signal(number)
+    if number == signal.SIGHUP:
+        driver.send_signal(number)  # as a terminal that closes does
     out, err = driver.communicate(timeout=120)
     assert driver.returncode == 130 and err == "interrupted\n" and "is saved" in out
     assert f"{folder.name}: stopped; the same command continues" in out and "FAILED" not in out
@@ -781,14 +783,14 @@ def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_
 def test_the_page_says_which_planned_runs_are_missing(tmp_path, judged):
     trial(tmp_path, "--seeds", "1")
     page = (tmp_path / "results/a/comparison.md").read_text()
-    assert "* not all planned runs have ended: of every group without seeds 1\n" in page
+    assert "* planned seeds that no group has ended: 1\n" in page
     trial(tmp_path)
     page = (tmp_path / "results/a/comparison.md").read_text()
-    assert "not all planned runs" not in page
+    assert "planned seeds that" not in page
     runs = pd.read_csv(tmp_path / "results/a/runs.csv")
     one_is_missing = runs[(runs["seed"] == 0) | (runs["group"] == judged[0].of.name)]
     (note,) = experiment._missing_runs(judged, one_is_missing)
-    assert note == f"{judged[-1].of.name}: not all planned runs have ended, without seeds 1"
+    assert note == f"{judged[-1].of.name}: planned seeds that have not ended: 1"
 
 
 def test_a_comparison_of_runs_leaves_an_experiment_s_rows_alone(tmp_path, judged):
@@ -800,6 +802,8 @@ def test_a_comparison_of_runs_leaves_an_experiment_s_rows_alone(tmp_path, judged
     ):
         compare.command_line([str(judged[0].folder), str(judged[1].folder), "--out", str(out)])
     assert {path: path.read_bytes() for path in out.iterdir()} == before
+    for _ in range(2):  # a copy is no folder of the experiment
+        compare.command_line([str(out), "--out", str(tmp_path / "copy")])
     compare.command_line([str(out), "--out", str(out)])  # again from its own files
     assert len((out / "runs.csv").read_text().splitlines()) == 5
 
