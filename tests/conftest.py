@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import json
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -31,10 +32,13 @@ from transformers import (
 )
 
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
+from cory.provenance import versions
+from cory.report import plots
 from study.small_models import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 SAVEFIG = Figure.savefig
+PLOT_CURVES = plots.plot_curves
 WORDS = "the film was a good bad story with some very fine or awful acting and music in every single scene".split()
 
 
@@ -69,10 +73,19 @@ def save_blank(figure, target, **_):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def blank_figures():
-    """Figures are made, and not drawn."""
+def quick_runs():
+    """Hundreds of runs draw no figure, and ask git for the commit once."""
+    commit = versions.commit
+    folder = Path(versions.__file__).parent
+    try:
+        own = commit(folder)
+    except (OSError, subprocess.SubprocessError):  # no checkout
+        own = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", save_blank)
+        patch.setattr(plots, "plot_curves", lambda history, path, *_, **__: save_blank(None, path))
+        if own is not None:
+            patch.setattr(versions, "commit", lambda at: own if at == folder else commit(at))
         yield
 
 
@@ -80,6 +93,7 @@ def blank_figures():
 def drawn_figures(monkeypatch):
     """Figures are drawn, for tests that look at them."""
     monkeypatch.setattr(Figure, "savefig", SAVEFIG)
+    monkeypatch.setattr(plots, "plot_curves", PLOT_CURVES)
 
 
 class Ended(NamedTuple):

@@ -95,7 +95,7 @@ def test_results_that_cannot_be_written_leave_the_run_to_be_finished(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", failing)
         if file == "curves.png":
-            patch.setattr("matplotlib.figure.Figure.savefig", no_space)
+            patch.setattr("cory.report.plots.plot_curves", no_space)
         with pytest.raises(UserError, match=r"The last good state is .*iter-000003"):
             make_trainer(full).train()
     assert not (run / "summary.json").exists() and not list(run.glob(".partial*"))

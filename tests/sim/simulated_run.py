@@ -8,7 +8,7 @@ import json
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from test_resume import make_trainer  # noqa: E402
 from benchmarks import gpu  # noqa: E402
 from cory import evaluate  # noqa: E402
 from cory.agents import make_agents  # noqa: E402
+from cory.callbacks.metrics import measure  # noqa: E402
 from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig  # noqa: E402
 from cory.evaluation.settings import EvaluationConfig  # noqa: E402
 from cory.models import static  # noqa: E402
@@ -40,19 +41,36 @@ MEASURED = ("task_reward", "kl", "entropy", "policy_loss", "gradient_norm", "eva
 
 def metrics(folder: Path) -> list[dict[str, float]]:
     """The records of a run, of what is measured."""
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return measured(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
+
+
+def measured(records: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
     return [
         {key: record[key] for key in MEASURED if record.get(key) is not None} for record in records
     ]
 
 
 def trains(**changes: Any) -> Callable[[Config], list[dict[str, float]]]:
-    """A scenario: a run with these settings changed. PPO's own are under `ppo`."""
+    """A scenario: a run with these settings changed."""
+
+    def run(config: Config) -> list[dict[str, float]]:
+        return metrics(make_trainer(replace(config, **changes)).train().folder)
+
+    return run
+
+
+def iterates(**changes: Any) -> Callable[[Config], list[dict[str, float]]]:
+    """A scenario: the iterations of such a run, without what it says and saves. PPO's own settings are under `ppo`."""
 
     def run(config: Config) -> list[dict[str, float]]:
         others = {key: value for key, value in changes.items() if key != "ppo"}
         ppo = replace(config.ppo, **changes.get("ppo", {}))
-        return metrics(make_trainer(replace(config, ppo=ppo, **others)).train().folder)
+        trainer = make_trainer(replace(config, ppo=ppo, **others))
+        return measured(
+            record
+            for k in range(config.iterations)
+            for record in measure(trainer, trainer.iteration(k))
+        )
 
     return run
 
@@ -124,7 +142,7 @@ def has_advantages_on(device: str) -> Callable[[Config], str]:
 
         learner.targets = elsewhere
         try:
-            trainer.train()
+            trainer.iteration(0)
         except RuntimeError as error:
             line = traceback.extract_tb(error.__traceback__)
             own = [frame for frame in line if "/cory/" in frame.filename]
@@ -136,7 +154,7 @@ def has_advantages_on(device: str) -> Callable[[Config], str]:
 
 SCENARIOS: dict[str, Callable[[Config], Any]] = {
     "ppo": trains(),
-    "full KL, micro-batches, reward scaling": trains(
+    "full KL, micro-batches, reward scaling": iterates(
         ppo={
             "kl_penalty": "full",
             "mini_batch_size": 4,
@@ -145,14 +163,14 @@ SCENARIOS: dict[str, Callable[[Config], Any]] = {
             "reward_normalization": True,
         }
     ),
-    "reinforce, counterfactual credit": trains(
+    "reinforce, counterfactual credit": iterates(
         algorithm="reinforce", cory=CoryConfig(exchange_period=2, credit="counterfactual")
     ),
-    "rloo, lora on copies": trains(
+    "rloo, lora on copies": iterates(
         algorithm="rloo", group_size=2, lora=LoraConfig(rank=4, shared_base=False)
     ),
-    "grpo, lora": trains(algorithm="grpo", group_size=2, lora=LoraConfig(rank=4)),
-    "bf16": trains(precision="bf16"),
+    "grpo, lora": iterates(algorithm="grpo", group_size=2, lora=LoraConfig(rank=4)),
+    "bf16": iterates(precision="bf16"),
     "held out": trains(eval_every=1),
     "resumed": resumes,
     "two devices": on_two_devices,
