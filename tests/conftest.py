@@ -74,7 +74,7 @@ def save_blank(figure, target, **_):
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_runs():
-    """Hundreds of runs draw no figure, and ask git for the commit once."""
+    """Hundreds of runs draw no figure, wait for no disk, and ask git for the commit once."""
     commit = versions.commit
     folder = Path(versions.__file__).parent
     try:
@@ -82,6 +82,9 @@ def quick_runs():
     except (OSError, subprocess.SubprocessError):  # no checkout
         own = None
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            os, "fsync", lambda descriptor: None
+        )  # a disk that loses power is none of them
         patch.setattr(Figure, "savefig", save_blank)
         patch.setattr(plots, "plot_curves", lambda history, path, *_, **__: save_blank(None, path))
         if own is not None:

@@ -8,9 +8,10 @@ observer's long prompt costs no vocabulary projection and no memory for it.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -139,8 +140,14 @@ def pack(
 
 def accepts(model: torch.nn.Module, argument: str) -> bool:
     """Whether a model's forward pass takes this argument."""
-    parameters = inspect.signature(model.forward).parameters
-    return argument in parameters or "kwargs" in parameters
+    names = _parameters(getattr(model.forward, "__func__", model.forward))
+    return argument in names or "kwargs" in names
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of a function's parameters; asked at every pass."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def attends_by_positions(model: PreTrainedModel) -> bool:
@@ -149,10 +156,10 @@ def attends_by_positions(model: PreTrainedModel) -> bool:
 
     Sliding windows, for example, count padding.
     """
+    if model.config.model_type not in BY_POSITIONS:
+        return False
     layers = DynamicCache(config=model.config).layers
-    return model.config.model_type in BY_POSITIONS and all(
-        type(layer) is DynamicLayer for layer in layers
-    )
+    return all(type(layer) is DynamicLayer for layer in layers)
 
 
 def whole_mask(model: PreTrainedModel, mask: Tensor, new: int, is_padded: bool) -> Tensor | None:
