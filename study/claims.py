@@ -210,7 +210,7 @@ def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
         from study.frame import read_study  # here, as importing pandas takes a while
 
         study = read_study(file.parent)
-        if not any(study.runs["key"]):
+        if not any(study.runs["experiment"]):
             continue  # a comparison
         first = study.runs.iloc[0]
         of = (first["experiment"], first["scale"])

@@ -295,7 +295,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         if args.baseline is not None:
             study = study.against(args.baseline)
         if Path(args.runs[0]).resolve() != out.resolve():
-            study.runs["key"] = ""  # a copy has no rows of the experiment
+            study.runs[["experiment", "key"]] = ""  # a copy has no rows of the experiment
     else:
         study = of_records([read(path) for path in find(args.runs)], args.over, args.baseline)
     path = write(study, out, role=args.role)

@@ -150,7 +150,9 @@ def _size(file: Path) -> int:
 
 
 def _error(log: Path, start: int) -> str:
-    """The last error in a log, from a byte on; nothing if there is none."""
+    """The last error in a log, from a byte on; nothing if there is none, or no log, as where Ray has lost a worker."""
+    if not log.exists():
+        return ""
     said = log.read_bytes()[start:].decode(errors="replace")
     errors = re.findall(r"^error: (.*)", said, re.MULTILINE)
     return f": {errors[-1]}" if errors else ""

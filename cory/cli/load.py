@@ -126,6 +126,8 @@ def read_command_line(
         before = parse([word for file in files for word in ("--config", file)])
         config = parse(argv)
         config.check()
+        if print_config != ["--print_config"] * len(print_config):
+            raise UserError(f"print_config: expected no value, got {print_config[0]!r}")
     except (ArgumentError, UserError) as error:
         file = _blamed_file(config_class, parser, files, error)
         raise UserError(file + _explained(error, config_class)) from None

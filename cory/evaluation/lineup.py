@@ -20,7 +20,7 @@ from typing import Any
 
 from cory.config import Config, ModelConfig, RoleConfig, SamplingConfig, changed
 from cory.errors import UserError
-from cory.evaluation.agents import Weights, agent_weights, run_agents
+from cory.evaluation.agents import Weights, agent_folders, agent_weights, run_agents
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.load import vocabulary
 from cory.prompts import RolePrompts
@@ -167,18 +167,20 @@ def check_vocabularies(lineup: Lineup) -> None:
     vocabulary_of: dict[str, dict[int, str]] = {}
     for row in lineup.rows:
         base = row.weights.base
-        # A run's agents have the tokens of the models that they started from.
         model = row.weights.model
-        for folder, config in lineup.runs.items():
-            if Path(model.name).parent == folder:
-                start = config.of_agent(_index(model.name)).model
-                model = replace(start, name=config.resolve(start.name))
         if model.name == base.name:
             continue
-        for one in (model, base):
-            if one.name not in vocabulary_of:
-                vocabulary_of[one.name] = vocabulary(one)
-        ours, theirs = vocabulary_of[model.name], vocabulary_of[base.name]
+        # A run's agents have the tokens of the models that they started from, so those of one start are read once.
+        name = model.name
+        for run, config in lineup.runs.items():
+            if row.name in agent_folders(run):
+                name = config.resolve(config.of_agent(_index(row.name)).model.name)
+        if name == base.name:
+            continue
+        for key, one in ((name, model), (base.name, base)):
+            if key not in vocabulary_of:
+                vocabulary_of[key] = vocabulary(one)
+        ours, theirs = vocabulary_of[name], vocabulary_of[base.name]
         for index in ours.keys() & theirs.keys():
             if ours[index] != theirs[index]:
                 raise UserError(

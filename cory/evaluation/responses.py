@@ -149,6 +149,7 @@ def respond(
             result.kl[i] = kl_of
             result.base_nll[i] = base_nll
             result.log_ratios[i] = log_ratios
+        del logits, base_logits  # before the next batch needs their memory
     return result
 
 

@@ -304,8 +304,8 @@ def vocabulary(model: ModelConfig) -> dict[int, str]:
         return vocabulary(replace(model, name=name, revision=revision))
     where = find(model.name, "model.name", model.revision)
     tokenizer = load_tokenizer(model.name, where, model.trust_remote_code)
-    tokens = tokenizer.get_vocab().items()
-    return {index: token for token, index in tokens if index not in tokenizer.added_tokens_decoder}
+    added = set(tokenizer.added_tokens_decoder)  # made anew each time that it is asked
+    return {index: token for token, index in tokenizer.get_vocab().items() if index not in added}
 
 
 @dataclass

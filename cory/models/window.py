@@ -140,7 +140,9 @@ def pack(
 
 def accepts(model: torch.nn.Module, argument: str) -> bool:
     """Whether a model's forward pass takes this argument."""
-    names = _parameters(getattr(model.forward, "__func__", model.forward))
+    # One that is put on the model itself is asked anew, as a cache would keep the model alive.
+    function = getattr(model.forward, "__func__", None)
+    names = _parameters(function) if function else inspect.signature(model.forward).parameters
     return argument in names or "kwargs" in names
 
 
