@@ -37,7 +37,6 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
 
     from cory.agents import make_agents
     from cory.config import AgentConfig, Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
-    from cory.learners.frozen import Frozen
 
     config = Config(
         device="cpu",
@@ -54,8 +53,8 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     seen: dict[int, tuple[str, int]] = {}
     for agent in agents:
         learner = agent.learner
-        if isinstance(learner, Frozen):
-            for parameter in learner.policy.parameters():
+        if learner is None:
+            for parameter in agent.policy.parameters():
                 seen[parameter.data_ptr()] = ("frozen", parameter.nbytes)
             continue
         if learner.passes.reference is not None:

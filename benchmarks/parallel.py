@@ -95,7 +95,6 @@ def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
 def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """This process's bytes held and at the peaks, and median seconds of iterations after the first, by phase."""
     from cory.agents import make_agents
-    from cory.learners.frozen import Frozen
     from cory.prompts import RolePrompts
     from cory.task import Task
     from cory.trainer import CoryTrainer
@@ -121,9 +120,8 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> dict[str, fl
         gradients[agent] = gradient_bytes([agent])
 
     for agent in agents:
-        learner = agent.learner
-        assert not isinstance(learner, Frozen)
-        learner.optimizer.optimizer.register_step_pre_hook(partial(measure_gradients, agent))
+        assert agent.learner is not None
+        agent.learner.optimizer.optimizer.register_step_pre_hook(partial(measure_gradients, agent))
     reset_peak()
     seconds = []
     for k in range(options.iterations):

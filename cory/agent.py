@@ -1,6 +1,7 @@
 """An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, whatever its role."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
-from cory.learners.frozen import Frozen
 from cory.learners.learner import Learner
 from cory.learners.stats import UpdateStats
 from cory.models.engine import Engine
-from cory.models.lora import LanguageModel, activate, save_policy, save_without_adapters
+from cory.models.families import check_model
+from cory.models.lora import (
+    LanguageModel,
+    activate,
+    save_policy,
+    save_without_adapters,
+    without_adapters,
+)
 from cory.models.rollout import Rollout
+from cory.models.sampling import sample
 from cory.models.static import check_static
 from cory.models.tokenization import (
     are_turns,
@@ -26,6 +34,8 @@ from cory.models.tokenization import (
     plain_texts,
 )
 from cory.models.tokens import token_record
+from cory.parallel import distributed, sharding
+from cory.parallel.devices import autocast
 from cory.prompts import Prompt
 
 
@@ -33,51 +43,49 @@ class Agent:
     """One LLM that answers prompts and learns from rewards.
 
     Args:
-        name: `agent_1`, ...; names its folder and its metrics.
-        learner: has the policy. `Frozen`: the agent answers and does not learn.
+        name: `agent_1`, ...; names its folder, its metrics and its adapter.
+        policy: the causal language model, with the adapters of all agents that share it.
+        tokenizer: of the policy.
         config: the run's settings.
+        device: where the agent samples and learns.
+        learner: trains the policy. None: the agent is frozen. It answers without the adapters of others, and as it is
+            its own reference, its KL is 0.
         engine: samples in place of the policy.
     """
 
     def __init__(
         self,
         name: str,
-        learner: Learner | Frozen,
+        policy: LanguageModel,
+        tokenizer: PreTrainedTokenizerBase,
         config: Config,
+        device: torch.device,
+        learner: Learner | None = None,
         engine: Engine | None = None,
     ) -> None:
         self.name = name
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.config = config
+        self.device = device
         self.learner = learner
-        self.is_trained = not isinstance(learner, Frozen)
-        self.sampling = config.sampling
-        self.chat_template = config.model.chat_template
-        self.merge = config.lora.merge
         self.engine = engine
-        self.context_length = context_length(self.policy)  # in tokens; None if unknown
+        self.chat_template = config.model.chat_template
+        self.context_length = context_length(policy)  # in tokens; None if unknown
         if engine is not None:
             self.context_length = min(
                 self.context_length or engine.context_length, engine.context_length
             )
 
     @property
-    def policy(self) -> LanguageModel:
-        """The causal language model, with the adapters of all agents that share it."""
-        return self.learner.policy
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's."""
-        return self.learner.tokenizer
-
-    @property
-    def device(self) -> torch.device:
-        """Where the agent samples and learns."""
-        return self.learner.device
+    def is_trained(self) -> bool:
+        """Whether the agent learns; others are frozen."""
+        return self.learner is not None
 
     @property
     def optimizer_steps(self) -> int:
         """Number of optimizer steps in this process, also of those left out as they were not finite."""
-        return self.learner.optimizer_steps
+        return 0 if self.learner is None else self.learner.optimizer_steps
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
@@ -90,9 +98,9 @@ class Agent:
 
     def check_model(self) -> None:
         """Raises a UserError if the policy is wrong in padded batches, or cannot sample with `sampling.cache`."""
-        self.activate()
-        self.learner.check_model(samples=self.engine is None)
-        if self.sampling.cache == "static":
+        with self._answering():
+            check_model(self.policy, self.tokenizer, samples=self.engine is None)
+        if self.config.sampling.cache == "static":
             check_static(self.policy, self.device)
 
     def respond(
@@ -111,16 +119,21 @@ class Agent:
 
         Raises a UserError if a prompt is too long.
         """
-        sampling = self.sampling if stop is None else replace(self.sampling, stop=stop)
+        sampling = self.config.sampling
+        if stop is not None:
+            sampling = replace(sampling, stop=stop)
         prompt_ids = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         check_lengths(
             [len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts
         )
-        self.activate()
-        logprobs: list[torch.Tensor] = []
+        logprobs: list[torch.Tensor] = []  # by the engine
         if self.engine is None:
-            response_ids = self.learner.generate(prompt_ids, sampling, max_new_tokens, generator)
+            with self._answering():
+                response_ids = sample(
+                    self.policy, self.tokenizer, prompt_ids, sampling, max_new_tokens, generator
+                ).responses
         else:
+            self.activate()
             response_ids, logprobs = self.engine.sample(
                 self.name,
                 self.policy,
@@ -132,6 +145,18 @@ class Agent:
         turn = are_turns(prompts, self.chat_template)
         completions = plain_texts(self.tokenizer, response_ids, sampling.stop, turn)
         return Rollout(prompts, completions, prompt_ids, response_ids, logprobs, agent=self.name)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """The policy as it answers: without dropout, and with no adapter but the agent's own."""
+        self.policy.eval()
+        self.activate()
+        with (
+            autocast(self.device, self.config.precision),
+            nullcontext() if self.is_trained else without_adapters(self.policy),
+            sharding.gathered(self.policy, self.config.parallel.gather),
+        ):
+            yield
 
     def learn(
         self,
@@ -148,8 +173,13 @@ class Agent:
             lr_factor: factor of the learning rate.
 
         Raises NotFinite, which names agent, role and rows, if a loss or gradient is not finite
-        (`guards.on_nonfinite`).
+        (`guards.on_nonfinite`). A frozen agent learns nothing, and its statistics have the rest.
         """
+        if self.learner is None:
+            return [
+                UpdateStats(kl=0.0, response_tokens=_mean_length(rollout, self.device))
+                for rollout in rollouts
+            ]
         self.activate()
         self._mark_engine_outdated()
         self.learner.scale_learning_rate(lr_factor)
@@ -157,6 +187,11 @@ class Agent:
 
     def explain(self, rollout: Rollout) -> list[dict[str, Any]]:
         """Of each response its `kl` to the reference, and its `token_texts` with `log_ratios` (docs/metrics.md)."""
+        if self.learner is None:
+            return [
+                token_record(self.tokenizer, ids, 0.0, torch.zeros(len(ids)))
+                for ids in rollout.response_ids
+            ]
         self.activate()
         kls, log_ratios = self.learner.log_ratios(rollout)
         return [
@@ -165,13 +200,17 @@ class Agent:
         ]
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The trained state for a checkpoint: weights and the optimizer's state as tensors, other numbers as JSON."""
-        return self.learner.save_state()
+        """The trained state for a checkpoint: weights and the optimizer's state as tensors, other numbers as JSON.
+
+        A frozen agent has none.
+        """
+        return ({}, {}) if self.learner is None else self.learner.save_state()
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Restores what `state` returned. Raises a ValueError if a tensor does not fit."""
-        self._mark_engine_outdated()
-        self.learner.load_state(tensors, numbers)
+        if self.learner is not None:
+            self._mark_engine_outdated()
+            self.learner.load_state(tensors, numbers)
 
     def _mark_engine_outdated(self) -> None:
         if self.engine is not None:
@@ -179,14 +218,24 @@ class Agent:
 
     def restart(self) -> None:
         """Resets optimizer state, KL coefficient and reward moments (`cory.reset_every`)."""
-        self.learner.restart()
+        if self.learner is not None:
+            self.learner.restart()
 
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
         if self.is_trained:
-            saved = save_policy(self.policy, folder, self.name, self.merge)
+            saved = save_policy(self.policy, folder, self.name, self.config.lora.merge)
         else:
             saved = save_without_adapters(self.policy, folder)
         if saved:
             self.tokenizer.save_pretrained(folder)
+
+
+def _mean_length(rollout: Rollout, device: torch.device) -> float:
+    """The mean length of its responses in tokens, over the rows of all processes."""
+    tokens = sum(len(ids) for ids in rollout.response_ids)
+    sums = distributed.all_reduce_sum(
+        torch.tensor([tokens, len(rollout.response_ids)], device=device)
+    )
+    return (sums[0] / sums[1]).item()

@@ -11,9 +11,7 @@ from transformers import PreTrainedModel
 from cory.agent import Agent
 from cory.config import Config, ModelConfig
 from cory.learners.algorithms import make_learner, wrapper
-from cory.learners.frozen import Frozen
 from cory.learners.group import WindowPolicy
-from cory.learners.learner import Learner
 from cory.learners.optimizer import check_optimizer
 from cory.learners.trl_parts import PolicyWithValueHead
 from cory.models.engine import Engine
@@ -21,7 +19,7 @@ from cory.models.load import load_policy
 from cory.models.lora import LanguageModel, activate, add_adapter
 from cory.parallel import distributed
 from cory.parallel.devices import choose_device, configure
-from cory.parallel.sharding import split
+from cory.parallel.sharding import placed, split
 from cory.streams import Purpose, Stream
 
 
@@ -146,14 +144,14 @@ def make_agents_of_base(
 
     agents = []
     for plan in plans:
-        policy = policies[plan.name]
-        learner: Learner | Frozen
+        wrapped = placed(policies[plan.name], plan.device)
+        policy = wrapped.pretrained_model
+        learner = None
         if plan.trained:
-            activate(policy.pretrained_model, plan.name)
-            learner = make_learner(policy, reference, tokenizer, plan.config, plan.device)
-        else:
-            learner = Frozen(policy, tokenizer, plan.config, plan.device)
-        agents.append(Agent(plan.name, learner, plan.config, engine))
+            activate(policy, plan.name)
+            learner = make_learner(wrapped, reference, tokenizer, plan.config, plan.device)
+        agent = Agent(plan.name, policy, tokenizer, plan.config, plan.device, learner, engine)
+        agents.append(agent)
     return agents
 
 

@@ -17,6 +17,7 @@ from cory.evaluation.responses import LoadedModel, Responses, answer
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.load import ModelPool
 from cory.models.tokenization import check_lengths, context_length, encode
+from cory.parallel.devices import autocast
 from cory.rewards import Scores, score_chains
 
 Record = dict[str, Any]  # a line of responses.jsonl
@@ -168,9 +169,7 @@ class Evaluator:
     ) -> tuple[Responses, Scores]:
         """So many responses to each query of a chunk, query by query, and their rewards."""
         columns = self._columns(chunk, samples)
-        with torch.autocast(
-            self.pool.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"
-        ):
+        with autocast(self.pool.device, self.settings.precision):
             return answer(
                 loaded,
                 row.task,

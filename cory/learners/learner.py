@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedTokenizerBase
 
-from cory.config import Config, SamplingConfig
+from cory.config import Config
 from cory.learners import not_finite
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import load_tensors, tensors_of
@@ -27,9 +27,7 @@ from cory.learners.trl_parts import KLController, RewardMoments
 from cory.learners.update import ForwardPass, OldPolicy, StepGradients, Targets, Update
 from cory.models import window
 from cory.models.engine import difference
-from cory.models.families import check_model
 from cory.models.rollout import Rollout
-from cory.models.sampling import sample
 from cory.models.tokenization import pad_token
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
@@ -115,29 +113,6 @@ class Learner(ABC):
             weights: (rows,), by which each row's part of the loss is multiplied.
             mean_length: response tokens per response, on average over the mini-batch.
         """
-
-    def generate(
-        self,
-        prompt_ids: Sequence[Tensor],
-        settings: SamplingConfig,
-        max_new_tokens: int,
-        generator: torch.Generator,
-    ) -> list[Tensor]:
-        """Samples one response per prompt, in one batch (TRL: batches of 4); ids on the CPU. See
-        `sample`.
-        """
-        # TRL leaves dropout on after the first step, and would sample from another policy.
-        self.model.eval()
-        with self.passes.autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
-            return sample(
-                self.policy, self.tokenizer, prompt_ids, settings, max_new_tokens, generator
-            ).responses
-
-    def check_model(self, samples: bool) -> None:
-        """Raises a UserError if the policy is not right in padded batches; see `families.check_model`."""
-        self.model.eval()
-        with self.passes.autocast(), sharding.gathered(self.policy, self.config.parallel.gather):
-            check_model(self.policy, self.tokenizer, samples)
 
     def update(
         self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator

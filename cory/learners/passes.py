@@ -27,7 +27,7 @@ from cory.models.lora import LanguageModel
 from cory.models.shared import share_prompts
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
-from cory.parallel.devices import to_device
+from cory.parallel.devices import autocast, to_device
 
 T = TypeVar("T")
 
@@ -81,12 +81,6 @@ class Passes:
         self.positions_at_a_time = self._positions_at_a_time(head.CHUNK)
         self.lacked_memory_for_one_row = self.positions_at_a_time is not None
         return self.lacked_memory_for_one_row
-
-    def autocast(self) -> torch.autocast:
-        """The precision of every pass (`precision`)."""
-        return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
-        )
 
     def switch_dropout_off(self) -> None:
         """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
@@ -142,12 +136,12 @@ class Passes:
     def _pass(self, model: torch.nn.Module, batch: Window) -> ForwardPass:
         inputs = self._inputs(batch)
         if self.positions_at_a_time is None:
-            with self.autocast():
+            with autocast(self.device, self.config.precision):
                 logits, values = model(*inputs)
             logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
             return ForwardPass(logprobs, values, all_logprobs)
 
-        with self.autocast():
+        with autocast(self.device, self.config.precision):
             hidden, values = model(*inputs, run_head=False)
             layer = head.output_layer(self.accelerator.unwrap_model(model).pretrained_model)
             chunked = ChunkedHead(layer, hidden, self.positions_at_a_time)
@@ -204,14 +198,14 @@ class Passes:
         if kind != "full":
             return losses.kl_penalty(kind, policy.logprobs[rows, :width], reference.logprobs)
         if policy.head is not None and reference.head is not None:
-            with self.autocast():
+            with autocast(self.device, self.config.precision):
                 return policy.head.select(rows, width).kl(reference.head)
         assert policy.all_logprobs is not None and reference.all_logprobs is not None
         return losses.kl_penalty(kind, policy.all_logprobs[rows, :width], reference.all_logprobs)
 
     def _positions_at_a_time(self, whole: dict[str, int]) -> int | None:
         """See `head.positions_at_a_time`. `whole`: the largest array that is made whole."""
-        with self.autocast():
+        with autocast(self.device, self.config.precision):
             return head.positions_at_a_time(
                 self.policy, self.device, self.micro_batch, self.config.longest_response, whole
             )

@@ -1,6 +1,7 @@
 """LoRA agents: adapters `agent_1`, `agent_2`, ... on one base; the base with adapters off is the reference."""
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -73,6 +74,11 @@ def activate(policy: LanguageModel, name: str) -> None:
     """Activates an adapter, if the policy has adapters."""
     if isinstance(policy, PeftModel):
         policy.set_adapter(name)
+
+
+def without_adapters(policy: LanguageModel) -> AbstractContextManager[None]:
+    """A context in which the policy is its base, whatever adapters it has."""
+    return policy.disable_adapter() if isinstance(policy, PeftModel) else nullcontext()
 
 
 def save_base(policy: PeftModel, folder: Path) -> bool:

@@ -66,6 +66,11 @@ def _gpu_of_process(device: torch.device, gpus: int) -> torch.device:
     return torch.device("cuda", number if device.index is None else device.index)
 
 
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of a model's passes by `precision`: weights and activations are rounded to bfloat16 in `bf16`."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
 def configure(device: torch.device, sharded: bool = False) -> None:
     """Sets this process's arithmetic and memory for training and sampling on `device`; call it
     before loading models.

@@ -13,7 +13,7 @@ import trl
 from conftest import make_gpt2
 
 import cory.learners.passes
-from cory.config import Config, PPOConfig, SamplingConfig
+from cory.config import Config, PPOConfig
 from cory.errors import NotFinite
 from cory.learners import losses
 from cory.learners.losses import LossTerms, TokenLogprobs, entropy
@@ -499,37 +499,6 @@ def test_constructor_leaves_the_random_streams_alone(tokenizer):
     np.random.seed(1)
     PPOLearner(base, copy.deepcopy(base), tokenizer, Config(device="cpu"), torch.device("cpu"))
     assert (torch.rand(1), np.random.rand()) == expected
-
-
-def test_sampling_has_no_dropout_after_a_step(tokenizer):
-    trainer, _ = make_learner(tokenizer)
-    steps(trainer, 1)
-    trainer.model.train()  # what TRL leaves behind
-    drawn = []
-    for _ in range(2):
-        drawn.append(
-            trainer.generate(ragged()[0], SamplingConfig(), 6, torch.Generator().manual_seed(0))
-        )
-    assert not trainer.model.training
-    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
-
-
-def test_responses_stop_at_their_first_end_token(tokenizer):
-    trainer, _ = make_learner(tokenizer)
-    ends = [0, 7]
-    bias = torch.zeros(len(tokenizer))
-    bias[ends] = 3.0
-    trainer.policy.lm_head.register_forward_hook(lambda module, args, output: output + bias)
-    trainer.policy.generation_config.eos_token_id = ends
-    responses = trainer.generate(
-        ragged()[0] * 4, SamplingConfig(), 12, torch.Generator().manual_seed(0)
-    )
-    lengths = [len(row) for row in responses]
-    assert min(lengths) < 12 <= max(lengths)
-    for row in responses:
-        assert len(row) >= 1
-        assert not set(row[:-1].tolist()) & set(ends)
-        assert len(row) == 12 or row[-1].item() in ends
 
 
 @pytest.mark.parametrize("whiten_rewards", [False, True])

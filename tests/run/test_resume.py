@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import make_config, sentences
 
-import cory.learners.learner
+import cory.agent
 from cory.agents import make_agents
 from cory.callbacks import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
@@ -350,7 +350,7 @@ def test_the_best_is_one_of_the_checkpoints_that_are_saved(one):
 
 
 def test_memory_that_runs_out_while_responses_are_sampled_leaves_the_state(one, monkeypatch):
-    sample, calls = cory.learners.learner.sample, []
+    sample, calls = cory.agent.sample, []
 
     def limited(*args):
         calls.append(args)
@@ -358,7 +358,7 @@ def test_memory_that_runs_out_while_responses_are_sampled_leaves_the_state(one, 
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         return sample(*args)
 
-    monkeypatch.setattr(cory.learners.learner, "sample", limited)
+    monkeypatch.setattr(cory.agent, "sample", limited)
     trainer = make_trainer(one)
     with pytest.raises(torch.OutOfMemoryError):
         trainer.train()

@@ -134,7 +134,7 @@ def _zero(prompts, completions):
 
 
 def test_generation_stops_early_at_a_stop_text(config, tokenizer):
-    agent = make_agents(config)[0]
+    agent = make_agents(replace(config, sampling=SamplingConfig(20, 20, stop=["ggg"])))[0]
     letter = tokenizer("g")["input_ids"][0]
     bias = torch.zeros(len(tokenizer))
     bias[letter] = 100.0
@@ -142,7 +142,6 @@ def test_generation_stops_early_at_a_stop_text(config, tokenizer):
     agent.policy.lm_head.register_forward_hook(
         lambda module, args, output: calls.append(1) or output + bias
     )
-    agent.sampling = SamplingConfig(20, 20, stop=["ggg"])
     rollout = agent.respond(["the film", "a"], 20, torch.Generator())
     assert [len(row) for row in rollout.response_ids] == [3, 3] and len(calls) == 3
     assert rollout.completions == ["", ""]
@@ -190,14 +189,10 @@ def test_chat_template_puts_everything_into_one_turn(tokenizer):
 
 
 def test_greedy_is_the_likeliest_token(config, tokenizer):
-    agent = make_agents(config)[0]
+    agent = make_agents(replace(config, sampling=SamplingConfig(8, 8, top_k=1)))[0]
     query = torch.tensor(tokenizer("the film")["input_ids"])
-    settings = SamplingConfig(8, 8, top_k=1)
-    drawn = [
-        plain_texts(tokenizer, agent.learner.generate([query], settings, 8, torch.Generator()))[0]
-        for _ in range(3)
-    ]
-    expected = agent.learner.policy.generate(
+    drawn = [agent.respond(["the film"], 8, torch.Generator()).completions[0] for _ in range(3)]
+    expected = agent.policy.generate(
         query[None], do_sample=False, max_new_tokens=8, pad_token_id=1
     )[0, len(query) :]
     assert drawn == plain_texts(tokenizer, [expected]) * 3
