@@ -326,3 +326,13 @@ def test_llms_txt_lists_the_pages_of_the_site(builder):
     abouts = {page: about for _, page, about in entries}
     assert abouts["docs/roadmap.md"] == "What is not done, and what would be needed."
     assert not any("](" in about for about in abouts.values())
+
+
+def test_the_layout_names_every_file_of_code_and_none_that_is_gone():
+    block = (ROOT / "docs/layout.md").read_text().split("```")[1]
+    named = set(re.findall(r"[\w-]+(?:\.md)?\.(?:py|html|css|js|jinja|ipynb)\b", block))
+    folders = ("cory", "study", "imdb_train", "gsm8k_train", "benchmarks", "docs", "notebooks")
+    files = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
+    code = {name for name in files if name.endswith(".py") and not name.startswith("__")}
+    assert named - files == set()
+    assert code - named == set()
