@@ -54,7 +54,7 @@ def reward_model() -> int:
 
 
 def needed(file: Path, config: Config) -> dict[str, float]:
-    """Bytes of one process: `held` between iterations, and `peak`."""
+    """Bytes of one process: `held` between iterations, and `peak`; and of a `checkpoint` on disk."""
     kind = file.parent.name
     model = sizes(config.resolve(config.model.name))
     held = fits.held(config, model, 1)
@@ -63,6 +63,7 @@ def needed(file: Path, config: Config) -> dict[str, float]:
     return {
         "held": held["weights"] + held["Adam"] + others,
         "peak": fits.peak(config, model, 1, PROMPT[kind]) + others,
+        "checkpoint": fits.checkpoint(config, model),
     }
 
 
@@ -93,13 +94,15 @@ def row(file: Path) -> list[str]:
         f"{parts['held'] / fits.GIB:.1f}",
         f"{parts['peak'] / fits.GIB:.1f}",
         *(f"{count}" if count else "" for count in rows),
+        f"{parts['checkpoint'] / fits.GIB:.1f}",
     ]
 
 
 def text() -> str:
     """The table, in Markdown."""
     header = ["configuration", "parameters, M", "trained", "held, GiB", "peak, GiB"]
-    return table([row(file) for file in FILES], [*header, *(f"rows, {gpu} GiB" for gpu in GPUS)])
+    rows = [f"rows, {gpu} GiB" for gpu in GPUS]
+    return table([row(file) for file in FILES], [*header, *rows, "checkpoint, GiB"])
 
 
 def written(page: str) -> str:

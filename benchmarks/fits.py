@@ -13,7 +13,7 @@ import argparse
 import copy
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,12 @@ def held(config: Config, model: Model, processes: int) -> dict[str, float]:
     }
     bytes_of["exchange"] = agents * trained if processes > 1 and not sharded else 0.0
     return {name: size / processes if sharded else size for name, size in bytes_of.items()}
+
+
+def checkpoint(config: Config, model: Model) -> float:
+    """Bytes of a checkpoint: the weights that all agents train, and Adam's state, two numbers for each of them."""
+    together = replace(config, agents=[], parallel=ParallelConfig())
+    return held(together, model, 1)["Adam"] * 3 / 2
 
 
 def over_vocabulary(config: Config, model: Model, rows: int) -> float:

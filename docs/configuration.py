@@ -15,10 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from cory.chat.config import ChatConfig  # noqa: E402
 from cory.cli.help import default_text, documented  # noqa: E402
 from cory.config import AgentConfig, Config, RoleConfig, Settings  # noqa: E402
+from cory.evaluation.settings import EvaluationConfig  # noqa: E402
 from cory.tasks.config import OwnTaskConfig  # noqa: E402
-from gsm8k_train.config import Gsm8kConfig, Gsm8kTaskConfig  # noqa: E402
+from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation, Gsm8kTaskConfig  # noqa: E402
 from imdb_train.config import ImdbTaskConfig  # noqa: E402
 
 PAGE = ROOT / "docs/configuration.md"
@@ -72,7 +74,12 @@ def sections() -> str:
         if isinstance(block, Settings) and field.name != "task":
             blocks.append(table(f"{field.name}.", block, f"`{field.name}`"))
     blocks += [table("task.", task(), f"`task`, {what}") for what, task in TASKS.items()]
-    blocks.append(own_defaults(Gsm8kConfig(), config))
+    blocks += [
+        own_defaults(Gsm8kConfig(), config),
+        table("", EvaluationConfig(), "An evaluation"),
+        table("", Gsm8kEvaluation(), "An evaluation of GSM8K"),
+        table("", ChatConfig(), "A chat"),
+    ]
     return "\n".join(blocks)
 
 

@@ -81,7 +81,7 @@ class Gsm8kConfig(Config):
 
 @dataclass
 class Gsm8kEvaluation(EvaluationConfig):
-    """See EvaluationConfig; by default all problems, eight samples and a greedy answer each.
+    """What differs in an evaluation of GSM8K: all problems, eight samples and a greedy answer each.
 
     Args:
         queries: Number of problems, from the first. 0: all.

@@ -9,6 +9,7 @@ from statistics import mean
 import pytest
 import torch
 from conftest import ROOT, make_gpt2
+from test_trainer import make_trainer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import fits, parallel
@@ -58,6 +59,18 @@ def test_formulas_are_what_processes_hold(folder, model, ways, rank):
         for name in parallel.PARTS:
             found = mean(process[name] for process in each)
             assert found == pytest.approx(expected[name], rel=0.01, abs=64), (way, name)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_checkpoints_have_the_size_by_formula(config, rank):
+    config = replace(config, lora=LoraConfig(rank=rank))
+    model = fits.Model.of(AutoModelForCausalLM.from_pretrained(config.model.name))
+    trainer = make_trainer(config)
+    trainer.iteration(0)
+    tensors = [tensor for agent in trainer.agents for tensor in agent.state()[0].values()]
+    found = sum(tensor.nbytes for tensor in tensors)
+    # Adam also counts its steps, for each parameter.
+    assert found == pytest.approx(fits.checkpoint(config, model), abs=4 * len(tensors))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
