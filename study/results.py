@@ -284,6 +284,10 @@ class Results:
         if before:
             replaced = {run for part in new for run in runs_of(part.runs)}
             others = [run for run in runs_of(before.runs) if run not in replaced]
+            if others:
+                # The base is that of an evaluation's first run. Begun anew, as on another machine, it may begin with
+                # another run, so the base's rows are those that the runs that stay were measured with.
+                parts = [part.of_runs(runs_of(part.runs)) for part in parts]
             parts.append(before.of_runs([(BASE, None), *others]))
         return join(parts) if parts else None
 

@@ -904,6 +904,26 @@ def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path,
         )
 
 
+def test_the_base_stays_that_of_the_runs_that_stay(tmp_path, judged):
+    """An evaluation that is begun anew, as on another machine, may begin with another run, whose base is another."""
+
+    def base_rewards():
+        rows = list(csv.DictReader(open(tmp_path / "results/a/held_out.csv")))
+        return [float(row["task_reward"]) for row in rows if row["group"] == "base (untrained)"]
+
+    trial(tmp_path, "--seeds", "1")
+    shutil.rmtree(tmp_path / "runs/tiny/trial-evaluation")
+    text = (tmp_path / "judge.py").read_text()
+    of_another = text.replace(
+        "for name in names]\n(folder", "for name in names]\nrows[0]['task_reward'] = 0.9\n(folder"
+    )
+    assert of_another != text
+    (tmp_path / "judge.py").write_text(of_another)
+    trial(tmp_path)
+    assert base_rewards() == [0.5]
+    assert len(list(csv.DictReader(open(tmp_path / "results/a/runs.csv")))) == 4
+
+
 def test_agents_are_removed_if_asked(tmp_path, judged):
     (tmp_path / "judge.py").write_text(JUDGE)
     trial(tmp_path, "--discard-agents")
