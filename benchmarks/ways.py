@@ -66,11 +66,15 @@ class Bench:
     """
 
     def __init__(self, shape: Shape, folder: Path, device: str, precision: str) -> None:
+        import torch
+
         from cory.parallel.devices import choose_device, configure
 
         self.shape, self.precision = shape, precision
         self.device = choose_device(device)
         configure(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # which measurements of time and memory are of
         self.policy, self.reward_model = make_models(shape, folder)
         self.config = make_config(shape, self.policy, device, precision)
         self.task = make_task(shape, self.reward_model, self.device)

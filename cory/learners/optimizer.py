@@ -104,10 +104,16 @@ def load_tensors(
                 f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}"
             )
     optimizer.state.clear()
+    # Where torch itself keeps the number of steps.
+    step_on_device = any(
+        group.get("fused") or group.get("capturable") for group in optimizer.param_groups
+    )
     for name, parameter in trained.items():
         parameter.detach().copy_(part_like(tensors[f"weights/{name}"], parameter))
-        state = {
-            key.rsplit("/", 1)[1]: part_like(tensors[key], parameter) for key in state_keys[name]
-        }
+        state: dict[str, Tensor] = {}
+        for key in state_keys[name]:
+            kind = key.rsplit("/", 1)[1]
+            stays = kind == "step" and not step_on_device
+            state[kind] = tensors[key] if stays else part_like(tensors[key], parameter)
         if state:
             optimizer.state[parameter] = state

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from accelerate.utils.memory import clear_device_cache
 from torch import Tensor
 
 from cory.config import Config
@@ -27,7 +27,7 @@ from cory.models.lora import LanguageModel
 from cory.models.shared import share_prompts
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
-from cory.parallel.devices import autocast, to_device
+from cory.parallel.devices import autocast, is_out_of_memory, to_device
 
 T = TypeVar("T")
 
@@ -123,26 +123,29 @@ class Passes:
 
     def retrying(self, compute: Callable[[], T]) -> T:
         """Runs `compute()`; makes passes smaller and repeats if memory runs out."""
+        # Other processes would wait in vain.
+        is_fixed = self.config.ppo.micro_batch != "auto" or distributed.world_size() > 1
         while True:
             try:
                 return compute()
             except RuntimeError as error:
-                # Other processes would wait in vain.
-                is_fixed = self.config.ppo.micro_batch != "auto" or distributed.world_size() > 1
-                if is_fixed or not should_reduce_batch_size(error) or not self._make_smaller():
+                if is_fixed or not is_out_of_memory(error):
                     raise
+                # The frames of its traceback hold what the pass has computed.
+                failure = error.with_traceback(None)
             clear_device_cache(garbage_collection=True)
+            if not self._make_smaller():
+                raise failure
 
     def _pass(self, model: torch.nn.Module, batch: Window) -> ForwardPass:
-        inputs = self._inputs(batch)
         if self.positions_at_a_time is None:
             with autocast(self.device, self.config.precision):
-                logits, values = model(*inputs)
+                logits, values = model(*self._inputs(batch))
             logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, batch.response_ids)
             return ForwardPass(logprobs, values, all_logprobs)
 
         with autocast(self.device, self.config.precision):
-            hidden, values = model(*inputs, run_head=False)
+            hidden, values = model(*self._inputs(batch), run_head=False)
             layer = head.output_layer(self.accelerator.unwrap_model(model).pretrained_model)
             chunked = ChunkedHead(layer, hidden, self.positions_at_a_time)
             logprobs, entropies = chunked.token_logprobs(batch.response_ids)

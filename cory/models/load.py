@@ -237,7 +237,8 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete or does not fit."""
     expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
-        model = PeftModel.from_pretrained(base, str(folder))
+        # Read to the CPU: by itself PEFT would go through the first GPU, whichever the base is on.
+        model = PeftModel.from_pretrained(base, str(folder), torch_device="cpu")
         # PEFT warns of missing weights and passes over superfluous ones. Setting them once more
         # reports both.
         mapping = getattr(base, "_checkpoint_conversion_mapping", None)

@@ -172,16 +172,29 @@ def whole_mask(model: PreTrainedModel, mask: Tensor, new: int, is_padded: bool) 
         mask: (batch, positions), 0 at padding. new: how many of the positions, at the end, a pass
             reads. is_padded: whether there is a 0.
 
-    Returns (batch, 1, new, positions), or None where nothing is padded; for models with masks of
-    their own `mask`.
+    Returns (batch, 1, new, positions), or None where nothing is padded and a pass is faster without;
+    for models with masks of their own `mask`.
     """
     if not attends_by_positions(model) or model.config._attn_implementation != "sdpa":
         return mask
-    if not is_padded:
+    if not is_padded and not attends_slowly_without_mask(model, mask.device):
         return None
     positions = mask.shape[1]
     causal = torch.ones(new, positions, dtype=torch.bool, device=mask.device)
     return causal.tril(positions - new) & mask.bool()[:, None, None]
+
+
+def attends_slowly_without_mask(model: PreTrainedModel, device: torch.device) -> bool:
+    """Whether `model` on `device` would attend by torch's plain kernel, which holds all scores, if it got no mask.
+
+    Transformers then leaves it to torch that several heads share keys and values, and of torch's
+    faster kernels on NVIDIA GPUs none does this in float32.
+    """
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    is_grouped = getattr(config, "num_key_value_heads", None) not in (None, heads)
+    is_float32 = model.dtype == torch.float32 and not torch.is_autocast_enabled(device.type)
+    return device.type == "cuda" and is_grouped and is_float32
 
 
 def forward(

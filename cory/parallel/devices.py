@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 
 from cory.errors import UserError
 
@@ -104,11 +105,18 @@ def _configure_cpu(sharded: bool) -> None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that a device, or one of its libraries, has no memory left."""
+    return should_reduce_batch_size(error) or any(
+        text in str(error) for text in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    )
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the CPU on `device`, without waiting for it: page-locked memory is read while the
-    program goes on.
+    """A tensor on `device`; one of the CPU without waiting for it: page-locked memory is read while
+    the program goes on.
     """
-    if device.type in ("cpu", "mps"):
+    if device.type in ("cpu", "mps") or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

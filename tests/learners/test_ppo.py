@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 
@@ -273,6 +274,29 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, 
     with pytest.warns(UserWarning, match="ppo.micro_batch"):
         assert_same_update(whole, small, tokenizer)
     assert small.passes.micro_batch in (fits, fits - 1)
+
+
+def test_a_failed_pass_is_freed_before_the_next_one_is_tried(tokenizer, monkeypatch):
+    learner, _ = make_learner(tokenizer)
+    forward, make_smaller = learner.passes.forward, learner.passes._make_smaller
+    computed, alive = [], []
+
+    def limited(rows):
+        result = forward(rows)
+        if len(rows.input_ids) > 4:
+            computed.append(weakref.ref(result.logprobs))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        return result
+
+    def smaller():
+        alive.append(computed[-1]() is not None)
+        return make_smaller()
+
+    monkeypatch.setattr(learner.passes, "forward", limited)
+    monkeypatch.setattr(learner.passes, "_make_smaller", smaller)
+    with pytest.warns(UserWarning, match="ppo.micro_batch"):
+        steps(learner, 1)
+    assert alive and not any(alive)
 
 
 def test_memory_that_runs_out_for_good_is_an_error(tokenizer):

@@ -14,7 +14,7 @@ from cory.agents import make_agents
 from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.responses import respond
-from cory.models.load import load_policy
+from cory.models.load import attach, load_policy
 from cory.models.lora import save_policy
 from cory.prompts import RolePrompts
 from cory.provenance.models import policy_models
@@ -195,6 +195,15 @@ def test_an_adapter_to_start_from_is_part_of_the_reference(config, tmp_path):
         assert [record["kl"] for record in run_iteration(trainer, 0)] == pytest.approx(
             [0, 0], abs=1e-5
         )
+
+
+def test_an_adapter_is_read_without_asking_for_a_gpu(config, tmp_path, monkeypatch):
+    """PEFT would choose the first GPU, also for a base on the CPU or on another."""
+    agent = make_agents(replace(config, lora=LoraConfig(rank=4)))[0]
+    agent.save(tmp_path)
+    monkeypatch.setattr(peft.peft_model, "infer_device", lambda: pytest.fail("chose a device"))
+    base = AutoModelForCausalLM.from_pretrained(config.model.name)
+    assert attach(base, tmp_path).device.type == "cpu"
 
 
 @pytest.mark.parametrize(

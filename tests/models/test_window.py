@@ -4,11 +4,19 @@ import pytest
 import torch
 from test_lora import llama_folder  # noqa: F401
 from test_sampling import model, rows  # noqa: F401
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cory.config import SamplingConfig
 from cory.models.sampling import sample
-from cory.models.window import BY_POSITIONS, forward, pack, read_stems, response_logits, stems_of
+from cory.models.window import (
+    BY_POSITIONS,
+    attends_slowly_without_mask,
+    forward,
+    pack,
+    read_stems,
+    response_logits,
+    stems_of,
+)
 
 STEM = "some very fine or awful acting and music"
 ALIKE = [f"{STEM}{more}" for more in ("", " a", " a bad story", " the film was a good", " a")]
@@ -113,3 +121,23 @@ def test_beginnings_are_read_once_by_models_that_go_by_positions(name):
 def test_beginnings_are_read_with_each_prompt_where_distances_count_padding(name, window):
     prompts = [(*range(3, 33), last) for last in (40, 41, 42)]
     assert read_stems(tiny(name, **window), prompts, 0) is None
+
+
+def test_heads_that_share_keys_get_a_mask_where_no_fast_kernel_goes_without():
+    """In float32 on an NVIDIA GPU; in bfloat16 there is one, and transformers repeats keys on the CPU."""
+    sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, vocab_size=50)
+
+    def slow(device, key_heads=1, dtype=torch.float32):
+        settings = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=key_heads)
+        llama = LlamaForCausalLM(settings).to(dtype)
+        return attends_slowly_without_mask(llama, torch.device(device))
+
+    assert slow("cuda")
+    assert not slow("cuda", key_heads=2)
+    assert not slow("cuda", dtype=torch.bfloat16)
+    assert not slow("cpu")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert not slow("cuda")
+    finally:
+        torch.set_autocast_enabled("cuda", False)

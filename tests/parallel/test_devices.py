@@ -12,7 +12,7 @@ from test_resume import count_good, make_trainer, outcome, same, spoil
 from cory.agents import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ParallelConfig
 from cory.errors import UserError
-from cory.parallel.devices import at_the_same_time, configure
+from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory
 from cory.run import clock
 
 DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
@@ -36,6 +36,19 @@ def test_attention_on_a_gpu_is_not_cudnns():
     torch.backends.cuda.enable_cudnn_sdp(True)
     configure(torch.device("cpu"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_library_without_memory_is_out_of_memory(message):
+    assert is_out_of_memory(RuntimeError(message))
+    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
 
 
 def test_only_gpus_in_use_are_asked(monkeypatch):
