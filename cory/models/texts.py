@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from cory.models.window import Stems, accepts, pad, whole_mask
+from cory.models.window import KeysAndValues, Stems, accepts, pad, whole_mask
 from cory.parallel.devices import to_device
 
 
@@ -87,7 +87,7 @@ def padded(
 def unread(model: PreTrainedModel, ids: Tensor, mask: Tensor, is_padded: list[bool]) -> Texts:
     """Prompts of which nothing has been read."""
     position = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache(config=model.config)
+    cache = KeysAndValues(config=model.config)
     return Texts(model, ids, mask, ids, position, cache, is_padded)
 
 

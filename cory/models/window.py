@@ -270,6 +270,19 @@ def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [stem for _, stem in sorted((i, stem) for stem, members in groups for i in members)]
 
 
+class KeysAndValues(DynamicCache):
+    """A cache that holds keys in the type of the values: with autocast that in which attention reads both.
+
+    Rotary positions leave keys in float32 there. A token's pass would round those of all tokens before it.
+    """
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys = key_states.to(value_states.dtype)
+        return super().update(keys, value_states, layer_idx, *args, **kwargs)
+
+
 class Stems(NamedTuple):
     """What prompts begin with, read: the cache and its mask, with a row for each prompt, and what is left of each."""
 
@@ -296,7 +309,7 @@ def read_stems(
         return None
     padded = pad([torch.tensor(stem) for stem in rows], pad_id, "left")
     ids, mask = (to_device(tensor, device) for tensor in padded)
-    cache = DynamicCache(config=model.config)
+    cache = KeysAndValues(config=model.config)
     is_padded = len(set(map(len, rows))) > 1
     whole = whole_mask(model, mask, ids.shape[1], is_padded)
     forward(model, ids, whole, (mask.cumsum(1) - 1).clamp(min=0), 1, cache)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from conftest import make_gpt2
 from test_lora import llama_folder  # noqa: F401
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from cory.config import SamplingConfig
+from cory.models import window
 from cory.models.drawing import draw
 from cory.models.sampling import sample
 from cory.models.tokenization import end_tokens
@@ -75,6 +76,36 @@ def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
     width = max(map(len, queries))
     assert read == [(4, width), (9, width + 1), (9, width + 2)]
     assert len({tuple(response.tolist()) for response in responses}) == 9
+
+
+def test_keys_are_held_as_attention_reads_them(tokenizer, llama_folder, monkeypatch):  # noqa: F811
+    """Under autocast rotary positions leave keys in float32; no number changes if they are rounded but once."""
+    model = AutoModelForCausalLM.from_pretrained(llama_folder).eval()
+    queries = rows(tokenizer, PROMPTS)
+
+    def sampled(autocast):
+        generator = torch.Generator().manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            drawn = sample(
+                model, tokenizer, queries, SamplingConfig(), 8, generator, ends=(), keep_logits=True
+            )
+        return torch.stack([torch.stack(list(logits)) for logits in drawn.logits])
+
+    held = []
+    update = window.KeysAndValues.update
+
+    def watched(*args, **kwargs):
+        keys, values = update(*args, **kwargs)
+        held.append((keys.dtype, values.dtype))
+        return keys, values
+
+    monkeypatch.setattr(window.KeysAndValues, "update", watched)
+    ours = [sampled(True), sampled(False)]
+    assert set(held) == {(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)}
+
+    monkeypatch.setattr(window.KeysAndValues, "update", DynamicCache.update)
+    for of_ours, plain in zip(ours, [sampled(True), sampled(False)], strict=True):
+        assert torch.equal(of_ours, plain)
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
