@@ -78,6 +78,7 @@ class Iteration:
         rewards: what each role is trained on (Eq. 4), (batch,).
         team_rewards: of each chain, so one for each response of the last role, (batch,); None without a team reward.
         rewards_by_function: of several reward functions, what each gave each role's responses, (batch,), nan for None.
+        task_metrics: by role, means of the task's metrics, and of each of several reward functions; from `Metrics`.
         stats: of each role's update; empty before it.
         seconds: by phase, so far.
         started: when the iteration began, by `time.perf_counter`.
@@ -97,6 +98,7 @@ class Iteration:
     rewards: list[torch.Tensor]
     team_rewards: torch.Tensor | None = None
     rewards_by_function: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    task_metrics: list[dict[str, float]] = field(default_factory=list)
     stats: list[UpdateStats] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)

@@ -58,6 +58,8 @@ class CoryTrainer:
         run: the folder of the run and its history, while it trains and afterwards.
         state: what checkpoints save besides the agents.
         should_stop: set to True, it ends the run after the current iteration.
+        failure: an error that does not concern the current iteration's own numbers, such as one of its held-out
+            evaluation; it is raised when the iteration is saved.
         signal: the number of the signal that ends the run, if one does.
 
     Raises:
@@ -96,6 +98,7 @@ class CoryTrainer:
         self.callbacks = in_order(callbacks, self.checkpoints)
         self.state = RunState()
         self.should_stop = False
+        self.failure: Exception | None = None
         self.signal: int | None = None
         check_run(config, self.agents, self.task, self.eval_dataset)
 
@@ -109,6 +112,7 @@ class CoryTrainer:
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         self.should_stop = False
+        self.failure = None
         self.signal = None
         # The folder's lock is held until all is written.
         with ExitStack() as locks:
@@ -128,6 +132,8 @@ class CoryTrainer:
                             self._notify("on_iteration_begin", k)
                             result = self.iteration(k)
                         self._notify("on_iteration_end", result)
+                        if self.failure is not None:
+                            raise self.failure
                     if self.should_stop:  # the same in all processes, see the callback `Stopping`
                         break
 

@@ -408,10 +408,10 @@ def _default_baseline(records: Sequence[Record], groups: Sequence[Group], over: 
 def write_study(study: Study, folder: Path) -> None:
     """Writes the frames into a folder; of those without a row an earlier file is removed."""
     stored = {
-        "runs.csv": study.runs,
         METRICS_FILE: study.metrics.drop(columns="combined_reward"),
         "final.csv": study.final.drop(columns="combined_reward"),
         "held_out.csv": study.held_out,
+        "runs.csv": study.runs,  # last, as a run with a row there counts as written
     }
     for name, frame in stored.items():
         if not len(frame):

@@ -54,6 +54,7 @@ class Checkpoints(Callback):
         is_last = state.iteration == trainer.config.iterations
         is_due = (
             trainer.should_stop
+            or trainer.failure is not None
             or (is_last and settings.save_final)
             or (settings.save_every > 0 and state.iteration % settings.save_every == 0)
         )

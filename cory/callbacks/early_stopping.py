@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cory.callbacks.callback import Callback
+from cory.errors import UserError, is_not_written
 from cory.iteration import Iteration
 from cory.parallel import distributed
 from cory.plural import counted
 from cory.run.output import staged
-from cory.run.record import best_folder, finished_iterations
+from cory.run.record import BEST, best_folder, best_of, finished_iterations
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -47,6 +49,7 @@ class EarlyStopping(Callback):
         patience = trainer.config.guards.patience
         if patience is None:
             return
+        distributed.fail_together(partial(_check_place, run))
         # Rewards of another reward function do not compare.
         since = trainer.state.rewarded_alike_since
         records = [record for record in run.history if record["iteration"] >= since]
@@ -68,8 +71,10 @@ class EarlyStopping(Callback):
         if patience is None or not iteration.eval_task_rewards:
             return
         rewards = held_out_rewards(iteration.records)[iteration.index]
+        before = self.best, self.waited, trainer.run.summary.get("best")
         if self._add(rewards, iteration.index, trainer.run):
-            save_best(trainer, trainer.run.summary["best"])
+            if not save_best(trainer, trainer.run.summary["best"]):
+                self._take_back(*before, trainer.run)
         elif self.waited >= patience:
             waited = counted(patience, "evaluation")
             trainer.run.say(
@@ -90,6 +95,25 @@ class EarlyStopping(Callback):
             return True
         self.waited += 1
         return False
+
+    def _take_back(
+        self, best: float | None, waited: int, named: Mapping[str, Any] | None, run: Run
+    ) -> None:
+        """Makes what was the best before the best again, as the new best agents could not be saved."""
+        self.best, self.waited = best, waited
+        del run.summary["best"]
+        if named is not None:
+            run.summary["best"] = named
+
+
+def _check_place(run: Run) -> None:
+    """Raises a UserError if something else is where the best agents go."""
+    folder = best_folder(run.folder)
+    if run.writes and folder.exists() and best_of(folder) is None:
+        raise UserError(
+            f"guards.patience: expected a place for the best agents, got {str(folder)!r}, which holds something else; "
+            "move it away"
+        )
 
 
 def _best_is_saved(run: Run) -> bool:
@@ -115,16 +139,32 @@ def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str
     }
 
 
-def save_best(trainer: CoryTrainer, summary: Mapping[str, Any]) -> None:
-    """Saves the agents as those of a run that has ended, all of them or none. All processes must call this."""
+def save_best(trainer: CoryTrainer, summary: Mapping[str, Any]) -> bool:
+    """Saves the agents as those of a run that has ended, all of them or none; whether they are saved. All processes
+    must call this.
+
+    If they cannot be written (disk full), warns and leaves those that were saved before.
+    """
     run = trainer.run
-    with ExitStack() as stage:
-        folder = distributed.broadcast_object(
-            distributed.fail_together(partial(_begin, run, stage))
-        )
-        for agent in trainer.agents:
-            distributed.fail_together(partial(agent.save, folder / agent.name))
-        distributed.fail_together(partial(_complete, run, summary, folder, stage))
+    try:
+        with ExitStack() as stage:
+            folder = distributed.broadcast_object(
+                distributed.fail_together(partial(_begin, run, stage))
+            )
+            for agent in trainer.agents:
+                distributed.fail_together(partial(agent.save, folder / agent.name))
+            distributed.fail_together(partial(_complete, run, summary, folder, stage))
+    except Exception as error:
+        if not (is_not_written(error) or isinstance(error, distributed.FailedElsewhere)):
+            raise
+        if run.writes:
+            warnings.warn(
+                f"The best agents, those after {counted(summary['iterations'], 'iteration')}, could not be written to "
+                f"{best_folder(run.folder)} ({error}). The run continues; earlier ones are unchanged.",
+                stacklevel=2,
+            )
+        return False
+    return True
 
 
 def _begin(run: Run, stage: ExitStack) -> Path | None:
@@ -141,5 +181,6 @@ def _complete(run: Run, summary: Mapping[str, Any], folder: Path, stage: ExitSta
     if not run.writes:
         return
     shutil.copy(run.folder / "config.yaml", folder)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    content = {BEST: folder.name, **summary}
+    (folder / "summary.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
     stage.close()

@@ -44,7 +44,15 @@ class HeldOut(Callback):
         if trainer.eval_dataset is None or (iteration.index + 1) % trainer.config.eval_every:
             return
         with timed(iteration.seconds, "evaluate"):
-            means = evaluate(trainer, iteration, trainer.eval_dataset)
+            try:
+                means = evaluate(trainer, iteration, trainer.eval_dataset)
+            except Exception as error:
+                if not distributed.raised_everywhere(error):
+                    raise
+                trainer.failure = (
+                    error  # the iteration itself is done, and is saved before the run ends
+                )
+                return
             iteration.eval_task_rewards, iteration.eval_team_reward = means
 
 

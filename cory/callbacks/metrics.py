@@ -55,6 +55,12 @@ class Metrics(Callback):
 
     collective = True  # responses and rewards are gathered from all processes
 
+    def on_update_begin(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+        # Before the update, as they may fail: the state of before the iteration is then saved.
+        iteration.task_metrics = [
+            of_task(trainer, iteration, role) for role in range(len(iteration.chain))
+        ]
+
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         run = trainer.run
         with timed(iteration.seconds, "record"):
@@ -97,7 +103,7 @@ def measure(
             **update_stats,
             "distinct_2": distinct(completions, 2),
         }
-        record |= of_task(trainer, iteration, role)
+        record |= iteration.task_metrics[role]
         first_record = first_records.get(record["role"], record)
         trained_on = torch.tensor(distributed.gather_rows(iteration.rewards[role].tolist()))
         record["flags"] = flags(record, first_record, trained_on, completions, kl_bound)

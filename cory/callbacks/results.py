@@ -90,14 +90,16 @@ class Results(Callback):
 
     def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
         # Each step is taken by all processes, so that none waits for one that could not write.
+        # Of an extended run: without a summary, it is not taken for finished while only some agents are new.
+        outdated = [run.folder / "summary.json"]
         with ExitStack() as stage:
             folder = distributed.broadcast_object(
-                distributed.fail_together(partial(_begin, run, stage))
+                distributed.fail_together(partial(_begin, run, stage, outdated))
             )
             for agent in trainer.trained_agents:
                 distributed.fail_together(partial(agent.save, folder / agent.name))
             distributed.fail_together(partial(_write_results, trainer, run, summary, folder))
-            distributed.fail_together(partial(_complete, run, stage))
+            distributed.fail_together(stage.close)
 
 
 @contextmanager
@@ -113,12 +115,12 @@ def _explained(run: Run) -> Iterator[None]:
         ) from None
 
 
-def _begin(run: Run, stage: ExitStack) -> Path | None:
+def _begin(run: Run, stage: ExitStack, outdated: Sequence[Path] = ()) -> Path | None:
     """In the main process: writes what waits, and makes the folder in which everything is written first."""
     if not run.writes:
         return None
     run.lengths()
-    return stage.enter_context(staged(run.folder))
+    return stage.enter_context(staged(run.folder, outdated))
 
 
 def _write_card(
@@ -154,11 +156,3 @@ def _write_results(
         (trainer.run.folder / "curves.png").unlink(missing_ok=True)
         warnings.warn(f"curves.png could not be drawn ({error}); all else is saved", stacklevel=2)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
-
-
-def _complete(run: Run, stage: ExitStack) -> None:
-    """Moves what is written to its place, the summary last."""
-    if run.writes:
-        # Of an extended run: without a summary, it is not taken for finished while only some agents are new.
-        (run.folder / "summary.json").unlink(missing_ok=True)
-        stage.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cory.callbacks.callback import Callback
 from cory.iteration import Iteration
 from cory.parallel import distributed
+from cory.run.record import CALLBACK
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
@@ -26,10 +27,13 @@ class Stopping(Callback):
             (trainer.should_stop, trainer.signals.received or 0)
         )
         trainer.signal = max(received for _, received in requests) or None
-        trainer.should_stop = trainer.signal is not None or any(
-            should_stop for should_stop, _ in requests
-        )
+        asked = any(should_stop for should_stop, _ in requests)
+        trainer.should_stop = asked or trainer.signal is not None
 
         done, total = iteration.index + 1, trainer.config.iterations
-        if trainer.should_stop and trainer.signal is None and done < total:
+        if not asked or done == total:
+            return
+        if trainer.state.stopped_by is None:
+            trainer.state.stopped_by = CALLBACK
+        if trainer.signal is None:
             trainer.run.say(f"The run ends here, after iteration {done} of {total}.")

@@ -29,9 +29,10 @@ class Upload(Callback):
             return
         try:
             print(f"Uploaded to {push(run.folder, trainer.config, hub)}")
-        except UserError as error:
+        except Exception as error:  # the run has ended well, whatever this is
+            reason = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             print(
-                f"{error}\nThe run is complete. Upload it with: {push_command(run.folder, hub)}",
+                f"{reason}\nThe run is complete. Upload it with: {push_command(run.folder, hub)}",
                 file=sys.stderr,
             )
 

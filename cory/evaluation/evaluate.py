@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from cory.evaluation.evaluator import Evaluator
-from cory.evaluation.folder import output_folder
+from cory.evaluation.folder import check_untouched, output_folder, trained
 from cory.evaluation.lineup import check_vocabularies, line_up
 from cory.evaluation.overlap import TrainedOn, in_words, shares_in_training
 from cory.evaluation.rows import COSTS, table_rows, titles
@@ -81,8 +81,10 @@ def evaluate(
             lineup.identities,
             locks,
         )
+        began_with = trained(settings.models)
         with _explaining_how_to_go_on(folder):
             records = Evaluator(lineup, columns, settings, device).run(folder)
+        check_untouched(began_with, trained(settings.models), folder)
         rows = table_rows(records, columns, task, settings, lineup.kl_coef)
         shown = {
             metric: title

@@ -112,6 +112,16 @@ def output_folder(
     return folder
 
 
+def check_untouched(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path) -> None:
+    """Raises a UserError if runs were trained on while they were evaluated: what `trained` said before and after."""
+    again = [run for run in before if before[run] != after.get(run)]
+    if again:
+        raise UserError(
+            f"expected runs that stay as they are while they are evaluated, got {', '.join(again)} trained again. The "
+            f"responses in {str(folder)!r} may be of either; evaluate them anew, into another folder"
+        )
+
+
 def _continued(folder: Path, content: Mapping[str, Any], locks: ExitStack) -> dict[str, Any]:
     """The settings of an evaluation that goes on. Raises a NotContinued if it was begun with others."""
     _begun_settings(folder)  # refuses another folder before anything is written

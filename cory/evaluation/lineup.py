@@ -152,6 +152,10 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
             _add_run(lineup, run, task, settings)
         elif config.resolve(name) != base.name:
             model = replace(base, name=config.resolve(name), revision=None)
+            if name in lineup.solo and lineup.solo[name].weights.model != model:
+                raise UserError(
+                    f"models: expected a name that no other row has, got {name!r}; name it by a longer path"
+                )
             lineup.add(Row(name, Weights(model, None, base), task))
             lineup.identities[name] = {"name": model.name, "identity": model_identity(model.name)}
     if settings.partners:

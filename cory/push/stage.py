@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,11 +159,21 @@ def _bases(
             bases.licence = licence_of(config.resolve(name), local)
         if not bases.licence and hub.base:
             bases.licence = licence_of(hub.base, local=False)
+    _check_base(hub, local_names)
+    return bases
+
+
+def check_base(config: Config) -> None:
+    """Raises a UserError, before a run begins, if `hub.base` is to name several local bases."""
+    names = [config.of_agent(index).model.name for index in range(config.cory.num_agents)]
+    _check_base(config.hub, {name for name in names if is_folder(config, name, identity="")})
+
+
+def _check_base(hub: HubConfig, local_names: Collection[str]) -> None:
     if hub.base and len(local_names) > 1:
         raise UserError(
             f"hub.base: expected null for agents on different local bases, {sorted(local_names)}, got {hub.base!r}"
         )
-    return bases
 
 
 def _warn_of_local_bases(bases: Bases, config: Config) -> None:

@@ -25,7 +25,7 @@ def resume_command(run: Path, changes: Mapping[str, Any] = AS_BEFORE) -> str:
     flags = f"--resume {shlex.quote(str(run))}"
     settings = f"config.resume = {str(run)!r}"
     for key, value in changes.items():
-        flags += f" --{key} {'null' if value is None else value}"
+        flags += f" --{key} {'null' if value is None else shlex.quote(str(value))}"
         settings += f"; config.{key} = {value!r}"
     if invocation.from_command_line:
         return f"{invocation.command()} {flags}"
@@ -51,7 +51,9 @@ def how_to_continue(
             update was not finite, which it would be again.
     """
     saved = f"The last good state is {newest}." if newest else "No state is saved."
-    if newest is None and not may_have_none(config, recorded):  # --resume would refuse
+    if newest is None and not may_have_none(
+        config.checkpoint.save_every, recorded
+    ):  # --resume would refuse
         return f"{saved} {new_run(run)}"
     first = "Continue with"
     if changes == MENDED_REWARD:

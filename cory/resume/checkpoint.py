@@ -21,7 +21,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from cory.config import Config
 from cory.errors import UserError
 from cory.parallel import distributed, shards
 from cory.run.folder import FILES, SavedAgent
@@ -44,7 +43,7 @@ class RunState:
         lengths: bytes of the run's files, by name. before: sample texts before training, by agent.
         best: `metric`, `value` and `iteration` of the best checkpoint, if any, and of a held-out
             reward `held_out_sha256`. agents: by name, the numbers of its learner.
-        stopped_by: the guard that has ended the run, such as `guards.patience`; None: none has.
+        stopped_by: the guard that has ended the run, such as `guards.patience`, or "a callback"; None: nothing has.
     """
 
     iteration: int = 0
@@ -157,7 +156,7 @@ def read(path: Path, agents: Sequence[str]) -> RunState:
     content = _json(path / "state.json")
     _check_state(content)
     for name, length in content["lengths"].items():
-        file = path.parent.parent / f"{name}.jsonl"
+        file = path.resolve().parent.parent / f"{name}.jsonl"
         is_long_enough = (
             isinstance(length, int)
             and length >= 0
@@ -230,14 +229,13 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
-def may_have_none(config: Config, recorded: int) -> bool:
-    """Whether a run that has recorded so many iterations may not have completed its first
-    checkpoint.
+def may_have_none(every: int, recorded: int) -> bool:
+    """Whether a run that saves so often (`checkpoint.save_every`), and has recorded so many iterations, may not have
+    completed its first checkpoint.
 
     An iteration is recorded before its checkpoint is written, so that of iteration `save_every` may
     be missing.
     """
-    every = config.checkpoint.save_every
     return not every or recorded <= every
 
 

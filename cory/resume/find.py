@@ -24,6 +24,7 @@ from cory.resume.checkpoint import Damaged, RunState
 from cory.resume.differences import DATA, HELD_OUT, Difference, differences, in_words
 from cory.run.output import lock
 from cory.run.record import (
+    CALLBACK,
     best_folder,
     finished_iterations,
     read_settings,
@@ -161,7 +162,7 @@ def _from_newest(
             f"{counted(finished, 'iteration')}, got {path or 'no valid one'}. Nothing was changed. {new_run(run)}"
         )
     if newest is None:
-        _check_never_saved(run, config, recorded)
+        _check_never_saved(run, state.config, recorded)
     where = (
         f"checkpoint {path}"
         if path
@@ -169,7 +170,7 @@ def _from_newest(
     )
     _lift_verdict(state, wanted)
     changes = _accepted_changes(state, wanted)
-    _announce(run, where, state, changes)
+    _announce(run, where, state, changes, config)
     return Resumed(run, path, state, changes=changes)
 
 
@@ -186,8 +187,7 @@ def _says_finished(
     if guard is not None and _verdict_stands(guard, wanted, state.config):
         done = f"{recorded} of {counted(state.config['iterations'], 'iteration')}"
         print(
-            f"{run} is finished: {guard} ended it after {done}, and all is saved. "
-            f"To go on all the same: {resume_command(run, {guard: None})}",
+            f"{run} is finished: {guard} ended it after {done}, and all is saved. {_to_go_on(run, guard, config)}",
             flush=True,
         )
         return True
@@ -203,16 +203,32 @@ def _lift_verdict(state: RunState, wanted: Mapping[str, Any]) -> None:
 
 def _verdict_stands(guard: str, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
     """Whether a run that a guard has ended stays so: it is not asked for more iterations than it was planned for, and
-    that guard has not changed.
+    that guard has not changed. One that a callback has ended goes on where any other number is asked for.
     """
+    if guard == CALLBACK and wanted["iterations"] != saved["iterations"]:
+        return False
     return wanted["iterations"] <= saved["iterations"] and (
         _guard_setting(guard, wanted) == _guard_setting(guard, saved)
     )
 
 
 def _guard_setting(guard: str, settings: Mapping[str, Any]) -> Any:
-    """The setting of a guard such as `guards.patience`; None where settings lack it, as those of older runs may."""
+    """The setting of a guard such as `guards.patience`, or of callbacks; None where settings lack it, as those of
+    older runs may.
+    """
+    if guard == CALLBACK:
+        return settings.get("callbacks")
     return (settings.get("guards") or {}).get(guard.removeprefix(GUARDS))
+
+
+def _to_go_on(run: Path, guard: str, config: Config) -> str:
+    """How to continue a run all the same that a guard or a callback has ended."""
+    changes: dict[str, Any] = {guard: None}
+    if guard == CALLBACK:
+        if not config.callbacks:  # it is one of Python's
+            return _how_to_extend(run, config, 2 * config.iterations)
+        changes = {"callbacks": []}
+    return f"To go on all the same: {resume_command(run, changes)}"
 
 
 def _how_to_extend(run: Path, config: Config, iterations: int) -> str:
@@ -224,10 +240,13 @@ def _how_to_extend(run: Path, config: Config, iterations: int) -> str:
     return f"To extend it: {resume_command(run, {'iterations': iterations})}"
 
 
-def _check_never_saved(run: Path, config: Config, recorded: int) -> None:
-    """Raises a UserError if a run without a valid checkpoint has had one, so that it cannot start again by itself."""
+def _check_never_saved(run: Path, saved: Mapping[str, Any], recorded: int) -> None:
+    """Raises a UserError if a run without a valid checkpoint has had one, so that it cannot start again by itself.
+
+    `saved`: its settings.
+    """
     damaged = checkpoint.folders(run / "checkpoints")
-    if not damaged and checkpoint.may_have_none(config, recorded):
+    if not damaged and checkpoint.may_have_none(saved["checkpoint"]["save_every"], recorded):
         return
     checkpoints = f"{len(damaged)} damaged ones" if damaged else "none"
     raise UserError(
@@ -280,12 +299,14 @@ def _from_checkpoint(
         outdated.append(best_agents)
     _lift_verdict(state, wanted)
     changes = _accepted_changes(state, wanted)
-    _announce(run, f"checkpoint {path}, dropping what came after it", state, changes)
+    _announce(run, f"checkpoint {path}, dropping what came after it", state, changes, config)
     return Resumed(run, path, state, outdated=outdated, changes=changes)
 
 
-def _announce(run: Path, where: str, state: RunState, changes: Sequence[Mapping[str, Any]]) -> None:
-    print(f"Resuming {run} from {where}: {_next(run, state)}.", flush=True)
+def _announce(
+    run: Path, where: str, state: RunState, changes: Sequence[Mapping[str, Any]], config: Config
+) -> None:
+    print(f"Resuming {run} from {where}: {_next(run, state, config)}.", flush=True)
     if changes and changes[-1]["iteration"] == state.iteration:
         print(
             f"The reward changes before iteration {state.iteration + 1}; config.yaml and the report say so.",
@@ -293,12 +314,12 @@ def _announce(run: Path, where: str, state: RunState, changes: Sequence[Mapping[
         )
 
 
-def _next(run: Path, state: RunState) -> str:
+def _next(run: Path, state: RunState, config: Config) -> str:
     if state.stopped_by is None:
         return f"next is iteration {state.iteration + 1}"
     done = counted(state.iteration, "iteration")
-    to_go_on = resume_command(run, {state.stopped_by: None})
-    return f"{state.stopped_by} ended it after {done}, and what is missing is saved. To go on all the same: {to_go_on}"
+    to_go_on = _to_go_on(run, state.stopped_by, config)
+    return f"{state.stopped_by} ended it after {done}, and what is missing is saved. {to_go_on}"
 
 
 def _check_agents(run: Path, wanted: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cory.resume.differences import FREE
 
-LONGEST = 80  # characters of a name; a longer one ends in a hash
+LONGEST = 80  # bytes of a name; a longer one ends in a hash
 
 
 def run_name(setting: str, changed: Mapping[str, Any]) -> str:
@@ -55,7 +55,8 @@ def _value(value: Any) -> str:
 def _short(name: str) -> str:
     """The name as that of a folder on any system; a long one with a hash in place of its end."""
     name = re.sub(r"[^\w.=+-]", "_", name)
-    if len(name) <= LONGEST:
+    encoded = name.encode()
+    if len(encoded) <= LONGEST:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: LONGEST - 9]}-{digest}"
+    digest = hashlib.sha256(encoded).hexdigest()[:8]
+    return f"{encoded[: LONGEST - 9].decode(errors='ignore')}-{digest}"

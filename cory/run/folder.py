@@ -1,8 +1,8 @@
 """The run's folder: its files, and what is read back from them when a run is continued."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,12 +115,8 @@ class Run:
         self.history, self.seconds = distributed.broadcast_object((self.history, self.seconds))
 
     def _begin(self, settings: str) -> None:
-        try:
+        with _can_be_written(self.folder):
             replace_text(self.folder / "config.yaml", settings)  # --resume auto knows a run by it
-        except OSError as error:
-            raise UserError(
-                f"output: expected a folder that can be written, got {str(self.folder)!r} ({error})"
-            ) from None
         self._open_files()
 
     def _continue(
@@ -139,8 +135,9 @@ class Run:
         replace_text(self.folder / "config.yaml", settings)  # with what this start has changed
 
     def _open_files(self) -> None:
-        for name in FILES:
-            self.files[name] = JsonlWriter(self.folder / f"{name}.jsonl")
+        with _can_be_written(self.folder):
+            for name in FILES:
+                self.files[name] = JsonlWriter(self.folder / f"{name}.jsonl")
 
     def _read_history(self, lengths: Mapping[str, int]) -> None:
         """Reads the run's files, or the first bytes of them."""
@@ -175,3 +172,14 @@ class Run:
     def lengths(self) -> dict[str, int]:
         """Flushes the run's files to the disk and returns their bytes. Raises an OSError if that fails."""
         return {name: file.flushed() for name, file in self.files.items()}
+
+
+@contextmanager
+def _can_be_written(folder: Path) -> Iterator[None]:
+    """Turns an error of writing into one that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"output: expected a folder that can be written, got {str(folder)!r} ({error})"
+        ) from None

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from cory.errors import UserError
 
+LONGEST = 200  # bytes of a folder's name; those of what is in it begin with it, and a file system takes 255
 LOCK = ".lock"  # locks the folder that it is in; it stays there, empty
 PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-.+")
 REPLACED = re.compile(r"\.replaced-[0-9a-f]{8}-(.+)")
@@ -65,6 +66,8 @@ def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
     It is locked until `locks` is closed. Raises a UserError if that is not possible; nothing is
     written then.
     """
+    if output is not None:
+        _check_name(output)
     try:
         if output is not None:
             folder = Path(output)
@@ -88,6 +91,17 @@ def new_folder(output: str | None, name: str, locks: ExitStack) -> Path:
         raise UserError(
             f"output: expected a folder that can be written, got {output or 'runs'!r} ({error})"
         ) from None
+
+
+def _check_name(output: str) -> None:
+    """Raises a UserError if a command could not name a folder, or folders in it would have too long names."""
+    if output.startswith("-"):
+        raise UserError(f"output: expected a path that does not begin with a dash, got {output!r}")
+    length = len(os.fsencode(Path(output).name))
+    if length > LONGEST:
+        raise UserError(
+            f"output: expected a folder's name of at most {LONGEST} bytes, got {length}: {output!r}"
+        )
 
 
 def _check_empty(folder: Path) -> None:
@@ -155,15 +169,18 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def staged(folder: Path) -> Iterator[Path]:
+def staged(folder: Path, outdated: Sequence[Path] = ()) -> Iterator[Path]:
     """An empty folder to fill. When the block ends, its files and folders are moved into `folder`,
     by their names.
 
-    They take the place of older ones. If the block raises, nothing changes.
+    They take the place of older ones, and the files `outdated` are removed before that. If the block raises, nothing
+    changes.
     """
     with _partial_folder(folder / "new") as partial:
         yield partial
         _as_other_files(partial)
+        for path in outdated:
+            path.unlink(missing_ok=True)
         for path in sorted(partial.iterdir()):
             target = folder / path.name
             if path.is_dir() and target.exists():
@@ -236,7 +253,8 @@ def _as_other_files(folder: Path) -> None:
     """Lets others read weights as they may read other files; safetensors keeps them for their owner."""
     mode = folder.stat().st_mode & 0o666
     for weights in folder.rglob("*.safetensors"):
-        weights.chmod(mode)
+        with suppress(OSError):  # some file systems have no modes
+            weights.chmod(mode)
 
 
 def _remove_dead(partial: Path) -> None:

@@ -28,6 +28,8 @@ def read_settings(run: Path) -> dict[str, Any]:
     return settings
 
 
+CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name
+BEST = "best_agents"  # in the summary.json of a run's best agents, the name of their folder
 LINE_BREAKS = "\x85\u2028\u2029"  # which YAML reads as spaces or other line breaks
 
 
@@ -91,7 +93,7 @@ def finished_iterations(run: Path) -> int | None:
 
 
 def stopped_by(run: Path) -> str | None:
-    """The guard that ended a run before its last iteration, such as `guards.patience`; None: none did."""
+    """What ended a run before its last iteration: a guard, such as `guards.patience`, or CALLBACK; None: nothing."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return json.loads((run / "summary.json").read_text(encoding="utf-8")).get("stopped_by")
     return None
@@ -100,15 +102,23 @@ def stopped_by(run: Path) -> str | None:
 def best_folder(run: Path) -> Path:
     """Where the best agents of a run are (`guards.patience`). It is named by the run, as rows of an evaluation are.
 
-    In a run's folder that was renamed or copied it has the former name.
+    In a run's folder that was renamed or copied it has the former name. A folder that somebody has renamed to keep it
+    is none, nor is another run in this run's folder.
     """
     folder = run / f"{run.resolve().name}-best"  # by whatever path it was reached
-    saved = [path.parent for path in run.glob("[!.]*-best/summary.json")]
+    saved = [path for path in run.glob("[!.]*-best") if best_of(path) == path.name]
     return saved[0] if len(saved) == 1 else folder
+
+
+def best_of(folder: Path) -> str | None:
+    """The name under which a run has saved its best agents in a folder; None: it has not."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))[BEST]
+    return None
 
 
 def run_of_best(folder: Path) -> Path | None:
     """The run whose best agents are in a folder; None if it is no such folder."""
     run = folder.parent
-    is_best = folder.name == best_folder(run).name and (folder / "config.yaml").is_file()
+    is_best = best_of(folder) is not None and (folder / "config.yaml").is_file()
     return run if is_best and (run / "config.yaml").is_file() else None

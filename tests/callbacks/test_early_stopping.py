@@ -1,8 +1,10 @@
 """Early stopping on the held-out reward, and the best agents."""
 
+import errno
 import json
 import os
 import shlex
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from conftest import sentences
 
 from cory import evaluate
+from cory.agent import Agent
 from cory.agents import make_agents
 from cory.callbacks import Callback
 from cory.chat.config import ChatConfig
@@ -97,6 +100,13 @@ def train(config, callback=None, task=TASK, **changes):
     )
 
 
+def summary_of_best(folder):
+    """What the summary of best agents says of them, besides that they are some."""
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary.pop("best_agents") == folder.name
+    return summary
+
+
 def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, capsys):
     watch = Planned()
     run = train(config, watch)
@@ -122,7 +132,7 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
     assert "with CORY with 2 agents for 4 iterations." in (run / "agent_1/README.md").read_text()
 
     best = run / "run-best"
-    assert json.loads((best / "summary.json").read_text()) == reached
+    assert summary_of_best(best) == reached
     from cory.config import ModelConfig
     from cory.models.load import load_policy
 
@@ -163,10 +173,9 @@ def test_resuming_the_best_agents_names_what_can_be_done(
 
 
 def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned):
-    broken = train(config, Stop(3))
-    assert "iteration 3 of 6: a callback has ended it. " in (broken / "report.html").read_text()
-    (broken / "summary.json").unlink()
-    resumed = train(config, resume=str(broken))
+    with pytest.raises(Interrupted):
+        train(config, Interrupt(3))
+    resumed = train(config, resume=config.output)
     lines = (resumed / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 4
     summary = json.loads((resumed / "summary.json").read_text())
@@ -225,21 +234,94 @@ def test_what_no_longer_counts_is_not_the_best(config, planned, monkeypatch, how
     reached = {"iterations": 3, "eval_task_reward": 0.3}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best"] == reached and summary["iterations"] == 4
-    assert json.loads((run / "run-best/summary.json").read_text()) == reached
+    assert summary_of_best(run / "run-best") == reached
 
 
 def test_a_renamed_run_keeps_its_best_agents(config, planned):
     run = train(config, Stop(3))
     best = (run / "run-best/summary.json").read_text()
     renamed = run.rename(run.with_name("renamed"))
-    train(config, resume=str(renamed))
+    train(config, resume=str(renamed), iterations=7)
     summary = json.loads((renamed / "summary.json").read_text())
-    assert summary["best"] == json.loads(best) == {"iterations": 2, "eval_task_reward": 3.0}
+    reached = {"iterations": 2, "eval_task_reward": 3.0}
+    assert summary["best"] == summary_of_best(renamed / "run-best") == reached
     assert summary["iterations"] == 4 and (renamed / "run-best/summary.json").read_text() == best
     assert not (renamed / "renamed-best").exists()
     assert "the agents of then are in renamed/run-best" in (renamed / "report.html").read_text()
     with pytest.raises(UserError, match=r"run-best', which holds the best agents of '.*renamed'"):
         train(config, resume=str(renamed / "run-best"))
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_only_what_the_run_has_saved_as_its_best_is_replaced(config, planned, monkeypatch):
+    """Neither another run in its folder, nor best agents that were renamed to keep them."""
+    monkeypatch.setitem(globals(), "HELD_OUT", [3.0, 1.0, 9.0, 9.5])
+    run = train(config, Stop(2))
+    kept = (run / "run-best").rename(run / "old-best")
+    other = run / "keep-best"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("*-best"))
+    before = content(kept), content(other)
+    train(config, resume=str(run), iterations=4)
+    assert (content(kept), content(other)) == before
+    assert summary_of_best(run / "run-best")["iterations"] == 4
+
+
+def test_best_agents_do_not_take_the_place_of_something_else(config, planned):
+    run = train(config, Stop(2), guards=GuardsConfig())
+    (run / "run-best").mkdir()
+    (run / "run-best/notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"guards.patience: expected a place .*run-best', which"):
+        train(config, resume=str(run), iterations=4)
+    assert list(content(run / "run-best").values()) == [b"mine"]
+    assert json.loads((run / "summary.json").read_text())["iterations"] == 2
+
+
+def test_a_full_disk_costs_no_training_while_best_agents_are_saved(config, planned, monkeypatch):
+    save, saves = Agent.save, []
+
+    def full(agent, folder):
+        if folder.parent.name == "run-best":
+            saves.append(folder)
+            if len(saves) == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        save(agent, folder)
+
+    monkeypatch.setattr(Agent, "save", full)
+    with pytest.warns(UserWarning, match="best agents, those after 1 iteration, could not be"):
+        run = train(config)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["iterations"] == 4
+    assert summary["best"] == summary_of_best(run / "run-best")
+    assert summary["best"] == {"iterations": 2, "eval_task_reward": 3.0}
+
+
+@pytest.mark.parametrize("resume", ["path", "auto"])
+def test_a_run_that_a_callback_has_ended_is_finished(config, planned, capsys, resume):
+    run = train(config, Stop(3), guards=GuardsConfig())
+    assert "iteration 3 of 6: a callback has ended it." in (run / "report.html").read_text()
+    before = content(run)
+    train(config, guards=GuardsConfig(), resume=str(run) if resume == "path" else "auto")
+    said = capsys.readouterr().out
+    assert "is finished: a callback ended it after 3 of 6 iterations, and all is saved." in said
+    assert "config.iterations = 12" in said and content(run) == before
+    train(config, guards=GuardsConfig(), resume=str(run), iterations=5)
+    assert json.loads((run / "summary.json").read_text())["iterations"] == 5
+
+
+def test_a_signal_does_not_lift_the_end_by_a_callback(config, planned):
+    class Both(Stop):
+        def on_iteration_end(self, trainer, iteration):
+            super().on_iteration_end(trainer, iteration)
+            Interrupt(3).on_iteration_end(trainer, iteration)
+
+    with pytest.raises(Interrupted):
+        train(config, Both(3), guards=GuardsConfig())
+    run = train(config, guards=GuardsConfig(), resume=config.output)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["iterations"], summary["stopped_by"]) == (3, "a callback")
 
 
 def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):
@@ -266,7 +348,7 @@ def test_the_team_reward_counts(config, monkeypatch):
     summary = json.loads((run / "summary.json").read_text())
     reached = {"iterations": 2, "eval_task_reward": 0.0, "eval_team_reward": 3.0}
     assert summary["iterations"] == 4 and summary["best"] == reached
-    assert json.loads((run / "run-best/summary.json").read_text()) == reached
+    assert summary_of_best(run / "run-best") == reached
     assert "best held-out task and team reward, 3.000, is" in (run / "report.html").read_text()
 
 
