@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -471,6 +472,35 @@ def test_runs_whose_rows_would_have_the_same_names_are_refused(config, held_out,
         UserError, match="runs with folders of different names, which name the rows, got"
     ):
         evaluate(runs, held_out, settings(tmp_path))
+
+
+def test_a_folder_called_base_does_not_take_the_bases_row(
+    config, held_out, policy_folder, tmp_path, monkeypatch
+):
+    run = make_run(config, iterations=1)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(policy_folder, "base")
+    with pytest.raises(UserError, match="expected a name that no other row has, got 'base'"):
+        evaluate([run, "base"], held_out, settings(tmp_path, queries=2))
+    rows = evaluate([run, "./base"], held_out, settings(tmp_path, queries=2)).rows
+    assert {"base", "./base"} <= {row["name"] for row in rows}
+
+
+def test_a_run_that_is_trained_on_while_it_is_evaluated_is_named(
+    config, held_out, tmp_path, monkeypatch
+):
+    run = make_run(config, iterations=1)
+    answer = Evaluator.run
+
+    def and_train_on(evaluator, folder):
+        records = answer(evaluator, folder)
+        make_run(config, iterations=2, resume=str(run))
+        return records
+
+    monkeypatch.setattr(Evaluator, "run", and_train_on)
+    with pytest.raises(UserError, match=f"while they are evaluated, got {run} trained again"):
+        evaluate([run], held_out, settings(tmp_path, queries=2))
+    assert not (tmp_path / "evaluation/evaluation.json").exists()
 
 
 def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp_path, capsys):

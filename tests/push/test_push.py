@@ -165,6 +165,19 @@ def test_a_run_is_uploaded_at_its_end(config, server, capsys):
     assert (failed / "summary.json").exists()
 
 
+def test_a_full_disk_while_a_run_is_uploaded_leaves_the_command(
+    config, server, monkeypatch, capsys
+):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", full)
+    run, _ = train(config, hub=HUB)
+    said = capsys.readouterr().err
+    assert "OSError: [Errno 28] No space left on device\nThe run is complete. Upload it" in said
+    assert (run / "summary.json").exists()
+
+
 def test_resuming_a_finished_run_prints_the_command_that_uploads_it(config, server, capsys):
     run, config = train(config)
     assert "cory.push" not in capsys.readouterr().out
@@ -334,6 +347,9 @@ def test_one_base_of_the_hub_cannot_stand_for_two_local_ones(config, policy_fold
         match=r"hub\.base: expected null for agents on different local bases, \['.*/a', '.*/b'\], got 'org/base'",
     ):
         staged(run, config, replace(HUB, base="org/base"))
+    with pytest.raises(UserError, match=r"hub\.base: expected null"):  # and before training
+        train(config, hub=replace(HUB, base="org/base"), output=str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
     bases = [
         json.loads(staged(run, config)[f"{agent}/adapter_config.json"])["base_model_name_or_path"]
         for agent in ("agent_1", "agent_2")

@@ -19,6 +19,8 @@ import torch
 from conftest import make_config, sentences
 
 import cory.agent
+import cory.callbacks.held_out
+import cory.callbacks.metrics
 from cory.agents import make_agents
 from cory.callbacks import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
@@ -587,6 +589,33 @@ def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path,
             make_trainer(replace(one, output=output)).train()
 
 
+def test_a_run_that_cannot_be_written_is_not_resumed(one, four, tmp_path, monkeypatch):
+    run = shutil.copytree(four, tmp_path / "copy")
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("cory.run.folder.JsonlWriter", refuse)
+    with pytest.raises(UserError, match=r"output: expected a folder that can be written, .*copy"):
+        make_trainer(replace(one, resume=str(run))).train()
+
+
+@pytest.mark.parametrize(
+    "output, message",
+    [
+        ("-x", "expected a path that does not begin with a dash, got '-x'"),
+        ("runs/" + "ä" * 120, "expected a folder's name of at most 200 bytes, got 240"),
+    ],
+)
+def test_names_that_commands_and_file_systems_do_not_take_are_refused(
+    one, tmp_path, monkeypatch, output, message
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"output: {message}"):
+        make_trainer(replace(one, output=output)).train()
+    assert not list(tmp_path.iterdir())
+
+
 def test_run_that_another_process_writes_is_left_alone(one, tmp_path):
     make_trainer(one).train()
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -627,6 +656,51 @@ def test_reward_that_fails_loses_nothing(one, whole, tmp_path, kind):
     assert (tmp_path / "failed/checkpoints/iter-000003/manifest.json").exists()
     make_trainer(replace(other, resume="auto")).train()
     same(whole, tmp_path / "failed")
+
+
+@pytest.mark.parametrize(
+    "where, saved",
+    [
+        (cory.callbacks.held_out, 4),  # after the update, so the iteration is done
+        (cory.callbacks.metrics, 3),
+    ],
+)
+def test_what_fails_beside_the_rewards_loses_nothing(one, whole, monkeypatch, where, saved):
+    name = {cory.callbacks.held_out: "evaluate", cory.callbacks.metrics: "of_task"}[where]
+    function, failures = getattr(where, name), []
+
+    def failing(trainer, iteration, *args):
+        if iteration.index == 3 and not failures:
+            failures.append(iteration)
+            raise ZeroDivisionError("a function's own fault")
+        return function(trainer, iteration, *args)
+
+    monkeypatch.setattr(where, name, failing)
+    one = replace(one, eval_every=2, checkpoint=CheckpointConfig(save_every=0))
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(one).train()
+    saves = list((Path(one.output) / "checkpoints").iterdir())
+    assert [path.name for path in saves] == [f"iter-{saved:06d}"]
+    folder = make_trainer(replace(one, resume="auto")).train().folder
+    for file in sorted(whole.glob("agent_*/*.safetensors")):
+        assert file.read_bytes() == (folder / file.relative_to(whole)).read_bytes()
+
+
+def test_a_checkpoint_may_be_named_from_beside_it(one, four, monkeypatch, capsys):
+    monkeypatch.chdir(four / "checkpoints")
+    make_trainer(replace(one, iterations=4, resume="iter-000004")).train()
+    assert "is finished: all 4 iterations are done and saved" in capsys.readouterr().out
+
+
+def test_that_checkpoints_are_missing_is_judged_by_the_runs_own_settings(one, four, tmp_path):
+    run = shutil.copytree(four, tmp_path / "copy")
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
+    before = (run / "metrics.jsonl").read_bytes()
+    settings = replace(one, resume=str(run), checkpoint=CheckpointConfig(save_every=10))
+    with pytest.raises(UserError, match=r"expected a valid checkpoint in .* got none. Nothing was"):
+        make_trainer(settings).train()
+    assert (run / "metrics.jsonl").read_bytes() == before
 
 
 def spoil(agent, iteration: int, what: str = "loss"):

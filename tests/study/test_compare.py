@@ -14,6 +14,7 @@ from matplotlib import pyplot
 from cory.errors import UserError
 from cory.report.payload import of_run
 from cory.report.plots import COLOURS, colours
+from cory.run.output import replacing
 from study import plots
 from study.caveats import caveats
 from study.compare import command_line, comparison_page, write
@@ -116,6 +117,24 @@ def test_groups_whose_names_look_like_numbers_or_missing_values_keep_their_rows(
     for frame in (stored.runs, stored.metrics, stored.final, stored.held_out):
         assert list(frame["group"].unique()) == groups
     assert ends(stored) == ends(study)
+
+
+def test_a_full_disk_leaves_no_run_with_a_row_alone(tmp_path, monkeypatch):
+    """A row in runs.csv says that a run's numbers are written."""
+    make_run(tmp_path / "run")
+    study = of_records([read(tmp_path / "run")], families=["PPO"])
+    for name in ("metrics.csv.gz", "final.csv"):
+        written = replacing
+
+        def full(path, name=name, written=written):
+            if path.name == name:
+                raise OSError(28, "No space left on device")
+            return written(path)
+
+        monkeypatch.setattr("study.frame.replacing", full)
+        with pytest.raises(OSError, match="No space"):
+            write_study(study, tmp_path)
+        assert not (tmp_path / "runs.csv").exists()
 
 
 def test_files_of_240_runs_stay_small(tmp_path):
