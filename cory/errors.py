@@ -70,5 +70,6 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def is_not_written(error: BaseException) -> bool:
-    """Whether an error is one of writing files, for whatever reason."""
-    return isinstance(error, OSError) or "(os error " in str(error)
+    """Whether an error is one of writing files, for whatever reason, also in another process."""
+    elsewhere = getattr(error, "of_writing", False)
+    return elsewhere or isinstance(error, OSError) or "(os error " in str(error)

@@ -131,9 +131,11 @@ class CoryTrainer:
                         with self.checkpoints.saved_on_error(self):
                             self._notify("on_iteration_begin", k)
                             result = self.iteration(k)
-                        self._notify("on_iteration_end", result)
-                        if self.failure is not None:
-                            raise self.failure
+                        try:
+                            self._notify("on_iteration_end", result)
+                        finally:  # also where a callback misses what has failed
+                            if self.failure is not None:
+                                raise self.failure
                     if self.should_stop:  # the same in all processes, see the callback `Stopping`
                         break
 
@@ -394,7 +396,7 @@ class CoryTrainer:
     # The run and its callbacks
 
     def _iterations_left(self) -> range:
-        """None where a guard has ended the run, which was then interrupted before all was saved."""
+        """None where a guard or a callback has ended the run, which was then interrupted before all was saved."""
         if self.state.stopped_by is not None:
             return range(0)
         return range(self.state.iteration, self.config.iterations)

@@ -25,7 +25,7 @@ class Record:
         rows: of its metrics.jsonl, those of whole iterations.
         samples: before and after training, by agent; empty for a run that has not ended.
         stopped: whether it was ended early on purpose (`guards.stop_at_kl`, a callback).
-        stopped_by: the guard that ended it early, such as `guards.stop_at_kl`; empty if none did.
+        stopped_by: the guard that ended it early, such as `guards.stop_at_kl`, or "a callback"; empty if none did.
         problems: in words; empty for a run that ended as it should.
     """
 

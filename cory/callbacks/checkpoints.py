@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
 from cory.callbacks.callback import Callback
+from cory.errors import is_not_written
 from cory.iteration import Iteration
 from cory.parallel import distributed
 from cory.resume import checkpoint
@@ -98,7 +97,9 @@ class Checkpoints(Callback):
         try:
             state.lengths = run.lengths()
             target = checkpoint.write(folder, state, trainer.trained_agents)
-        except (OSError, SafetensorError, distributed.FailedElsewhere) as error:
+        except Exception as error:
+            if not is_not_written(error):
+                raise
             if run.writes:
                 warnings.warn(
                     f"The checkpoint before iteration {state.iteration} could not be written to {folder} ({error}). "

@@ -53,18 +53,18 @@ class EarlyStopping(Callback):
         # Rewards of another reward function do not compare.
         since = trainer.state.rewarded_alike_since
         records = [record for record in run.history if record["iteration"] >= since]
+        saved = distributed.broadcast_object(finished_iterations(best_folder(run.folder)) or 0)
         for index, rewards in held_out_rewards(records).items():
             if self.waited >= patience:  # the run was continued past that
                 self.waited = 0
-            self._add(rewards, index, run)
-        # A run that patience had ended, and that is continued all the same, waits anew.
-        if self.waited >= patience:
+            before = self.best, self.waited, run.summary.get("best")
+            # Better agents that are not in the folder, as the disk was full or there was no guards.patience at the
+            # time, are not the best. Of a run that was killed, it may have those of an iteration to come.
+            if self._add(rewards, index, run) and index + 1 > saved:
+                self._take_back(*before, run)
+        # A run that patience had ended, and that is continued all the same, waits anew. So does one without any best.
+        if self.waited >= patience or self.best is None:
             self.waited = 0
-        # Without the best agents in their folder, the next ones are the best.
-        if self.best is not None and distributed.broadcast_object(not _best_is_saved(run)):
-            self.best = None
-            self.waited = 0
-            del run.summary["best"]
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         patience = trainer.config.guards.patience
@@ -116,15 +116,6 @@ def _check_place(run: Run) -> None:
         )
 
 
-def _best_is_saved(run: Run) -> bool:
-    """Whether the best agents are in their folder: not if that was removed, or without guards.patience at the time.
-
-    Of a run that was killed, the folder may have the agents of an iteration that is computed again.
-    """
-    saved = finished_iterations(best_folder(run.folder))
-    return saved is not None and saved >= run.summary["best"]["iterations"]
-
-
 def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
     """By iteration, of those that have any, the held-out rewards by name: means over the roles."""
     by_iteration: dict[int, dict[str, list[float]]] = {}
@@ -155,7 +146,7 @@ def save_best(trainer: CoryTrainer, summary: Mapping[str, Any]) -> bool:
                 distributed.fail_together(partial(agent.save, folder / agent.name))
             distributed.fail_together(partial(_complete, run, summary, folder, stage))
     except Exception as error:
-        if not (is_not_written(error) or isinstance(error, distributed.FailedElsewhere)):
+        if not is_not_written(error):
             raise
         if run.writes:
             warnings.warn(

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 
 from cory.config import Config
-from cory.errors import NotFinite, RewardError, UserError
+from cory.errors import NotFinite, RewardError, UserError, is_not_written
 
 # That a process waits for the others before it takes them for dead.
 TIME_LIMIT = timedelta(minutes=20)
@@ -39,16 +39,17 @@ T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """What processes tell each other of an error: its text, and whether a reward function is to blame."""
+    """What processes tell each other of an error: its text, and whether a reward function or a disk is to blame."""
 
     text: str
     of_reward: bool
+    of_writing: bool
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
         """The report on an error; one that is not meant for users is named by its class, too."""
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        return cls(f"{kind}{error}", isinstance(error, RewardError))
+        return cls(f"{kind}{error}", isinstance(error, RewardError), is_not_written(error))
 
 
 class FailedElsewhere(UserError):
@@ -57,6 +58,7 @@ class FailedElsewhere(UserError):
     def __init__(self, rank: int, failure: Failure) -> None:
         super().__init__(f"process {rank} failed ({failure.text})")
         self.of_reward = failure.of_reward
+        self.of_writing = failure.of_writing
 
 
 def start(device: torch.device, offload: bool = False) -> None:

@@ -156,7 +156,7 @@ def read(path: Path, agents: Sequence[str]) -> RunState:
     content = _json(path / "state.json")
     _check_state(content)
     for name, length in content["lengths"].items():
-        file = path.resolve().parent.parent / f"{name}.jsonl"
+        file = Path(os.path.abspath(path)).parent.parent / f"{name}.jsonl"
         is_long_enough = (
             isinstance(length, int)
             and length >= 0

@@ -26,6 +26,7 @@ from cory.run.output import lock
 from cory.run.record import (
     CALLBACK,
     best_folder,
+    best_of,
     finished_iterations,
     read_settings,
     recorded_iterations,
@@ -168,7 +169,7 @@ def _from_newest(
         if path
         else f"the beginning, as {run} has not reached its first checkpoint"
     )
-    _lift_verdict(state, wanted)
+    _lift_verdict(state, config, wanted)
     changes = _accepted_changes(state, wanted)
     _announce(run, where, state, changes, config)
     return Resumed(run, path, state, changes=changes)
@@ -184,7 +185,7 @@ def _says_finished(
         print(_how_to_extend(run, config, 2 * recorded), flush=True)
         return True
     guard = stopped_by(run)
-    if guard is not None and _verdict_stands(guard, wanted, state.config):
+    if guard is not None and _verdict_stands(guard, config, wanted, state.config):
         done = f"{recorded} of {counted(state.config['iterations'], 'iteration')}"
         print(
             f"{run} is finished: {guard} ended it after {done}, and all is saved. {_to_go_on(run, guard, config)}",
@@ -194,18 +195,21 @@ def _says_finished(
     return False
 
 
-def _lift_verdict(state: RunState, wanted: Mapping[str, Any]) -> None:
-    """Lets a run go on that a guard has ended, unless its verdict stands."""
+def _lift_verdict(state: RunState, config: Config, wanted: Mapping[str, Any]) -> None:
+    """Lets a run go on that a guard or a callback has ended, unless its verdict stands."""
     guard = state.stopped_by
-    if guard is not None and not _verdict_stands(guard, wanted, state.config):
+    if guard is not None and not _verdict_stands(guard, config, wanted, state.config):
         state.stopped_by = None
 
 
-def _verdict_stands(guard: str, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+def _verdict_stands(
+    guard: str, config: Config, wanted: Mapping[str, Any], saved: Mapping[str, Any]
+) -> bool:
     """Whether a run that a guard has ended stays so: it is not asked for more iterations than it was planned for, and
-    that guard has not changed. One that a callback has ended goes on where any other number is asked for.
+    that guard has not changed. One that a callback has ended goes on where any other number, or `overwrite`, is asked
+    for.
     """
-    if guard == CALLBACK and wanted["iterations"] != saved["iterations"]:
+    if guard == CALLBACK and (wanted["iterations"] != saved["iterations"] or config.overwrite):
         return False
     return wanted["iterations"] <= saved["iterations"] and (
         _guard_setting(guard, wanted) == _guard_setting(guard, saved)
@@ -223,12 +227,13 @@ def _guard_setting(guard: str, settings: Mapping[str, Any]) -> Any:
 
 def _to_go_on(run: Path, guard: str, config: Config) -> str:
     """How to continue a run all the same that a guard or a callback has ended."""
-    changes: dict[str, Any] = {guard: None}
-    if guard == CALLBACK:
-        if not config.callbacks:  # it is one of Python's
-            return _how_to_extend(run, config, 2 * config.iterations)
-        changes = {"callbacks": []}
-    return f"To go on all the same: {resume_command(run, changes)}"
+    command = resume_command(run, {guard: None})
+    if guard == CALLBACK and config.callbacks:
+        command = resume_command(run, {"callbacks": []})
+    elif guard == CALLBACK:  # one of Python's
+        last = checkpoint.path_of(run / "checkpoints", recorded_iterations(run))
+        command = resume_command(last, {"overwrite": True})
+    return f"To go on all the same: {command}"
 
 
 def _how_to_extend(run: Path, config: Config, iterations: int) -> str:
@@ -295,9 +300,10 @@ def _from_checkpoint(
     if finished is not None and finished > state.iteration:
         outdated.insert(0, run / "summary.json")
     best_agents = best_folder(run)
-    if (finished_iterations(best_agents) or 0) > state.iteration:
+    is_saved = best_of(best_agents) is not None
+    if is_saved and (finished_iterations(best_agents) or 0) > state.iteration:
         outdated.append(best_agents)
-    _lift_verdict(state, wanted)
+    _lift_verdict(state, config, wanted)
     changes = _accepted_changes(state, wanted)
     _announce(run, f"checkpoint {path}, dropping what came after it", state, changes, config)
     return Resumed(run, path, state, outdated=outdated, changes=changes)

@@ -298,6 +298,49 @@ def test_a_full_disk_costs_no_training_while_best_agents_are_saved(config, plann
     assert summary["best"] == {"iterations": 2, "eval_task_reward": 3.0}
 
 
+def test_agents_that_could_not_be_saved_are_not_the_best_after_a_resume(
+    config, planned, monkeypatch
+):
+    """Or worse ones would take the place of those that were saved."""
+    monkeypatch.setitem(globals(), "HELD_OUT", [1.0, 3.0, 0.3, 2.0, 1.5, 1.5])
+    save = Agent.save
+
+    def full(agent, folder):
+        if folder.parent.name == "run-best":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(agent, folder)
+
+    class Full(Interrupt):
+        def on_iteration_begin(self, trainer, k):
+            if k == 1:
+                monkeypatch.setattr(Agent, "save", full)
+
+    with pytest.warns(UserWarning, match="best agents"), pytest.raises(Interrupted):
+        train(config, Full(2), guards=GuardsConfig(patience=3))
+    monkeypatch.setattr(Agent, "save", save)
+    best = Path(config.output) / "run-best"
+    assert summary_of_best(best) == {"iterations": 1, "eval_task_reward": 1.0}
+    run = train(config, resume=config.output, iterations=3, guards=GuardsConfig(patience=3))
+    assert summary_of_best(best) == {"iterations": 1, "eval_task_reward": 1.0}
+    train(config, resume=str(run), iterations=4, guards=GuardsConfig(patience=3))
+    assert summary_of_best(best) == {"iterations": 4, "eval_task_reward": 2.0}
+
+
+def test_going_back_removes_no_folder_that_is_none_of_the_runs_best(config, planned):
+    run = train(config, guards=GuardsConfig(), iterations=3)
+    other = run / "run-best"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("*-best"))
+    before = content(other)
+    train(
+        config,
+        guards=GuardsConfig(),
+        iterations=2,
+        resume=str(run / "checkpoints/iter-000001"),
+        overwrite=True,
+    )
+    assert content(other) == before
+
+
 @pytest.mark.parametrize("resume", ["path", "auto"])
 def test_a_run_that_a_callback_has_ended_is_finished(config, planned, capsys, resume):
     run = train(config, Stop(3), guards=GuardsConfig())
@@ -306,9 +349,11 @@ def test_a_run_that_a_callback_has_ended_is_finished(config, planned, capsys, re
     train(config, guards=GuardsConfig(), resume=str(run) if resume == "path" else "auto")
     said = capsys.readouterr().out
     assert "is finished: a callback ended it after 3 of 6 iterations, and all is saved." in said
-    assert "config.iterations = 12" in said and content(run) == before
-    train(config, guards=GuardsConfig(), resume=str(run), iterations=5)
-    assert json.loads((run / "summary.json").read_text())["iterations"] == 5
+    last = run / "checkpoints/iter-000003"
+    assert f"config.resume = '{last}'; config.overwrite = True" in said
+    assert content(run) == before
+    train(config, guards=GuardsConfig(), resume=str(last), overwrite=True)
+    assert json.loads((run / "summary.json").read_text())["iterations"] == 6
 
 
 def test_a_signal_does_not_lift_the_end_by_a_callback(config, planned):

@@ -692,6 +692,31 @@ def test_a_checkpoint_may_be_named_from_beside_it(one, four, monkeypatch, capsys
     assert "is finished: all 4 iterations are done and saved" in capsys.readouterr().out
 
 
+def test_checkpoints_may_be_on_another_disk(one, four, tmp_path):
+    run = shutil.copytree(four, tmp_path / "copy")
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    again = make_trainer(replace(one, iterations=5, resume=str(run))).train()
+    assert again.iterations_done == 5
+
+
+class Reads(Callback):
+    """Takes it for granted that there is a held-out reward."""
+
+    def on_iteration_end(self, trainer, iteration):
+        if trainer.config.eval_every and (iteration.index + 1) % trainer.config.eval_every == 0:
+            iteration.eval_task_rewards[0] += 0
+
+
+def test_a_callback_that_misses_what_has_failed_does_not_hide_it(one, monkeypatch):
+    def failing(*args):
+        raise ZeroDivisionError("a function's own fault")
+
+    monkeypatch.setattr(cory.callbacks.held_out, "evaluate", failing)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(replace(one, eval_every=2), callbacks=[Reads()]).train()
+
+
 def test_that_checkpoints_are_missing_is_judged_by_the_runs_own_settings(one, four, tmp_path):
     run = shutil.copytree(four, tmp_path / "copy")
     shutil.rmtree(run / "checkpoints")
