@@ -362,22 +362,14 @@ def test_keyboard(show, compared):
     assert opened.get_by_role("slider").get_attribute("aria-valuetext") == "iteration 18"
 
 
-def test_many_chains_paint_at_once(show, tmp_path):
-    """200 chains of long responses, 2,000 iterations: the first paint, and a change of the order, within 2 s."""
+def test_of_many_chains_few_are_painted_at_once(show, tmp_path):
+    """200 chains of long responses, 2,000 iterations: no more are made for the first paint, nor in another order."""
     folder = write_run(
         tmp_path / "a", iterations=2000, texts=["a response of some words " * 20] * 200
     )
     opened = show(payload.of_run(folder, "CORY"))
-    paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-    opened.wait_for_timeout(500)
-    assert opened.evaluate(paint) < 2000
-    taken = opened.evaluate(
-        """() => {
-            const order = document.getElementById("control-order");
-            const started = performance.now();
-            order.value = "worst";
-            order.dispatchEvent(new Event("change"));
-            return performance.now() - started;
-        }"""
-    )
-    assert taken < 2000
+    sync_api.expect(opened.locator("figure")).not_to_have_count(0)
+    shown = opened.locator(".chain").count()
+    assert 0 < shown < 100
+    opened.get_by_label("Order").select_option("worst")
+    assert opened.locator(".chain").count() == shown
