@@ -102,7 +102,7 @@ def text() -> str:
     """The table, in Markdown."""
     header = ["configuration", "parameters, M", "trained", "held, GiB", "peak, GiB"]
     rows = [f"rows, {gpu} GiB" for gpu in GPUS]
-    return table([row(file) for file in FILES], [*header, *rows, "checkpoint, GiB"])
+    return table([row(file) for file in FILES], [*header, *rows, "disk, GiB"])
 
 
 def written(page: str) -> str:
