@@ -57,11 +57,12 @@ class EarlyStopping(Callback):
         for index, rewards in held_out_rewards(records).items():
             if self.waited >= patience:  # the run was continued past that
                 self.waited = 0
-            before = self.best, self.waited, run.summary.get("best")
+            if not self._is_better(rewards):
+                self.waited += 1
             # Better agents that are not in the folder, as the disk was full or there was no guards.patience at the
             # time, are not the best. Of a run that was killed, it may have those of an iteration to come.
-            if self._add(rewards, index, run) and index + 1 > saved:
-                self._take_back(*before, run)
+            elif index + 1 <= saved:
+                self._keep(rewards, index, run)
         # A run that patience had ended, and that is continued all the same, waits anew. So does one without any best.
         if self.waited >= patience or self.best is None:
             self.waited = 0
@@ -71,11 +72,12 @@ class EarlyStopping(Callback):
         if patience is None or not iteration.eval_task_rewards:
             return
         rewards = held_out_rewards(iteration.records)[iteration.index]
-        before = self.best, self.waited, trainer.run.summary.get("best")
-        if self._add(rewards, iteration.index, trainer.run):
-            if not save_best(trainer, trainer.run.summary["best"]):
-                self._take_back(*before, trainer.run)
-        elif self.waited >= patience:
+        if self._is_better(rewards):
+            if save_best(trainer, _best(rewards, iteration.index)):
+                self._keep(rewards, iteration.index, trainer.run)
+            return
+        self.waited += 1
+        if self.waited >= patience:
             waited = counted(patience, "evaluation")
             trainer.run.say(
                 f"The held-out reward has not risen above {self.best:.3f} in {waited} (guards.patience). "
@@ -84,26 +86,19 @@ class EarlyStopping(Callback):
             trainer.state.stopped_by = "guards.patience"
             trainer.should_stop = True
 
-    def _add(self, rewards: Mapping[str, float], index: int, run: Run) -> bool:
-        """Counts the evaluation of an iteration; whether it is the best so far, which summary.json then names."""
-        reward = sum(rewards.values())
-        if self.best is None or reward > self.best:
-            self.best = reward
-            self.waited = 0
-            # What identifies the best agents: how many iterations they were trained for, and their rewards.
-            run.summary["best"] = {"iterations": index + 1, **rewards}
-            return True
-        self.waited += 1
-        return False
+    def _is_better(self, rewards: Mapping[str, float]) -> bool:
+        return self.best is None or sum(rewards.values()) > self.best
 
-    def _take_back(
-        self, best: float | None, waited: int, named: Mapping[str, Any] | None, run: Run
-    ) -> None:
-        """Makes what was the best before the best again, as the new best agents could not be saved."""
-        self.best, self.waited = best, waited
-        del run.summary["best"]
-        if named is not None:
-            run.summary["best"] = named
+    def _keep(self, rewards: Mapping[str, float], index: int, run: Run) -> None:
+        """Makes the evaluation of an iteration, whose agents are saved, the best so far; summary.json then names it."""
+        self.best = sum(rewards.values())
+        self.waited = 0
+        run.summary["best"] = _best(rewards, index)
+
+
+def _best(rewards: Mapping[str, float], index: int) -> dict[str, Any]:
+    """What identifies the best agents: how many iterations they were trained for, and their rewards."""
+    return {"iterations": index + 1, **rewards}
 
 
 def _check_place(run: Run) -> None:

@@ -49,9 +49,8 @@ class HeldOut(Callback):
             except Exception as error:
                 if not distributed.raised_everywhere(error):
                     raise
-                trainer.failure = (
-                    error  # the iteration itself is done, and is saved before the run ends
-                )
+                # The iteration itself is done, and is saved before the run ends.
+                trainer.failure = error
                 return
             iteration.eval_task_rewards, iteration.eval_team_reward = means
 

@@ -51,9 +51,8 @@ def how_to_continue(
             update was not finite, which it would be again.
     """
     saved = f"The last good state is {newest}." if newest else "No state is saved."
-    if newest is None and not may_have_none(
-        config.checkpoint.save_every, recorded
-    ):  # --resume would refuse
+    may_begin_again = may_have_none(config.checkpoint.save_every, recorded)
+    if newest is None and not may_begin_again:  # --resume would refuse
         return f"{saved} {new_run(run)}"
     first = "Continue with"
     if changes == MENDED_REWARD:
