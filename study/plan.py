@@ -179,7 +179,7 @@ def _method(script: str, file: str, flags: dict[str, Any]) -> str:
 
 
 def _work(settings: dict[str, Any]) -> float:
-    """What a run computes, up to a factor of its model: docs/experiments.md, "Costs"."""
+    """What a run computes, up to a factor of its model."""
     ppo = settings["ppo"]
     return settings["iterations"] * ppo["batch_size"] * (4 + 6 * ppo["ppo_epochs"])
 
