@@ -1,6 +1,6 @@
 """The settings of a run: pydantic dataclasses whose keys are all documented, checked and read.
 
-Every default is written here and nowhere else; it is the paper's (Table 1) where it states one. A task adds its own
+The defaults are the paper's (Table 1) where it states one. A task adds its own
 block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/cli/load.py`.
 
 An unknown name, a value of another type or out of its range is refused where it is assigned. Combinations of keys are

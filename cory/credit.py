@@ -16,7 +16,7 @@ def assign_credit(
     task_rewards: Sequence[Tensor],
     mode: str = "collective",
     weight: float = 1.0,
-    unread: Sequence[Tensor] | None = None,
+    baselines: Sequence[Tensor] = (),
     team_rewards: Tensor | None = None,
 ) -> list[Tensor]:
     """The training reward of each role: a tensor for each, in the order of the chain, with an entry per response.
@@ -30,12 +30,12 @@ def assign_credit(
             `causal`: `r_i + weight * sum_{j > i} r_j`, what role i can still influence. `own`: `r_i`.
             `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`.
         weight: of the other roles' rewards: 1 cooperative (Eq. 4), 0 independent, negative competitive.
-        unread: of each role after the first, for `counterfactual`, the task rewards b_j of its agent when it has not
+        baselines: of each role after the first, for `counterfactual`, the task rewards b_j of its agent when it has not
             read the earlier responses: its own template, with empty responses in their place.
         team_rewards: R of each chain, as many as the last role has responses. Every role gets its chains' R, whatever
             the mode: it is not shared out.
 
-    Raises a UserError if there is no such mode.
+    Raises a UserError if there is no such mode, and a ValueError if baselines are missing.
 
     >>> from torch import tensor
     >>> assign_credit([tensor([1.0]), tensor([10.0])])
@@ -48,46 +48,41 @@ def assign_credit(
     [tensor([66.]), tensor([ 10., 120.])]
     """
     one_of("cory.credit", MODES, mode)
-    rewards = _shares(task_rewards, mode, weight, unread)
+    rewards = [
+        _share(role, task_rewards, mode, weight, baselines) for role in range(len(task_rewards))
+    ]
     if team_rewards is None:
         return rewards
     return [reward + per_response(team_rewards, like=reward) for reward in rewards]
 
 
-def _shares(
-    task_rewards: Sequence[Tensor], mode: str, weight: float, unread: Sequence[Tensor] | None
-) -> list[Tensor]:
-    """What each role gets of the task rewards."""
-    if mode == "own":
-        return list(task_rewards)
-    if mode in ("collective", "mean"):
-        totals = [
-            sum(per_response(other, like=reward) for other in task_rewards)
-            for reward in task_rewards
-        ]
-        # Eq. 4
-        collective = [
-            (1 - weight) * reward + weight * total
-            for reward, total in zip(task_rewards, totals, strict=True)
-        ]
-        if mode == "collective":
-            return collective
-        return [reward / len(task_rewards) for reward in collective]
+def _share(
+    role: int,
+    task_rewards: Sequence[Tensor],
+    mode: str,
+    weight: float,
+    baselines: Sequence[Tensor],
+) -> Tensor:
+    """What a role gets of the chain's task rewards."""
+    own = task_rewards[role]
+    earlier, later = task_rewards[:role], task_rewards[role + 1 :]
 
-    # What later roles earn, or for `counterfactual` what they earn because they have read.
-    assert mode in ("causal", "counterfactual")
-    gains = list(task_rewards)
-    if mode == "counterfactual" and len(task_rewards) > 1:
-        if unread is None:
-            raise ValueError(
-                "counterfactual: expected the rewards of roles that did not read, got None"
-            )
-        later = zip(task_rewards[1:], unread, strict=True)
-        gains = [task_rewards[0], *(reward - baseline for reward, baseline in later)]
-    return [
-        reward + weight * sum(per_response(gain, like=reward) for gain in gains[role + 1 :])
-        for role, reward in enumerate(task_rewards)
-    ]
+    def weighted(rewards: Sequence[Tensor]) -> Tensor | float:
+        return weight * sum(per_response(reward, like=own) for reward in rewards)
+
+    match mode:
+        case "collective":
+            return own + weighted([*earlier, *later])  # Eq. 4
+        case "mean":
+            return (own + weighted([*earlier, *later])) / len(task_rewards)
+        case "causal":
+            return own + weighted(later)
+        case "own":
+            return own
+        case "counterfactual":
+            gained = [r - b for r, b in zip(later, baselines[role:], strict=True)]
+            return own + weighted(gained)
+    raise NotImplementedError(mode)
 
 
 def per_response(values: Tensor, like: Tensor) -> Tensor:

@@ -65,14 +65,13 @@ class Iteration:
     """What happened in one iteration, as callbacks see it.
 
     What is listed by role has the order of the chain: the pioneer's comes first; (batch,) are its responses. Of several
-    processes that share the batch, each has its own rows in `columns`, `rollouts` and the rewards; `stats`, `records`
+    processes that share the batch, each has its own rows in `batch`, `rollouts` and the rewards; `stats`, `records`
     and the held-out rewards are over all of them.
 
     Args:
         index: from 0.
         chain: the agents by role; `chain[0]` is the pioneer.
-        columns: the dataset's columns of this iteration's queries, a row for each response of the first role.
-        max_new_tokens: the limit of this iteration's responses, but for roles with one of their own.
+        batch: this iteration's queries: `batch.columns` are the dataset's columns.
         rollouts: each role's prompts and responses.
         task_rewards: r_i of each role, (batch,).
         rewards: what each role is trained on (Eq. 4), (batch,).
@@ -91,8 +90,7 @@ class Iteration:
 
     index: int
     chain: list[Agent]
-    columns: dict[str, list[Any]]
-    max_new_tokens: int
+    batch: Batch
     rollouts: list[Rollout]
     task_rewards: list[torch.Tensor]
     rewards: list[torch.Tensor]

@@ -42,8 +42,8 @@ def find_run(trainer: CoryTrainer, record: dict[str, Any], locks: ExitStack) -> 
 
 def open_run(
     trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed | None, locks: ExitStack
-) -> Run:
-    """A new run, or the one that is continued, whose state and agents are loaded.
+) -> tuple[RunState, Run]:
+    """A new run, or the one that is continued, whose agents are loaded; and its state.
 
     Args:
         record: the contents of config.yaml.
@@ -55,23 +55,23 @@ def open_run(
     """
     config = trainer.config
     if resumed is None:
-        trainer.state = RunState(config=record)
-        return Run(config, trainer.name, record, locks=locks)
+        return RunState(config=record), Run(config, trainer.name, record, locks=locks)
 
     record["changes"] = resumed.changes
-    trainer.state = resumed.state
+    state = resumed.state
     if resumed.checkpoint is not None:
-        checkpoint.load(resumed.checkpoint, trainer.state, trainer.trained_agents)
-    trainer.state.config = record
-    return Run(
+        checkpoint.load(resumed.checkpoint, state, trainer.trained_agents)
+    state.config = record
+    run = Run(
         config,
         trainer.name,
         record,
         folder=resumed.run,
-        lengths=trainer.state.lengths,
+        lengths=state.lengths,
         outdated=resumed.outdated,
         locks=locks,
     )
+    return state, run
 
 
 def finished_run(trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed) -> Run:

@@ -109,7 +109,7 @@ def derangement(n: int, random: np.random.Generator) -> list[int]:
     >>> derangement(2, np.random.default_rng(0))
     [1, 0]
     """
-    while True:  # more than one permutation in three is one
+    while True:  # of the permutations, a third or more leave nothing in its place
         order = random.permutation(n)
         if not (order == np.arange(n)).any():
             return [int(place) for place in order]

@@ -69,6 +69,9 @@ class CoryTrainer:
 
     run: Run
     signals: Signals
+    should_stop: bool
+    failure: Exception | None
+    signal: int | None
 
     def __init__(
         self,
@@ -97,14 +100,12 @@ class CoryTrainer:
         self.checkpoints = Checkpoints()
         self.callbacks = in_order(callbacks, self.checkpoints)
         self.state = RunState()
-        self.should_stop = False
-        self.failure: Exception | None = None
-        self.signal: int | None = None
         check_run(config, self.agents, self.task, self.eval_dataset)
 
     def train(self) -> Run:
         """Runs all iterations that are left, then saves curves, summary and agents in the run's
-        `.folder`.
+        `.folder`. A finished run is returned as it is, and the agents stay untrained: its own are
+        in the folder.
 
         Raises:
             UserError: `config.resume` names no run that can be continued; a reward is not finite;
@@ -115,36 +116,38 @@ class CoryTrainer:
         self.failure = None
         self.signal = None
         # The folder's lock is held until all is written.
-        with ExitStack() as locks:
+        with ExitStack() as exits:
             record = run_record(self.config, self.fingerprint())
-            resumed = find_run(self, record, locks)
+            resumed = find_run(self, record, exits)
             if resumed is not None and resumed.finished:
                 self.run = finished_run(self, record, resumed)
                 return self.run
 
-            with Signals() as self.signals, open_run(self, record, resumed, locks) as self.run:
-                with self._explaining_errors("the beginning of the run"):
-                    self._notify("on_train_begin", self.run)
+            self.signals = exits.enter_context(Signals())
+            self.state, self.run = open_run(self, record, resumed, exits)
+            exits.enter_context(self.run)
+            with self._explaining_errors("the beginning of the run"):
+                self._notify("on_train_begin", self.run)
 
-                for k in self._iterations_left():
-                    with self._explaining_errors(f"iteration {k + 1}"):
-                        with self.checkpoints.saved_on_error(self):
-                            self._notify("on_iteration_begin", k)
-                            result = self.iteration(k)
-                        try:
-                            self._notify("on_iteration_end", result)
-                        finally:  # also where a callback misses what has failed
-                            if self.failure is not None:
-                                raise self.failure
-                    if self.should_stop:  # the same in all processes, see the callback `Stopping`
-                        break
+            for k in self._iterations_left():
+                with self._explaining_errors(f"iteration {k + 1}"):
+                    with self.checkpoints.saved_on_error(self):
+                        self._notify("on_iteration_begin", k)
+                        result = self.iteration(k)
+                    try:
+                        self._notify("on_iteration_end", result)
+                    finally:  # also where a callback misses what has failed
+                        if self.failure is not None:
+                            raise self.failure
+                if self.should_stop:  # the same in all processes, see the callback `Stopping`
+                    break
 
-                if self.signal is not None:
-                    self.run.say(f"Continue with: {resume_command(self.run.folder)}")
-                    raise Interrupted(128 + self.signal)
+            if self.signal is not None:
+                self.run.say(f"Continue with: {resume_command(self.run.folder)}")
+                raise Interrupted(128 + self.signal)
 
-                with self._explaining_errors("the end of the run"):
-                    self._notify("on_train_end", self.run)
+            with self._explaining_errors("the end of the run"):
+                self._notify("on_train_end", self.run)
         return self.run
 
     def iteration(self, k: int) -> Iteration:
@@ -170,8 +173,7 @@ class CoryTrainer:
         iteration = Iteration(
             index=k,
             chain=chain,
-            columns=batch.columns,
-            max_new_tokens=batch.max_new_tokens,
+            batch=batch,
             rollouts=rollouts,
             task_rewards=task_rewards,
             rewards_by_function=[score.by_function for score in scores],
@@ -263,14 +265,16 @@ class CoryTrainer:
         team_rewards: torch.Tensor | None,
     ) -> list[torch.Tensor]:
         """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
-        unread = None
+        baselines: list[torch.Tensor] = []
         if self.config.cory.credit == "counterfactual" and len(chain) > 1:
-            unread = self._unread_rewards(k, chain, batch)
+            baselines = self._rewards_without_reading(k, chain, batch)
         return assign_credit(
-            task_rewards, self.config.cory.credit, self.config.cory.weight, unread, team_rewards
+            task_rewards, self.config.cory.credit, self.config.cory.weight, baselines, team_rewards
         )
 
-    def _unread_rewards(self, k: int, chain: Sequence[Agent], batch: Batch) -> list[torch.Tensor]:
+    def _rewards_without_reading(
+        self, k: int, chain: Sequence[Agent], batch: Batch
+    ) -> list[torch.Tensor]:
         """Each later role's (batch,) task rewards when it reads empty responses."""
         generators = self.generators(Purpose.UNREAD, chain, k)
         rollouts = []

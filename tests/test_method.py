@@ -94,10 +94,8 @@ def test_credit_equals_a_plain_loop(weight, roles):
             ), mode
 
 
-def test_counterfactual_needs_the_unread_rewards():
-    with pytest.raises(
-        ValueError, match="expected the rewards of roles that did not read, got None"
-    ):
+def test_counterfactual_needs_the_rewards_of_roles_that_did_not_read():
+    with pytest.raises(ValueError, match="shorter"):
         assign_credit([torch.zeros(1)] * 2, "counterfactual")
 
 

@@ -49,7 +49,7 @@ def test_each_role_reads_writes_and_is_called_what_its_settings_say(three):
     writer, critic, last = iteration.rollouts
     assert [rollout.role for rollout in iteration.rollouts] == ["writer", "critic", "observer_2"]
     assert seen == ["writer"] * 8 + ["critic"] * 8 + ["observer_2"] * 8
-    queries, labels = iteration.columns["prompt"], iteration.columns["label"]
+    queries, labels = iteration.batch.columns["prompt"], iteration.batch.columns["label"]
     assert writer.prompts == queries
     assert critic.prompts == [
         f"{w} is it good? {q}" for w, q in zip(writer.completions, queries, strict=True)
@@ -102,7 +102,7 @@ def test_unread_roles_read_their_own_prompts(three):
         respond = agent.respond
         agent.respond = lambda *args, respond=respond: prompts.append(args[0][0]) or respond(*args)
     iteration = trainer.iteration(0)
-    query, label = iteration.columns["prompt"][0], iteration.columns["label"][0]
+    query, label = iteration.batch.columns["prompt"][0], iteration.batch.columns["label"][0]
     assert prompts[3:] == [f" is it good? {query}", f"\n\n|||{label}"]
     assert seen[24:] == ["critic"] * 8 + ["observer_2"] * 8
 

@@ -52,7 +52,7 @@ def test_every_role_gets_its_chains_team_reward_on_top(config, credit, branches)
         [first.completions[row // branches], text] for row, text in enumerate(second.completions)
     ]
     queries, labels = (
-        [x for x in iteration.columns[name] for _ in range(branches)]
+        [x for x in iteration.batch.columns[name] for _ in range(branches)]
         for name in ("prompt", "label")
     )
     team = torch.tensor(lengths(queries, chains, labels))
@@ -83,6 +83,13 @@ def test_it_is_a_metric_of_its_own(config):
     before = json.loads((folder / "summary.json").read_text())["samples"]["before"]
     # No whole chain.
     assert "team_reward" in before["chain"][0] and "team_reward" not in before["agent_1"][0]
+
+
+def test_samples_of_one_role_have_it(config):
+    one = replace(config, cory=CoryConfig(num_agents=1))
+    samples = make_trainer(one).train().summary["samples"]
+    for when in ("before", "after"):
+        assert all(row["team_reward"] > 100 for row in samples[when]["agent_1"])
 
 
 def test_it_may_take_the_place_of_rewards_of_responses(config):

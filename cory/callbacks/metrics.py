@@ -13,7 +13,7 @@ import torch
 from cory.callbacks.callback import Callback
 from cory.config import Config
 from cory.credit import per_response
-from cory.iteration import Iteration, repeated
+from cory.iteration import Iteration
 from cory.learners.stats import UpdateStats
 from cory.metrics import combined_reward, distinct
 from cory.parallel import distributed
@@ -123,9 +123,7 @@ def of_task(trainer: CoryTrainer, iteration: Iteration, role: int) -> dict[str, 
     """
     rollout = iteration.rollouts[role]
     completions = rollout.completions
-    columns = {
-        name: repeated(values, rollout.branches) for name, values in iteration.columns.items()
-    }
+    columns = iteration.batch.columns_of(role)
     prompts = columns.pop("prompt")
     columns["role"] = [rollout.role] * len(completions)
     task_rewards = iteration.task_rewards[role].tolist()

@@ -41,7 +41,7 @@ class Samples(Callback):
         rows = slice(0, NUM_QUERIES * group_size, group_size)
         described = describe(
             iteration.chain,
-            iteration.columns,
+            iteration.batch.columns,
             iteration.rollouts,
             iteration.task_rewards,
             rows,
@@ -84,7 +84,6 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
         generators = trainer.generators(Purpose.SAMPLES, chain, rank=0)
         rollouts = trainer.roll_out(chain, batch, generators)
         task_rewards = [scores.total for scores in trainer.score_rollouts(batch, rollouts)]
-        team_rewards = trainer.score_chains(batch, rollouts) if name == "chain" else None
         samples[name] = describe(
             chain,
             batch.columns,
@@ -92,7 +91,7 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
             task_rewards,
             slice(None),
             trainer.task.prompts.columns(),
-            team_rewards,
+            trainer.score_chains(batch, rollouts),
         )
     return samples
 

@@ -31,7 +31,10 @@ class Stopping(Callback):
         trainer.should_stop = asked or trainer.signal is not None
 
         done, total = iteration.index + 1, trainer.config.iterations
-        if not asked or done == total:
+        if done == total:
+            trainer.state.stopped_by = None  # nothing was left to end
+            return
+        if not asked:
             return
         if trainer.state.stopped_by is None:
             trainer.state.stopped_by = CALLBACK

@@ -39,12 +39,12 @@ def wrapper(algorithm: str) -> type[PolicyWithValueHead] | type[WindowPolicy]:
 
 
 def make_learner(
-    policy: PolicyWithValueHead | WindowPolicy,
+    wrapped: PolicyWithValueHead | WindowPolicy,
     reference: torch.nn.Module | None,
     tokenizer: PreTrainedTokenizerBase,
     config: Config,
     device: torch.device,
 ) -> Learner:
-    """Builds the learner for `config.algorithm`. `policy`: in its `wrapper`."""
+    """Builds the learner for `config.algorithm`. `wrapped`: the policy in its `wrapper`."""
     learner = ALGORITHMS[config.algorithm].learner
-    return learner(policy, reference, tokenizer, config, device)
+    return learner(wrapped, reference, tokenizer, config, device)

@@ -20,7 +20,7 @@ from cory.learners.learner import Learner
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import make_kl_controller
-from cory.learners.update import ForwardPass, OldPolicy, Targets
+from cory.learners.update import EvaluatedBatch, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
@@ -69,14 +69,14 @@ class GroupLearner(Learner):
     * `auto`: the loss for GRPO and Dr. GRPO, else the reward.
 
     Args:
-        policy: without a value head.
+        wrapped: the policy, without a value head.
         reference, tokenizer, config, device: see `Learner`. The settings of values and GAE are
             ignored.
     """
 
     def __init__(
         self,
-        policy: WindowPolicy,
+        wrapped: WindowPolicy,
         reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
@@ -84,11 +84,14 @@ class GroupLearner(Learner):
     ) -> None:
         # It would place the policy on the process's device. Agents may have others.
         accelerator = Accelerator(device_placement=False)
-        policy = sharding.placed(policy, device)
+        wrapped = sharding.placed(wrapped, device)
         model, optimizer = accelerator.prepare(
-            policy,
+            wrapped,
             make_optimizer(
-                policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options
+                wrapped,
+                config.ppo.learning_rate,
+                config.ppo.optimizer,
+                config.ppo.optimizer_options,
             ),
         )
         super().__init__(
@@ -106,7 +109,7 @@ class GroupLearner(Learner):
             self.kl_in = "loss" if config.algorithm in ("grpo", "dr_grpo") else "reward"
 
     def targets(
-        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: EvaluatedBatch, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """An advantage for each response, the same at all its tokens."""
         if self.kl_in == "reward":
@@ -125,13 +128,14 @@ class GroupLearner(Learner):
         self,
         new: ForwardPass,
         entropies: Tensor,
-        old: OldPolicy,
+        old: EvaluatedBatch,
         targets: Targets,
         mask: Tensor,
         weights: Tensor,
-        mean_length: Tensor,
+        tokens: Tensor,
+        responses: int,
     ) -> LossTerms:
-        """The clipped loss. Times the mean length, so that what becomes a mean over tokens is one over responses."""
+        """The clipped loss, whose mean is over responses."""
         terms = losses.group_losses(
             logprobs=new.logprobs,
             entropies=entropies,
@@ -145,5 +149,5 @@ class GroupLearner(Learner):
             max_new_tokens=self.config.sampling.max_new_tokens,
             kl_coef=self.kl_controller.value if self.kl_in == "loss" else 0.0,
         )
-        loss = terms.loss * mean_length
-        return terms._replace(loss=loss, policy_loss=loss)
+        loss = terms.loss / responses
+        return terms.over(tokens)._replace(loss=loss, policy_loss=loss)

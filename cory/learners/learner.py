@@ -24,7 +24,7 @@ from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.passes import Passes
 from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import KLController, RewardMoments
-from cory.learners.update import ForwardPass, OldPolicy, StepGradients, Targets, Update
+from cory.learners.update import EvaluatedBatch, ForwardPass, StepGradients, Targets, Update
 from cory.models import window
 from cory.models.engine import difference
 from cory.models.rollout import Rollout
@@ -84,7 +84,7 @@ class Learner(ABC):
 
     @abstractmethod
     def targets(
-        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: EvaluatedBatch, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """Advantages, and what else the loss needs, from the (batch,) training rewards of all
         rollouts together.
@@ -99,19 +99,20 @@ class Learner(ABC):
         self,
         new: ForwardPass,
         entropies: Tensor,
-        old: OldPolicy,
+        old: EvaluatedBatch,
         targets: Targets,
         mask: Tensor,
         weights: Tensor,
-        mean_length: Tensor,
+        tokens: Tensor,
+        responses: int,
     ) -> LossTerms:
-        """What is minimized, and the statistics, summed over the response tokens of some rows.
+        """What is minimized, and the statistics: some rows' part of the mini-batch's means.
 
         Args:
             new: these rows under the policy being trained; `old`, `targets`: the same rows.
             entropies, mask: (rows, R).
             weights: (rows,), by which each row's part of the loss is multiplied.
-            mean_length: response tokens per response, on average over the mini-batch.
+            tokens, responses: response tokens and responses of the mini-batch.
         """
 
     def update(
@@ -201,7 +202,7 @@ class Learner(ABC):
             rollouts, batch, old, targets, weights, reward_moments, engine_difference, first_pass
         )
 
-    def _evaluate(self, batch: Window) -> tuple[OldPolicy, ForwardPass | None]:
+    def _evaluate(self, batch: Window) -> tuple[EvaluatedBatch, ForwardPass | None]:
         """The batch under the current policy; and the pass with its graph, if it is also that of the
         first mini-batch (`_backward`).
         """
@@ -297,14 +298,13 @@ class Learner(ABC):
         return StepGradients(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
 
     def _backward(self, update: Update, indices: list[int], last: bool) -> LossTerms:
-        """Adds a mini-batch's gradient, in micro-batches weighted by their tokens; returns the
-        means of its terms.
+        """Adds a mini-batch's gradient, in micro-batches; returns the means of its terms.
 
         `last`: whether it is the last mini-batch of the optimizer step.
         """
         batch = update.batch
-        # Gradients are averaged over the processes, so each one's sum is divided by the mean of
-        # their tokens.
+        # Gradients are averaged over the processes, so each one's sums are divided by the mean of
+        # their tokens, and by its own responses, which are as many in each.
         response_tokens = torch.tensor(sum(batch.response_lengths[i] for i in indices))
         tokens = (
             distributed.all_reduce_sum(to_device(response_tokens, self.device))
@@ -322,29 +322,32 @@ class Learner(ABC):
                 new = update.take_first_pass()
                 if new is None:
                     new = self.passes.forward(micro_batch)
-                terms = self.terms(update, new, micro_indices, micro_batch, tokens / len(indices))
+                terms = self.terms_of_rows(
+                    update, new, micro_indices, micro_batch, tokens, len(indices)
+                )
                 # Not `accelerator.backward`, whose number of mini-batches is that of the Accelerator made last.
-                (terms.loss / tokens / self.ppo.gradient_accumulation_steps).backward()
+                (terms.loss / self.ppo.gradient_accumulation_steps).backward()
             del new  # before the next micro-batch needs its memory
             sums = sums + terms.vector()
-        return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size() / tokens))
+        return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size()))
 
-    def terms(
+    def terms_of_rows(
         self,
         update: Update,
         new: ForwardPass,
         indices: list[int],
         micro_batch: Window,
-        mean_length: Tensor,
+        tokens: Tensor,
+        responses: int,
     ) -> LossTerms:
-        """The loss terms of a micro-batch, whose rows have these indices in the batch."""
+        """The `loss_terms` of a micro-batch, whose rows have these indices in the batch."""
         entropies = self.passes.entropies(new, micro_batch)
         width = micro_batch.response_ids.shape[1]
         old = update.old.select(indices, width)
         targets = update.targets.select(indices, width)
         weights = update.weights[to_device(torch.tensor(indices), self.device)]
         return self.loss_terms(
-            new, entropies, old, targets, micro_batch.response_mask, weights, mean_length
+            new, entropies, old, targets, micro_batch.response_mask, weights, tokens, responses
         )
 
     def scale_learning_rate(self, factor: float) -> None:

@@ -131,8 +131,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
 
 class LossTerms(NamedTuple):
-    """What is minimized, and the statistics beside it: scalar tensors, sums or means over response
-    tokens.
+    """What is minimized, and the statistics beside it: scalar tensors, sums over response tokens or
+    some rows' part of the means over those of a mini-batch.
 
     `loss` is the one that is minimized, and carries the gradient. The others: docs/metrics.md;
     `policy_loss` contains the KL where that is in the loss, `ratio` is the probability ratio,
@@ -149,6 +149,10 @@ class LossTerms(NamedTuple):
     def vector(self) -> Tensor:
         """The terms that there are, as one tensor without gradient; `LossTerms(*vector)` names them again."""
         return torch.stack([term.detach() for term in self if term is not None])
+
+    def over(self, count: Tensor) -> "LossTerms":
+        """Each term, divided."""
+        return LossTerms._make(None if term is None else term / count for term in self)
 
 
 def ppo_losses(

@@ -9,6 +9,7 @@ from torch import Tensor
 from cory.errors import NotFinite
 from cory.learners.update import Update
 from cory.models.rollout import Rollout
+from cory.parallel.devices import to_device
 
 if TYPE_CHECKING:
     from cory.learners.learner import Learner
@@ -61,16 +62,16 @@ def _rows_of_gradient(learner: "Learner", update: Update, indices: list[int]) ->
     def keep(module: torch.nn.Module, inputs: Any, output: Tensor) -> None:
         embedded.append(output.requires_grad_())  # below adapters nothing is trained
 
-    tokens = sum(update.batch.response_lengths[row] for row in indices)
-    mean_length = torch.tensor(tokens / len(indices), device=learner.device)
+    tokens = torch.tensor(sum(update.batch.response_lengths[row] for row in indices))
+    tokens = to_device(tokens, learner.device)
     hook = learner.policy.get_input_embeddings().register_forward_hook(keep)
     try:
         for row in indices:
             alone = update.batch.select([row])
             with learner.accelerator.no_sync(learner.model):
                 new = learner.passes.forward(alone)
-                terms = learner.terms(update, new, [row], alone, mean_length)
-                (gradient,) = torch.autograd.grad(terms.loss / tokens, embedded.pop())
+                terms = learner.terms_of_rows(update, new, [row], alone, tokens, len(indices))
+                (gradient,) = torch.autograd.grad(terms.loss, embedded.pop())
             if not gradient.isfinite().all():
                 rows.add(row)
     finally:

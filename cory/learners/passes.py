@@ -20,7 +20,7 @@ from torch import Tensor
 from cory.config import Config
 from cory.learners import head, losses
 from cory.learners.head import ChunkedHead
-from cory.learners.update import ForwardPass, OldPolicy
+from cory.learners.update import EvaluatedBatch, ForwardPass
 from cory.models import window
 from cory.models.checkpointing import recompute_in_eval
 from cory.models.lora import LanguageModel
@@ -101,9 +101,9 @@ class Passes:
         return losses.entropy(forward_pass.all_logprobs, self._rows_at_a_time(batch))
 
     @torch.no_grad()
-    def evaluate(self, batch: Window) -> OldPolicy:
+    def evaluate(self, batch: Window) -> EvaluatedBatch:
         """The batch under the current policy, and its KL to the reference."""
-        old = OldPolicy.zeros(batch)
+        old = EvaluatedBatch.zeros(batch)
         rows_of_pass = self._rows_of_pass(batch)
         for indices in batch.by_length(rows_of_pass):
             policy_batch = batch.select(indices)
@@ -112,9 +112,9 @@ class Passes:
             del policy  # before the next pass, as both may hold (rows, R, vocabulary) numbers
         return old
 
-    def evaluate_with_graph(self, batch: Window) -> tuple[OldPolicy, ForwardPass]:
+    def evaluate_with_graph(self, batch: Window) -> tuple[EvaluatedBatch, ForwardPass]:
         """As `evaluate`, by one pass over all rows, which is returned with its graph."""
-        old = OldPolicy.zeros(batch)
+        old = EvaluatedBatch.zeros(batch)
         (indices,) = batch.by_length(len(batch.input_ids))
         policy_batch = batch.select(indices)
         policy = self.forward(policy_batch)
@@ -171,7 +171,7 @@ class Passes:
     @torch.no_grad()
     def _fill(
         self,
-        old: OldPolicy,
+        old: EvaluatedBatch,
         indices: list[int],
         policy_batch: Window,
         policy: ForwardPass,

@@ -1,11 +1,7 @@
 """One agent's PPO: a `trl.PPOTrainer` (0.11.4), updated in the response window.
 
-`update()` computes what `trl.PPOTrainer.step()` does (tests compare the two), and differs on
-purpose where `cory/learners/passes.py` says so and in this:
-
-* constructing a trainer leaves the random streams alone (TRL reseeds everything);
-* agents share one frozen reference; gradient clipping works after the first step, and reward
-  scaling works at all.
+`update()` computes what `trl.PPOTrainer.step()` does (tests compare the two). docs/paper.md lists
+where it differs on purpose.
 
 Only this file and `trl_parts.py` know TRL.
 """
@@ -26,7 +22,7 @@ from cory.learners.learner import Learner
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
-from cory.learners.update import ForwardPass, OldPolicy, Targets
+from cory.learners.update import EvaluatedBatch, ForwardPass, Targets
 from cory.models.rollout import Rollout
 from cory.parallel import sharding
 
@@ -36,19 +32,19 @@ class PPOLearner(Learner):
     controller it uses.
 
     Args:
-        policy: with a value head.
+        wrapped: the policy, with a value head.
         reference, tokenizer, config, device: see `Learner`.
     """
 
     def __init__(
         self,
-        policy: PolicyWithValueHead,
+        wrapped: PolicyWithValueHead,
         reference: torch.nn.Module | None,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
         device: torch.device,
     ) -> None:
-        trainer = make_trainer(sharding.placed(policy, device), tokenizer, config)
+        trainer = make_trainer(sharding.placed(wrapped, device), tokenizer, config)
         super().__init__(
             model=trainer.model,
             optimizer=trainer.optimizer,
@@ -62,7 +58,7 @@ class PPOLearner(Learner):
         self.trainer = trainer
 
     def targets(
-        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: EvaluatedBatch, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """GAE on token rewards, whitened within each role: what one role earns more than another is no advantage."""
         kl_coef = self.kl_controller.value
@@ -88,15 +84,16 @@ class PPOLearner(Learner):
         self,
         new: ForwardPass,
         entropies: Tensor,
-        old: OldPolicy,
+        old: EvaluatedBatch,
         targets: Targets,
         mask: Tensor,
         weights: Tensor,
-        mean_length: Tensor,
+        tokens: Tensor,
+        responses: int,
     ) -> LossTerms:
-        """The clipped losses of policy and values (Eq. 11, 13)."""
+        """The clipped losses of policy and values (Eq. 11, 13), whose means are over response tokens."""
         assert new.values is not None and targets.returns is not None
-        return losses.ppo_losses(
+        terms = losses.ppo_losses(
             logprobs=new.logprobs,
             values=new.values,
             entropies=entropies,
@@ -110,14 +107,16 @@ class PPOLearner(Learner):
             cliprange_value=self.ppo.cliprange_value,
             vf_coef=self.ppo.vf_coef,
         )
+        return terms.over(tokens)
 
 
 def make_trainer(
-    policy: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config
+    wrapped: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config
 ) -> trl.PPOTrainer:
-    """TRL's trainer of a policy on its device, with the optimizer of the settings, and without its own reference."""
+    """TRL's trainer of a policy in its wrapper on its device, with the optimizer of the settings and without
+    its own reference."""
     optimizer = make_optimizer(
-        policy, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options
+        wrapped, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options
     )
     with (
         warnings.catch_warnings(),
@@ -136,7 +135,7 @@ def make_trainer(
             warnings.filterwarnings("ignore", message=message)
         return trl.PPOTrainer(
             config=trl_config(config.ppo, config.seed),
-            model=policy,
+            model=wrapped,
             ref_model=None,
             tokenizer=tokenizer,
             optimizer=optimizer,

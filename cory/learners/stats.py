@@ -10,7 +10,8 @@ class UpdateStats:
 
     `kl` and `response_tokens` are the rollout's own: the means over its rows of a response's summed
     KL and of its length, under the policy that sampled, before the first optimizer step. The others
-    are of the whole update, the same for all its rollouts; a frozen agent has none of them.
+    are of the whole update, the same for all its rollouts; a frozen agent has none of them but the
+    counts, which are 0.
     """
 
     kl: float

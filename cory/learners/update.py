@@ -34,8 +34,8 @@ class ForwardPass(NamedTuple):
 
 
 @dataclass
-class OldPolicy:
-    """The batch under the policy that sampled it, all tensors (batch, R).
+class EvaluatedBatch:
+    """A batch under a policy, such as the one that sampled it; all tensors (batch, R).
 
     `kl` is that of each response token to the reference.
     """
@@ -46,17 +46,17 @@ class OldPolicy:
     kl: Tensor
 
     @classmethod
-    def zeros(cls, batch: Window) -> "OldPolicy":
+    def zeros(cls, batch: Window) -> "EvaluatedBatch":
         """Zeros, to be filled in."""
         logprobs, ref_logprobs, values, kl = torch.zeros(
             4, *batch.response_mask.shape, device=batch.input_ids.device
         )
         return cls(logprobs, ref_logprobs, values, kl)
 
-    def select(self, indices: Sequence[int], width: int) -> "OldPolicy":
+    def select(self, indices: Sequence[int], width: int) -> "EvaluatedBatch":
         """The rows of these indices, in that order, cut to `width` tokens."""
         rows = to_device(torch.tensor(indices), self.kl.device)
-        return OldPolicy(
+        return EvaluatedBatch(
             self.logprobs[rows, :width],
             self.ref_logprobs[rows, :width],
             self.values[rows, :width],
@@ -84,12 +84,12 @@ class Update:
 
     rollouts: Sequence[Rollout]
     batch: Window  # the rows of all rollouts, one rollout after the other
-    old: OldPolicy
+    old: EvaluatedBatch  # under the policy that sampled
     targets: Targets
     weights: Tensor  # (batch,), of each row's part of the loss
     reward_moments: RewardMoments  # with this batch's rewards
     engine_difference: float | None = None  # where an engine has sampled
-    # That gave the old log-probabilities, if it is also that of the first mini-batch.
+    # The pass that gave the old log-probabilities, where the first mini-batch takes it over, too.
     first_pass: ForwardPass | None = None
     terms: list[LossTerms] = field(default_factory=list)  # of each mini-batch
     gradient_norms: list[float] = field(default_factory=list)  # of each optimizer step

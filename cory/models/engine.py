@@ -81,7 +81,7 @@ class Engine:
         self.base = served[0]["id"]  # the server's name for it
         self.context_length = served[0]["max_model_len"]
         self.names: dict[str, str] = {}  # by agent: the server's name for its weights
-        self.current: set[str] = set()  # agents whose weights of now the server has
+        self.current: set[str] = set()  # agents whose current weights the server has
         self.run = uuid.uuid4().hex[:8]
         self.versions = 0
         folder = self.settings.engine_folder
@@ -105,7 +105,7 @@ class Engine:
         stop: list[str],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's
-        weights of now.
+        current weights.
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability
         of each token, as the engine computes it, at temperature 1. The random numbers are the
@@ -223,7 +223,7 @@ def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
     """What all requests have in common. It overrides what a model's generation_config.json asks of the server."""
     exact = {
         name: getattr(settings, name)
-        for name in ("temperature", "top_k", "top_p", "repetition_penalty", "stop")
+        for name in ("temperature", "top_k", "top_p", "repetition_penalty")
     }
     off = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     stops = {"include_stop_str_in_output": True, "ignore_eos": True, "stop_token_ids": ends}

@@ -17,8 +17,8 @@ class Rollout:
             moves a batch to the learner's device.
         logprobs: 1-d tensors, of the response tokens, by the engine that sampled them; empty
             without an engine.
-        agent: name of the agent, for messages.
-        role: name of its role in the chain, for messages.
+        agent: name of the agent.
+        role: name of its role in the chain.
         branches: how many rows, one after the other, answer the same response of the role before
             (`Config.branches`).
     """

@@ -120,9 +120,8 @@ def _lay_out(batch: Window, layout: Layout) -> SharedPrompts:
     """
     device = batch.input_ids.device
     response_width = batch.response_ids.shape[1]
-    batch_width = batch.input_ids.shape[
-        1
-    ]  # without the last response token, which predicts nothing
+    # Without the last response token, which predicts nothing.
+    batch_width = batch.input_ids.shape[1]
     prompt_width = batch_width - response_width + 1
     # Where in the batch's rows, one after the other, the token of a position stands; -1 is padding.
     source = torch.full((len(layout.groups), layout.length), -1)

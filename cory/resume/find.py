@@ -378,7 +378,7 @@ def _check_settings(
 
 
 def _accepted_changes(state: RunState, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The changes of the reward that the run has been through, with the one of now."""
+    """The changes of the reward that the run has been through, with the present one."""
     changes = list(state.config.get("changes") or [])
     old_reward = _reward_of(_fingerprint(state.config))
     new_reward = _reward_of(_fingerprint(wanted))

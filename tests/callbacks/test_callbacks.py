@@ -63,7 +63,7 @@ def test_an_iteration_holds_what_happened(config):
     assert [iteration.index for iteration in seen] == [0, 1, 2, 3]
     for iteration in seen:
         pioneer, observer = iteration.rollouts
-        queries = iteration.columns["prompt"]
+        queries = iteration.batch.columns["prompt"]
         pairs = zip(queries, pioneer.completions, strict=True)
         assert pioneer.prompts == queries
         assert observer.prompts == [
@@ -74,7 +74,7 @@ def test_an_iteration_holds_what_happened(config):
         )
         assert torch.allclose(torch.stack(list(iteration.task_rewards)), expected)
         assert torch.allclose(iteration.rewards[0], expected.sum(0))
-        assert all(len(ids) <= iteration.max_new_tokens for ids in pioneer.response_ids)
+        assert all(len(ids) <= iteration.batch.max_new_tokens for ids in pioneer.response_ids)
         roles = {record["agent"]: record["role"] for record in iteration.records}
         assert roles == {iteration.chain[0].name: "pioneer", iteration.chain[1].name: "observer"}
         assert {"generate", "reward", "learn", "total"} < iteration.seconds.keys()

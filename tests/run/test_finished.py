@@ -99,6 +99,20 @@ def test_a_run_that_a_guard_has_ended_stays_so_until_asked_for_more(one, capsys,
     assert json.loads((folder / "summary.json").read_text())["iterations"] == 4
 
 
+def test_a_guard_has_ended_nothing_in_the_last_iteration(one, tmp_path):  # noqa: F811
+    config = replace(one, iterations=4, guards=replace(one.guards, stop_at_kl=1e-9))
+    ended = json.loads((make_trainer(config).train().folder / "summary.json").read_text())
+    planned = replace(config, iterations=ended["iterations"], output=str(tmp_path / "planned"))
+    folder = make_trainer(planned).train().folder
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["iterations"] == ended["iterations"] and ended["stopped_by"]
+    assert not summary["stopped"] and "stopped_by" not in summary
+    more = replace(config, resume=str(folder), output=None, iterations=ended["iterations"] + 2)
+    make_trainer(more).train()
+    extended = json.loads((folder / "summary.json").read_text())
+    assert extended["iterations"] == ended["iterations"] + 1 and extended["stopped_by"]
+
+
 def test_a_guards_verdict_outlives_a_signal(one, capsys, tmp_path):  # noqa: F811
     config = replace(one, iterations=4, guards=replace(one.guards, stop_at_kl=1e-9))
     whole = make_trainer(config).train().folder

@@ -108,7 +108,7 @@ def test_the_program_waits_once_per_token_and_once_per_step(results):
         Passes.forward,
         Passes._fill,
         Learner._backward,
-        Learner.terms,
+        Learner.terms_of_rows,
         Window.select,
         pack,
         Agent.respond,
