@@ -8,6 +8,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The models are tiny; and a run's numbers depend on its threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import json
 import runpy
 import signal
@@ -50,6 +51,12 @@ def pytest_configure(config):
     ):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, default)
+
+
+def pytest_collection_finish(session):
+    """The collector of garbage need not look at what the libraries hold: the suite takes a twelfth less time."""
+    gc.collect()
+    gc.freeze()
 
 
 def sentences(n: int) -> list[str]:

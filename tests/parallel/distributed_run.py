@@ -1,4 +1,4 @@
-"""Runs and updates of several processes, started by torchrun from test_distributed.py: `distributed_run.py JOBS`.
+"""Runs and updates of several processes, started by torchrun.py from test_distributed.py.
 
 JOBS is a JSON list of jobs, done one after the other, as a start of Python takes longer than most of them: runs,
 `{"run": SETTINGS, "fault": FAULT}`, whose fault is one of the second process, and updates, `{"update": KL_PENALTY,
@@ -24,11 +24,13 @@ sys.path[:0] = [
 ]
 
 import numpy as np  # noqa: E402
+import test_ppo  # noqa: E402
 import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from conftest import save_blank  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from test_resume import count_good, make_trainer  # noqa: E402
 
 from cory.callbacks import Callback  # noqa: E402
 from cory.cli.main import main  # noqa: E402
@@ -57,8 +59,6 @@ CALLBACKS = {"callback stops": Stop, "callback fails": Fail}
 
 def train(config: Config, fault: str) -> None:
     """A run; what each process saw of it is written to OUTPUT-rankRANK.json."""
-    from test_resume import count_good, make_trainer
-
     rank = PartialState().process_index
     calls = [0]
 
@@ -74,7 +74,7 @@ def train(config: Config, fault: str) -> None:
 
     def spy(k):
         result = iteration(k)
-        queries.append(result.columns["prompt"])
+        queries.append(result.batch.columns["prompt"])
         orders.append(
             [agent.name for agent in map(trainer.agents.__getitem__, trainer.schedule.order(k))]
         )
@@ -106,8 +106,6 @@ def train(config: Config, fault: str) -> None:
 
 def update(kl: str, tokenizer: str, output: str) -> None:
     """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
-    import test_ppo
-
     kl_penalty = kl.removesuffix(" in chunks")
     small = {"cpu": 2000}
     in_chunks = kl != kl_penalty
@@ -125,11 +123,11 @@ def update(kl: str, tokenizer: str, output: str) -> None:
     )
 
 
-def work() -> None:
+def work(jobs: str) -> None:
     distributed.start(torch.device("cpu"))
     parser = ArgumentParser()
     parser.add_class_arguments(Config, "config")
-    for job in json.loads(Path(sys.argv[1]).read_text()):
+    for job in json.loads(Path(jobs).read_text()):
         if "update" in job:
             update(job["update"], job["tokenizer"], job["output"])
         else:
@@ -138,6 +136,6 @@ def work() -> None:
             )
 
 
-if __name__ == "__main__":
+def start(jobs: str) -> None:
     Figure.savefig = save_blank
-    main(work)
+    main(lambda: work(jobs))

@@ -1,4 +1,4 @@
-"""Runs of two processes, sharded or not, started by test_parallel.py: `parallel_run.py JOBS`.
+"""Runs of two processes, sharded or not, started by torchrun.py from test_parallel.py.
 
 JOBS is a JSON list of pairs, run one after the other, as a start of Python takes longer than a run: settings, and a
 fault, PROCESSES:KIND:ITERATION, or "". The kinds: `killed`, at a random moment after the first checkpoint; of the
@@ -24,6 +24,7 @@ import torch  # noqa: E402
 from conftest import save_blank  # noqa: E402
 from jsonargparse import ArgumentParser  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from test_resume import count_good, make_trainer, spoil  # noqa: E402
 
 from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
@@ -64,10 +65,8 @@ def faulty_reward(reward, kind: str, iteration: int):
     return wrapped
 
 
-def run() -> None:
-    from test_resume import count_good, make_trainer, spoil
-
-    jobs = json.loads(Path(sys.argv[1]).read_text())
+def run(file: str) -> None:
+    jobs = json.loads(Path(file).read_text())
     parser = ArgumentParser()
     parser.add_class_arguments(Config, "config")
     for number, (settings, fault) in enumerate(jobs):
@@ -88,6 +87,10 @@ def run() -> None:
             Path(f"{config.output}-error-{distributed.rank()}").write_text(str(error))
 
 
-if __name__ == "__main__":
+def start(jobs: str) -> None:
     Figure.savefig = save_blank
-    main(run)
+    main(lambda: run(jobs))
+
+
+if __name__ == "__main__":
+    start(sys.argv[1])

@@ -1,25 +1,59 @@
-"""Scripts in two processes on the CPU (gloo)."""
+"""Scripts in two processes on the CPU (gloo), by torchrun's launcher: `torchrun.py SCRIPT JOBS`.
 
+A start of Python takes longer than most jobs, so the script is imported once, and both processes are forked from there.
+tests/engine/test_engine.py and benchmarks/parallel.py use torchrun itself.
+"""
+
+import importlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def launch(script: str, jobs: list[Any], folder: Path) -> subprocess.CompletedProcess:
-    """Runs a script of this folder, which reads `jobs` from a JSON file, by torchrun."""
+    """Runs `start` of a script of this folder, which reads `jobs` from a JSON file, in two processes."""
     file = folder / "jobs.json"
     file.write_text(json.dumps(jobs))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--standalone",
-    ]
-    command += [str(Path(__file__).with_name(script)), str(file)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, __file__, script, str(file)]
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, env=env)
+
+
+def was_killed(done: subprocess.CompletedProcess) -> bool:
+    """Whether a process was killed: it is reported, or the other one that it has left."""
+    return any(
+        text in done.stderr
+        for text in ("Signal 9", "Connection closed by peer", "Connection reset by peer")
+    )
+
+
+def main(script: str, jobs: str) -> None:
+    module = importlib.import_module(Path(script).stem)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id="tests",
+        max_restarts=0,
+        start_method="fork",
+    )
+    elastic_launch(config, process)(module.start, jobs)
+
+
+def process(start: Callable[[str], None], jobs: str) -> None:
+    # It has to come back to the launcher, where a command's process just ends.
+    with patch.object(os, "_exit", sys.exit):
+        start(jobs)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
