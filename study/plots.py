@@ -44,12 +44,14 @@ def plot_curves(study: Study, path: Path) -> None:
     if len(of_agent) > MOST_CURVES:
         _plot_curves_in_rows(study, path)
         return
+    # Those of one agent first, so that PPO and CORY have the colours of the other figures, whichever was named first.
+    in_order = sorted(study.groups, key=lambda name: _style(study, name) is SEVERAL)
     figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.8), layout="constrained")
     for name, agent in sorted(of_agent, key=lambda key: study.groups.index(key[0])):
         agents = _agents(study, name)
         position = agents.index(agent)
         # Methods have a colour each and their agents a line style; the agents of a single method have colours.
-        number = study.groups.index(name) if len(study.groups) > 1 else position
+        number = in_order.index(name) if len(in_order) > 1 else position
         style = {"color": colours(number + 1)[-1], "ls": LINES[position % len(LINES)]}
         for axis, metric in zip(axes, CURVE_TITLES, strict=True):
             _curve(axis, _by_iteration(study, name, agent, metric), of_agent[name, agent], style)

@@ -476,6 +476,26 @@ def test_methods_have_the_palette_in_order_and_agents_of_a_single_one_too(
 
 
 @pytest.mark.usefixtures("drawn_figures")
+def test_ppo_has_the_same_colour_in_curves_and_paths(tmp_path, monkeypatch):
+    records = [
+        read(make_run(tmp_path / name, 0, agents=agents, iterations=20))
+        for name, agents in (("c", 2), ("p", 1))
+    ]
+    study = of_records(records)
+    assert list(study.groups) == ["CORY", "PPO"]
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    plots.plot_curves(study, tmp_path / "curves.png")
+    plots.plot_paths(study, tmp_path / "paths.png")
+    for figure in drawn:
+        lines, names = figure.axes[0].get_legend_handles_labels()
+        colour = {
+            name.split()[0]: line.get_color() for line, name in zip(lines, names, strict=True)
+        }
+        assert [colour["PPO"], colour["CORY"]] == list(COLOURS[:2])
+
+
+@pytest.mark.usefixtures("drawn_figures")
 def test_small_multiples_have_the_baseline_first_and_a_panel_for_each_setting(
     tmp_path, monkeypatch
 ):
