@@ -48,6 +48,11 @@ def assign_credit(
     [tensor([66.]), tensor([ 10., 120.])]
     """
     one_of("cory.credit", MODES, mode)
+    if mode == "counterfactual" and len(baselines) != len(task_rewards) - 1:
+        raise ValueError(
+            f"counterfactual: expected the rewards of {len(task_rewards) - 1} roles that did not read, "
+            f"got {len(baselines)}"
+        )
     rewards = [
         _share(role, task_rewards, mode, weight, baselines) for role in range(len(task_rewards))
     ]

@@ -41,21 +41,21 @@ def find_run(trainer: CoryTrainer, record: dict[str, Any], locks: ExitStack) -> 
 
 
 def open_run(
-    trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed | None, locks: ExitStack
+    trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed | None, exits: ExitStack
 ) -> tuple[RunState, Run]:
     """A new run, or the one that is continued, whose agents are loaded; and its state.
 
     Args:
         record: the contents of config.yaml.
         resumed: see `find_run`.
-        locks: gets the lock of a new folder.
+        exits: gets the lock of a new folder, and what else the run closes at its end.
 
     Raises:
         UserError: the folder cannot be written.
     """
     config = trainer.config
     if resumed is None:
-        return RunState(config=record), Run(config, trainer.name, record, locks=locks)
+        return RunState(config=record), Run(config, trainer.name, record, exits=exits)
 
     record["changes"] = resumed.changes
     state = resumed.state
@@ -69,7 +69,7 @@ def open_run(
         folder=resumed.run,
         lengths=state.lengths,
         outdated=resumed.outdated,
-        locks=locks,
+        exits=exits,
     )
     return state, run
 

@@ -125,7 +125,6 @@ class CoryTrainer:
 
             self.signals = exits.enter_context(Signals())
             self.state, self.run = open_run(self, record, resumed, exits)
-            exits.enter_context(self.run)
             with self._explaining_errors("the beginning of the run"):
                 self._notify("on_train_begin", self.run)
 

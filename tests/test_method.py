@@ -95,7 +95,9 @@ def test_credit_equals_a_plain_loop(weight, roles):
 
 
 def test_counterfactual_needs_the_rewards_of_roles_that_did_not_read():
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(
+        ValueError, match="expected the rewards of 1 roles that did not read, got 0"
+    ):
         assign_credit([torch.zeros(1)] * 2, "counterfactual")
 
 

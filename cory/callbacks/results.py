@@ -49,12 +49,12 @@ class Results(Callback):
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
         means = summarise(run.history, [agent.name for agent in trainer.agents])
         roles = summarise_roles(run.history)
-        if trainer.state.stopped_by is not None:
+        stopped = len(run.seconds) < trainer.config.iterations  # by a callback, such as StopAtKL
+        if stopped:
             run.summary["stopped_by"] = trainer.state.stopped_by
         summary = {
             "iterations": len(run.seconds),
-            # By a callback, such as StopAtKL.
-            "stopped": len(run.seconds) < trainer.config.iterations,
+            "stopped": stopped,
             "seconds_per_iteration": round(statistics.median(run.seconds), 4),
             "peak_memory_mb": round(peak_memory_mb(), 1),
             "roles": roles,

@@ -59,7 +59,8 @@ class Run:
         lengths: of its files at the checkpoint, in bytes, by name; files are truncated to them.
         outdated: newer files and folders of the run to continue, which are removed.
         finished: whether nothing is left to do, so that the folder is only read.
-        locks: what locks the folder; `folder` is locked already. None: it is locked here.
+        exits: gets what is closed at the end of the run, the lock of a new folder included; `folder`
+            is locked already.
 
     Attributes:
         folder: its path.
@@ -69,8 +70,7 @@ class Run:
         finished: whether agents, curves and summary are saved.
         resumed: whether the run was begun before.
         writes: whether this process writes and prints.
-        exits: what is closed at the end of the run, however it ends; the last one first, the
-            folder's lock last.
+        exits: what is closed at the end of the run, however it ends; the last one first.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Run:
         lengths: Mapping[str, int] | None = None,
         outdated: Sequence[Path] = (),
         finished: bool = False,
-        locks: ExitStack | None = None,
+        exits: ExitStack | None = None,
     ) -> None:
         config.hub.check_token()
         if not finished:
             config.check_tracker()
-        self.exits = locks or ExitStack()
+        self.exits = exits or ExitStack()
         self.fingerprint = record.get("fingerprint") or {}
         self.history: list[dict[str, Any]] = []
         self.seconds: list[float] = []
@@ -138,20 +138,13 @@ class Run:
         with _can_be_written(self.folder):
             for name in FILES:
                 self.files[name] = JsonlWriter(self.folder / f"{name}.jsonl")
+                self.exits.callback(self.files[name].close)
 
     def _read_history(self, lengths: Mapping[str, int]) -> None:
         """Reads the run's files, or the first bytes of them."""
         self.history = read_rows(self.folder / "metrics.jsonl", lengths.get("metrics"))
         timings = read_rows(self.folder / "timings.jsonl", lengths.get("timings"))
         self.seconds = [row["seconds_total"] for row in timings]
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self.files.values():
-            file.close()
-        self.exits.close()
 
     @property
     def iterations_done(self) -> int:

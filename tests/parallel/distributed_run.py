@@ -65,6 +65,7 @@ def train(config: Config, fault: str) -> None:
     def reward(prompts, completions):
         calls[0] += 1
         if fault == "killed" and rank == 1 and calls[0] == 5:
+            Path(f"{config.output}-killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return count_good(prompts, completions)
 

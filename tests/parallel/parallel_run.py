@@ -45,6 +45,7 @@ def kill_later(output: str) -> None:
     while not list(Path(output).glob("checkpoints/iter-*")):
         time.sleep(0.01)
     time.sleep(random.SystemRandom().uniform(0, 2))
+    Path(f"{output}-killed").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

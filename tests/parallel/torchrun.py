@@ -26,14 +26,6 @@ def launch(script: str, jobs: list[Any], folder: Path) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, env=env)
 
 
-def was_killed(done: subprocess.CompletedProcess) -> bool:
-    """Whether a process was killed: it is reported, or the other one that it has left."""
-    return any(
-        text in done.stderr
-        for text in ("Signal 9", "Connection closed by peer", "Connection reset by peer")
-    )
-
-
 def main(script: str, jobs: str) -> None:
     module = importlib.import_module(Path(script).stem)
     config = LaunchConfig(
