@@ -152,7 +152,7 @@ def repeated(kept: Kept, where: Path, changes: Mapping[str, str]) -> list[dict[s
     """The first records of the kept run, made again.
 
     Args:
-        where: the file, for messages. changes: the local folders that it needs, by their key.
+        where: the file, for messages. changes: local folders by their key; those that it does not need are not read.
 
     Raises a UserError: a folder is not named, settings are not those of the task any more, or data are not here.
     """
@@ -165,7 +165,8 @@ def repeated(kept: Kept, where: Path, changes: Mapping[str, str]) -> list[dict[s
     from cory.trainer import CoryTrainer
 
     kind = find_kind(kept["task"])
-    config = as_config(kind.config, _changed(kept["settings"], changes), where)
+    needed = {key: changes[key] for key in kept["needs"]}
+    config = as_config(kind.config, _changed(kept["settings"], needed), where)
     torch.set_num_threads(kept["made_on"]["threads"])
     count = len(kept["records"])
     with tempfile.TemporaryDirectory() as folder:
@@ -225,7 +226,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         action="append",
         default=[],
         metavar="KEY=FOLDER",
-        help="A local folder, where runs need one. Others are not repeated",
+        help="A local folder, for the runs that need one. Those that lack one are left out",
     )
     args = parser.of(argv)
     changes = dict(text.split("=", 1) for text in args.set if "=" in text)
