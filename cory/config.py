@@ -37,6 +37,7 @@ S = TypeVar("S", bound="Settings")
 RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
 COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
+HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # metrics, measured with `eval_every`
 # The packages of which each tracker needs one, and how to install it.
 TRACKER_PACKAGES = {
     "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
@@ -688,7 +689,7 @@ class Config(Settings):
                 f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}"
             )
         best = self.checkpoint.best
-        best_is_held_out = best in ("eval_task_reward", "eval_team_reward") and self.eval_every > 0
+        best_is_held_out = best in HELD_OUT_REWARDS and self.eval_every > 0
         if best_is_held_out and self.checkpoint.save_every % self.eval_every:
             raise UserError(
                 f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "

@@ -8,6 +8,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from cory import coroutines
@@ -137,7 +138,10 @@ def _checked(function: RowFunction, values: Any, rows: Columns) -> list[float]:
         )
     numbers = []
     for row, value in enumerate(values):
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
+        if (
+            isinstance(value, torch.Tensor | np.generic | np.ndarray)
+            and math.prod(value.shape) == 1
+        ):
             value = value.item()
         if value is None and function.unit == "completion":
             numbers.append(math.nan)

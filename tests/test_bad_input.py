@@ -83,6 +83,21 @@ def test_gated_model(monkeypatch):
         load_policy(ModelConfig("meta-llama/x"))
 
 
+def test_a_revision_that_the_hub_lacks(monkeypatch):
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    def refuse(*args, **kwargs):
+        raise RevisionNotFoundError(
+            "none", response=httpx.Response(404, request=httpx.Request("GET", "http://127.0.0.1"))
+        )
+
+    monkeypatch.setattr(HfApi, "repo_info", refuse)
+    with refuses("model.name: expected a branch, tag or commit of 'some/x' on the Hub, got 'man'"):
+        load_policy(ModelConfig("some/x", revision="man"))
+
+
 def test_quantization_on_a_device_without_it(policy_folder):
     pytest.importorskip("bitsandbytes")
     with refuses(r"model.quantization: expected a GPU or the CPU for 4bit, got mps"):
@@ -556,6 +571,8 @@ def test_rewards_may_be_tensors_or_numpy(config):
         lambda n: np.ones(n),
         lambda n: [torch.tensor(1)] * n,
         lambda n: [True] * n,
+        lambda n: np.arange(n) >= 0,
+        lambda n: np.ones((n, 1)),
     ):
         one = trainer(config, reward=lambda prompts, completions, kind=kind: kind(len(prompts)))
         assert run_iteration(one, 0)[0]["task_reward"] == 1.0

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cory.callbacks.callback import Callback
+from cory.config import HELD_OUT_REWARDS
 from cory.errors import is_not_written
 from cory.iteration import Iteration
 from cory.parallel import distributed
@@ -19,8 +20,6 @@ from cory.run.output import remove
 if TYPE_CHECKING:
     from cory.run.folder import Run
     from cory.trainer import CoryTrainer
-
-HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")
 
 
 class Checkpoints(Callback):
@@ -95,7 +94,7 @@ class Checkpoints(Callback):
         if distributed.broadcast_object(distributed.is_main() and self._is_saved(trainer)):
             return True
         try:
-            state.lengths = run.lengths()
+            state.lengths = distributed.fail_together(run.lengths)
             target = checkpoint.write(folder, state, trainer.trained_agents)
         except Exception as error:
             if not is_not_written(error):

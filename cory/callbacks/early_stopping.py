@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cory.callbacks.callback import Callback
+from cory.config import HELD_OUT_REWARDS
 from cory.errors import UserError, is_not_written
 from cory.iteration import Iteration
 from cory.parallel import distributed
 from cory.plural import counted
 from cory.run.output import staged
-from cory.run.record import BEST, best_folder, best_of, finished_iterations
+from cory.run.record import BEST, best_folder, best_of, finished_iterations, rewards_of_best
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -53,15 +54,19 @@ class EarlyStopping(Callback):
         # Rewards of another reward function do not compare.
         since = trainer.state.rewarded_alike_since
         records = [record for record in run.history if record["iteration"] >= since]
-        saved = distributed.broadcast_object(finished_iterations(best_folder(run.folder)) or 0)
+        folder = best_folder(run.folder)
+        saved_after, saved_rewards = distributed.broadcast_object(
+            (finished_iterations(folder) or 0, rewards_of_best(folder))
+        )
         for index, rewards in held_out_rewards(records).items():
             if self.waited >= patience:  # the run was continued past that
                 self.waited = 0
             if not self._is_better(rewards):
                 self.waited += 1
-            # Better agents that are not in the folder, as the disk was full or there was no guards.patience at the
-            # time, are not the best. Of a run that was killed, it may have those of an iteration to come.
-            elif index + 1 <= saved:
+            # Better agents that were not saved, as the disk was full or there was no guards.patience at the time, are
+            # not the best. Those in the folder came later, or are worse. Of a run that was killed, they may be of an
+            # iteration to come, which was better than all before.
+            elif index + 1 <= saved_after and sum(rewards.values()) <= sum(saved_rewards.values()):
                 self._keep(rewards, index, run)
         # A run that patience had ended, and that is continued all the same, waits anew. So does one without any best.
         if self.waited >= patience or self.best is None:
@@ -115,7 +120,7 @@ def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str
     """By iteration, of those that have any, the held-out rewards by name: means over the roles."""
     by_iteration: dict[int, dict[str, list[float]]] = {}
     for record in records:
-        for name in ("eval_task_reward", "eval_team_reward"):
+        for name in HELD_OUT_REWARDS:
             if name in record:
                 rewards = by_iteration.setdefault(record["iteration"], {})
                 rewards.setdefault(name, []).append(record[name])

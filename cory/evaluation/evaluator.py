@@ -50,7 +50,6 @@ class Evaluator:
         self.settings = settings
         self.pool = ModelPool(device)
         sampling = lineup.sampling
-        # The likeliest token is the only one left.
         self.greedy = SamplingConfig(1, sampling.max_new_tokens, top_k=1, stop=sampling.stop)
         self.done: dict[tuple[str, int], Record] = {}
         self.last_line = time.monotonic()  # when progress was printed

@@ -127,6 +127,8 @@ def _continued(folder: Path, content: Mapping[str, Any], locks: ExitStack) -> di
     _begun_settings(folder)  # refuses another folder before anything is written
     lock(folder, locks)
     before = _begun_settings(folder)  # as a process that had the lock until now has left them
+    if (folder / RESPONSES).exists():
+        begun_responses(folder)  # refuses those of an older version, too
     remove_partial(folder)
     begun_with = before.get("identities", {})
     try:

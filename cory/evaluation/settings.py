@@ -33,7 +33,7 @@ class EvaluationConfig(Settings):
         batch_size: Responses that are sampled at a time.
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their
             type.
-        seed: Of the choice of queries and of sampling.
+        seed: Of sampling and, on IMDB, of the lengths of queries.
         device: auto, cpu, cuda, cuda:N or mps.
         output: Folder of the results; one that was begun with the same settings is continued, also
             with more models. null: a new one.

@@ -156,14 +156,16 @@ class Engine:
             return self.base
 
         # The server's base may be what another run has left there.
-        if not self.names and not self.is_quantized:
-            if saves:
-                save_base(policy, folder)
-            if distributed.is_main():
-                self._load_weights(folder)
+        base_too = not self.names and not self.is_quantized
+        base = folder.with_name(f"{name}-base")
         if saves:
+            if base_too:
+                save_base(policy, base)
             save_policy(policy, folder, agent, merge=False)
+        # Nothing that the server refuses comes before what processes do together.
         if distributed.is_main():
+            if base_too:
+                self._load_weights(base)
             self._load_adapter(folder, replaced=self.names.get(agent))
         return name
 

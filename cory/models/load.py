@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 from safetensors import SafetensorError
 from transformers import (
@@ -68,6 +73,10 @@ def find(
     except GatedRepoError:
         raise UserError(
             f"{what}: {name!r} is gated. Accept its terms on the Hub, then run `hf auth login`."
+        ) from None
+    except RevisionNotFoundError:
+        raise UserError(
+            f"{what}: expected a branch, tag or commit of {name!r} on the Hub, got {revision!r}"
         ) from None
     except (RepositoryNotFoundError, HFValidationError):
         either = f"a local folder or a {kind} on the Hub"

@@ -4,7 +4,8 @@ Each process holds all agents, whole or sharded, and answers its share of the qu
 
 What happens to an error of one process:
 
-1. Work in which processes do not wait for each other (rewards, callbacks, files) runs in `fail_together`.
+1. Work in which processes do not wait for each other (rewards, callbacks, files) runs in `fail_together`. So does
+   the saving of sharded agents, for which they wait: what one process alone may fail in comes after that.
    All processes tell each other how it went. The one that failed raises its own error, the others a
    `FailedElsewhere` that quotes it.
 2. An update exchanges losses and gradients, from which all processes see alike whether it is

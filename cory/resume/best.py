@@ -8,7 +8,7 @@ from pathlib import Path
 from cory.cli import invocation
 from cory.config import AgentConfig, Config
 from cory.errors import UserError
-from cory.run.record import run_of_best
+from cory.run.record import named, run_of_best
 
 
 def check_resumed(config: Config) -> None:
@@ -17,7 +17,9 @@ def check_resumed(config: Config) -> None:
     Args:
         config: its settings are those of the run.
     """
-    best = Path(config.resume or "")
+    if config.resume is None:
+        return
+    best = named(Path(config.resume))
     run = run_of_best(best)
     if run is None:
         return

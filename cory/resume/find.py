@@ -130,7 +130,7 @@ def _runs(name: str) -> list[Path]:
     """The folders that runs of this name get by default, newest first."""
     runs = [
         path
-        for path in Path("runs").glob(f"{name}*")
+        for path in Path("runs").glob("*")
         if re.fullmatch(re.escape(name) + r"(-\d+)?", path.name)
     ]
     return sorted(runs, key=lambda path: int(path.name[len(name) + 1 :] or 1), reverse=True)

@@ -1,1 +1,1 @@
-"""What a run reads and writes: settings, folder, checkpoints, processes, signals."""
+"""What a run reads and writes: settings, folder, records, output, signals."""

@@ -46,8 +46,7 @@ def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]
 
 
 class Run:
-    """The folder of one run, and what was recorded in it; a context manager that closes everything
-    it has opened.
+    """The folder of one run, and what was recorded in it; `exits` closes everything that it opens.
 
     Of several processes the main one writes and prints; the others only keep the history.
 
@@ -126,7 +125,7 @@ class Run:
         remove_partial(self.folder)
         remove_partial(self.folder / "checkpoints")
         lengths = {name: lengths.get(name, 0) for name in FILES}
-        self._read_history(lengths)  # a damaged file is refused before anything is changed
+        self._read_history(lengths)  # a damaged file is refused before files are cut
         # Before the files are cut, as it would be taken for newer than they are.
         for path in outdated:
             remove(path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from cory.config import HELD_OUT_REWARDS
 from cory.errors import UserError
 
 
@@ -87,16 +88,13 @@ def finished_iterations(run: Path) -> int | None:
 
     A finished run that is being extended has more in metrics.jsonl, and its agents are still those of its end.
     """
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        return int(json.loads((run / "summary.json").read_text(encoding="utf-8"))["iterations"])
-    return None
+    iterations = _summary(run).get("iterations")
+    return iterations if isinstance(iterations, int) else None
 
 
 def stopped_by(run: Path) -> str | None:
     """What ended a run before its last iteration: a guard, such as `guards.patience`, or CALLBACK; None: nothing."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        return json.loads((run / "summary.json").read_text(encoding="utf-8")).get("stopped_by")
-    return None
+    return _summary(run).get("stopped_by")
 
 
 def best_folder(run: Path) -> Path:
@@ -112,9 +110,20 @@ def best_folder(run: Path) -> Path:
 
 def best_of(folder: Path) -> str | None:
     """The name under which a run has saved its best agents in a folder; None: it has not."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))[BEST]
-    return None
+    return _summary(folder).get(BEST)
+
+
+def rewards_of_best(folder: Path) -> dict[str, float]:
+    """The held-out rewards, by name, for which the agents in a folder were saved as a run's best; empty: none were."""
+    return {name: value for name, value in _summary(folder).items() if name in HELD_OUT_REWARDS}
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """The summary.json of a run; empty if it has none that can be read."""
+    with suppress(OSError, ValueError):
+        content = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def run_of_best(folder: Path) -> Path | None:

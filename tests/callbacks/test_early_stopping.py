@@ -25,6 +25,7 @@ from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.push.stage import stage
+from cory.resume.best import check_resumed
 from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.tasks.config import OwnConfig
@@ -237,6 +238,19 @@ def test_what_no_longer_counts_is_not_the_best(config, planned, monkeypatch, how
     assert summary_of_best(run / "run-best") == reached
 
 
+def test_the_best_is_the_saved_one_after_any_number_of_resumes(config, planned, monkeypatch):
+    run = train(
+        config, Stop(2), guards=GuardsConfig()
+    )  # 3.0 in its second evaluation, which is not saved
+    monkeypatch.setitem(globals(), "HELD_OUT", [1.0, 3.0, 0.3, 0.2, 0.5, 0.4])
+    train(config, Stop(3), resume=str(run), iterations=6)
+    train(config, Stop(4), resume=str(run), iterations=7)
+    train(config, resume=str(run), iterations=6)
+    reached = {"iterations": 5, "eval_task_reward": 0.5}
+    assert json.loads((run / "summary.json").read_text())["best"] == reached
+    assert summary_of_best(run / "run-best") == reached
+
+
 def test_a_renamed_run_keeps_its_best_agents(config, planned):
     run = train(config, Stop(3))
     best = (run / "run-best/summary.json").read_text()
@@ -250,6 +264,14 @@ def test_a_renamed_run_keeps_its_best_agents(config, planned):
     assert "the agents of then are in renamed/run-best" in (renamed / "report.html").read_text()
     with pytest.raises(UserError, match=r"run-best', which holds the best agents of '.*renamed'"):
         train(config, resume=str(renamed / "run-best"))
+
+
+def test_a_new_run_may_be_started_where_best_agents_are(config, planned, monkeypatch):
+    run = train(config, Stop(2))
+    monkeypatch.chdir(run / "run-best")
+    check_resumed(replace(config, resume=None))
+    with pytest.raises(UserError, match=r"which holds the best agents of"):
+        check_resumed(replace(config, resume="."))
 
 
 def content(folder):

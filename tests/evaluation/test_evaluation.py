@@ -549,7 +549,9 @@ def test_rewards_are_computed_as_in_training_whatever_the_precision(
     assert set(kinds) == {torch.float32}
 
 
-def test_an_evaluation_of_an_older_version_is_not_continued(held_out, policy_folder, tmp_path):
+def test_an_evaluation_of_an_older_version_is_not_continued(
+    held_out, policy_folder, tmp_path, capsys
+):
     whole = evaluate([policy_folder], held_out, settings(tmp_path, samples=1))
     records = list(read_responses(whole.folder).values())
     assert all(record.keys() == set(COLUMNS) for record in records)
@@ -557,10 +559,12 @@ def test_an_evaluation_of_an_older_version_is_not_continued(held_out, policy_fol
         del record["prompt_tokens"]
     file = whole.folder / "responses.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records[:1]))
-    before = file.read_bytes()
+    before = {path: path.read_bytes() for path in whole.folder.iterdir()}
+    capsys.readouterr()
     with pytest.raises(UserError, match=r"has no prompt_tokens. Delete that folder, or choose"):
         evaluate([policy_folder], held_out, settings(tmp_path, samples=1))
-    assert file.read_bytes() == before
+    assert {path: path.read_bytes() for path in whole.folder.iterdir()} == before
+    assert "are kept" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lines", [0, 4])

@@ -187,6 +187,11 @@ def test_auto_without_any_run_starts_one(one, capsys, monkeypatch, tmp_path):
     assert again.folder == run.folder
     assert len({record["iteration"] for record in again.history}) == 3
 
+    for iterations in (2, 3):  # a name from Python, which is no pattern
+        named = make_trainer(replace(one, output=None, resume="auto", iterations=iterations))
+        named.name = "sweep[lr]"
+        assert named.train().folder == Path("runs/sweep[lr]")
+
 
 def test_settings_that_matter_must_be_the_same(one):
     make_trainer(replace(one, iterations=1)).train()
