@@ -55,8 +55,8 @@ class EarlyStopping(Callback):
         since = trainer.state.rewarded_alike_since
         records = [record for record in run.history if record["iteration"] >= since]
         folder = best_folder(run.folder)
-        saved_after, saved_rewards = distributed.broadcast_object(
-            (finished_iterations(folder) or 0, rewards_of_best(folder))
+        saved = distributed.broadcast_object(
+            (finished_iterations(folder) or 0, sum(rewards_of_best(folder).values()))
         )
         for index, rewards in held_out_rewards(records).items():
             if self.waited >= patience:  # the run was continued past that
@@ -64,9 +64,8 @@ class EarlyStopping(Callback):
             if not self._is_better(rewards):
                 self.waited += 1
             # Better agents that were not saved, as the disk was full or there was no guards.patience at the time, are
-            # not the best. Those in the folder came later, or are worse. Of a run that was killed, they may be of an
-            # iteration to come, which was better than all before.
-            elif index + 1 <= saved_after and sum(rewards.values()) <= sum(saved_rewards.values()):
+            # not the best.
+            elif _was_saved((index + 1, sum(rewards.values())), saved):
                 self._keep(rewards, index, run)
         # A run that patience had ended, and that is continued all the same, waits anew. So does one without any best.
         if self.waited >= patience or self.best is None:
@@ -104,6 +103,15 @@ class EarlyStopping(Callback):
 def _best(rewards: Mapping[str, float], index: int) -> dict[str, Any]:
     """What identifies the best agents: how many iterations they were trained for, and their rewards."""
     return {"iterations": index + 1, **rewards}
+
+
+def _was_saved(reached: tuple[int, float], saved: tuple[int, float]) -> bool:
+    """Whether agents were saved as the best, by iterations and reward; `saved`: of those in the folder.
+
+    What was saved before those is worse. Of a run that was killed, they may be of an iteration to come.
+    """
+    earlier, lower = (one < other for one, other in zip(reached, saved, strict=True))
+    return reached == saved or (earlier and lower)
 
 
 def _check_place(run: Run) -> None:

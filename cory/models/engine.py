@@ -158,11 +158,11 @@ class Engine:
         # The server's base may be what another run has left there.
         base_too = not self.names and not self.is_quantized
         base = folder.with_name(f"{name}-base")
+        if base_too:
+            distributed.fail_together(lambda: saves and save_base(policy, base))
         if saves:
-            if base_too:
-                save_base(policy, base)
             save_policy(policy, folder, agent, merge=False)
-        # Nothing that the server refuses comes before what processes do together.
+        # What the server may refuse comes after all that processes do together.
         if distributed.is_main():
             if base_too:
                 self._load_weights(base)

@@ -74,10 +74,6 @@ def find(
         raise UserError(
             f"{what}: {name!r} is gated. Accept its terms on the Hub, then run `hf auth login`."
         ) from None
-    except RevisionNotFoundError:
-        raise UserError(
-            f"{what}: expected a branch, tag or commit of {name!r} on the Hub, got {revision!r}"
-        ) from None
     except (RepositoryNotFoundError, HFValidationError):
         either = f"a local folder or a {kind} on the Hub"
         raise UserError(f"{what}: expected {either}, and {name!r} is neither. {advice}") from None
@@ -88,6 +84,10 @@ def find(
         )
         if cached or in_cache:
             return {"local_files_only": True, "revision": revision}
+        if isinstance(error, RevisionNotFoundError):
+            raise UserError(
+                f"{what}: expected a branch, tag or commit of {name!r} on the Hub, got {revision!r}"
+            ) from None
         reason = str(error).split("\n")[0] or type(error).__name__
         raise UserError(
             f"{what}: the Hub cannot be reached to load {name!r} ({reason}). {advice}"

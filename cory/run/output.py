@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cory.errors import UserError
+from cory.errors import UserError, is_disk_full
 
 LONGEST = 200  # bytes of a folder's name; those of what is in it begin with it, and a file system takes 255
 LOCK = ".lock"  # locks the folder that it is in; it stays there, empty
@@ -53,6 +53,8 @@ def lock(folder: Path, locks: ExitStack, name: str = LOCK) -> None:
             "stop it, or name another folder"
         ) from None
     except (OSError, NotImplementedError) as error:
+        if is_disk_full(error):
+            raise
         if os.access(folder, os.W_OK):
             raise UserError(
                 f"output: expected {folder / name} to be a lock of this user's, got: {error}"

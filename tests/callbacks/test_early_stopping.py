@@ -239,12 +239,13 @@ def test_what_no_longer_counts_is_not_the_best(config, planned, monkeypatch, how
 
 
 def test_the_best_is_the_saved_one_after_any_number_of_resumes(config, planned, monkeypatch):
-    run = train(
-        config, Stop(2), guards=GuardsConfig()
-    )  # 3.0 in its second evaluation, which is not saved
-    monkeypatch.setitem(globals(), "HELD_OUT", [1.0, 3.0, 0.3, 0.2, 0.5, 0.4])
+    """The first two evaluations, one as good as the third and one better, were made without guards.patience."""
+    monkeypatch.setitem(globals(), "HELD_OUT", [0.3, 3.0, 0.3, 0.2, 0.5, 0.4])
+    run = train(config, Stop(2), guards=GuardsConfig())
     train(config, Stop(3), resume=str(run), iterations=6)
     train(config, Stop(4), resume=str(run), iterations=7)
+    third = {"iterations": 3, "eval_task_reward": 0.3}
+    assert json.loads((run / "summary.json").read_text())["best"] == third
     train(config, resume=str(run), iterations=6)
     reached = {"iterations": 5, "eval_task_reward": 0.5}
     assert json.loads((run / "summary.json").read_text())["best"] == reached
