@@ -54,7 +54,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """The collector of garbage need not look at what the libraries hold: the suite takes a twelfth less time."""
+    """The collector of garbage need not look again and again at what the libraries hold."""
     gc.collect()
     gc.freeze()
 
