@@ -7,7 +7,6 @@ import shutil
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from cory.errors import UserError, is_not_written
 from cory.iteration import Iteration
 from cory.parallel import distributed
 from cory.plural import counted
-from cory.run.output import staged
 from cory.run.record import BEST, best_folder, best_of, finished_iterations, rewards_of_best
 
 if TYPE_CHECKING:
@@ -146,13 +144,11 @@ def save_best(trainer: CoryTrainer, summary: Mapping[str, Any]) -> bool:
     """
     run = trainer.run
     try:
-        with ExitStack() as stage:
-            folder = distributed.broadcast_object(
-                distributed.fail_together(partial(_begin, run, stage))
-            )
+        with run.staged() as folder:
+            best = folder / best_folder(run.folder).name
+            distributed.fail_together(partial(_begin, run, summary, best))
             for agent in trainer.agents:
-                distributed.fail_together(partial(agent.save, folder / agent.name))
-            distributed.fail_together(partial(_complete, run, summary, folder, stage))
+                distributed.fail_together(partial(agent.save, best / agent.name))
     except Exception as error:
         if not is_not_written(error):
             raise
@@ -166,20 +162,11 @@ def save_best(trainer: CoryTrainer, summary: Mapping[str, Any]) -> bool:
     return True
 
 
-def _begin(run: Run, stage: ExitStack) -> Path | None:
-    """In the main process: the folder in which everything is written first."""
-    if not run.writes:
-        return None
-    folder = stage.enter_context(staged(run.folder)) / best_folder(run.folder).name
-    folder.mkdir()
-    return folder
-
-
-def _complete(run: Run, summary: Mapping[str, Any], folder: Path, stage: ExitStack) -> None:
-    """In the main process: adds what makes the folder one of a run, and moves it to its place."""
+def _begin(run: Run, summary: Mapping[str, Any], folder: Path) -> None:
+    """In the main process: makes the folder, one of a run by its settings and its summary."""
     if not run.writes:
         return
+    folder.mkdir()
     shutil.copy(run.folder / "config.yaml", folder)
     content = {BEST: folder.name, **summary}
     (folder / "summary.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
-    stage.close()

@@ -6,7 +6,7 @@ import json
 import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from cory.report.ending import ended_early
 from cory.report.summary import summarise, summarise_roles
 from cory.report.tables import sample_table, summary_table
 from cory.run.clock import peak_memory_mb
-from cory.run.output import staged
 from cory.run.record import best_folder
 
 if TYPE_CHECKING:
@@ -76,30 +75,22 @@ class Results(Callback):
             )
 
     def _save_frozen(self, trainer: CoryTrainer, run: Run, names: Sequence[str]) -> None:
-        with ExitStack() as stage:
-            folder = distributed.broadcast_object(
-                distributed.fail_together(partial(_begin, run, stage))
-            )
+        with run.staged() as folder:
             for agent in trainer.agents:
                 if agent.name in names:
                     distributed.fail_together(partial(agent.save, folder / agent.name))
                     distributed.fail_together(
                         partial(_write_card, trainer, run, agent.name, {}, folder)
                     )
-            distributed.fail_together(stage.close)
 
     def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
         # Each step is taken by all processes, so that none waits for one that could not write.
         # Of an extended run: without a summary, it is not taken for finished while only some agents are new.
         outdated = [run.folder / "summary.json"]
-        with ExitStack() as stage:
-            folder = distributed.broadcast_object(
-                distributed.fail_together(partial(_begin, run, stage, outdated))
-            )
+        with run.staged(outdated) as folder:
             for agent in trainer.trained_agents:
                 distributed.fail_together(partial(agent.save, folder / agent.name))
             distributed.fail_together(partial(_write_results, trainer, run, summary, folder))
-            distributed.fail_together(stage.close)
 
 
 @contextmanager
@@ -113,14 +104,6 @@ def _explained(run: Run) -> Iterator[None]:
         raise UserError(
             f"expected to save agents and results in {str(run.folder)!r}, which could not be written ({error})"
         ) from None
-
-
-def _begin(run: Run, stage: ExitStack, outdated: Sequence[Path] = ()) -> Path | None:
-    """In the main process: writes what waits, and makes the folder in which everything is written first."""
-    if not run.writes:
-        return None
-    run.lengths()
-    return stage.enter_context(staged(run.folder, outdated))
 
 
 def _write_card(

@@ -15,7 +15,7 @@ from cory.errors import UserError
 from cory.parallel import distributed
 from cory.provenance.versions import versions
 from cory.run.jsonl import JsonlWriter, read_rows
-from cory.run.output import new_folder, remove, remove_partial, replace_text
+from cory.run.output import new_folder, remove, remove_partial, replace_text, staged
 from cory.run.record import yaml_text
 
 FILES = ("metrics", "samples", "timings")
@@ -164,6 +164,26 @@ class Run:
     def lengths(self) -> dict[str, int]:
         """Flushes the run's files to the disk and returns their bytes. Raises an OSError if that fails."""
         return {name: file.flushed() for name, file in self.files.items()}
+
+    @contextmanager
+    def staged(self, outdated: Sequence[Path] = ()) -> Iterator[Path]:
+        """A folder that all processes fill, whose files the main one moves into the run's when the block ends; see
+        `staged`.
+
+        All processes must call this. What may fail in one alone, such as on a full disk, belongs in `fail_together`.
+        """
+        with ExitStack() as stage:
+
+            def begin() -> Path | None:
+                if not self.writes:
+                    return None
+                self.lengths()  # what is recorded so far is not lost where what it led to is kept
+                return stage.enter_context(staged(self.folder, outdated))
+
+            folder = distributed.broadcast_object(distributed.fail_together(begin))
+            assert folder is not None
+            yield folder
+            distributed.fail_together(stage.close)
 
 
 @contextmanager

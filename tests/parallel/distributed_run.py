@@ -1,7 +1,7 @@
 """Runs and updates of several processes, started by torchrun.py from test_distributed.py.
 
 JOBS is a JSON list of jobs, done one after the other, as a start of Python takes longer than most of them: runs,
-`{"run": SETTINGS, "fault": FAULT}`, whose fault is one of the second process, and updates, `{"update": KL_PENALTY,
+`{"run": SETTINGS, "fault": FAULT}`, whose fault is one of a single process, and updates, `{"update": KL_PENALTY,
 "tokenizer": FILE, "output": FILE}`.
 """
 
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
+from errno import ENOSPC
 from pathlib import Path
 from unittest.mock import patch
 
@@ -37,6 +38,7 @@ from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.learners import head  # noqa: E402
 from cory.parallel import distributed  # noqa: E402
+from cory.run.jsonl import JsonlWriter  # noqa: E402
 
 
 class Stop(Callback):
@@ -54,7 +56,20 @@ class Fail(Callback):
             raise ZeroDivisionError("the callback of rank 1 fails")
 
 
-CALLBACKS = {"callback stops": Stop, "callback fails": Fail}
+class FullDisk(Callback):
+    """After the second iteration the disk is full, where the main process writes."""
+
+    def __init__(self):
+        self.full = patch.object(JsonlWriter, "flushed", side_effect=OSError(ENOSPC, "No space"))
+
+    def on_iteration_begin(self, trainer, index):
+        if distributed.rank() == 0 and index == 1:
+            self.full.start()
+        elif distributed.rank() == 0 and index == 2:
+            self.full.stop()
+
+
+CALLBACKS = {"callback stops": Stop, "callback fails": Fail, "full disk": FullDisk}
 
 
 def train(config: Config, fault: str) -> None:

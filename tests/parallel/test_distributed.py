@@ -17,7 +17,7 @@ from cory.config import CheckpointConfig, LoraConfig, SamplingConfig
 from cory.errors import UserError
 from cory.parallel import distributed
 
-CALLBACKS = ["callback stops", "callback fails"]
+CALLBACKS = ["callback stops", "callback fails", "full disk"]
 RANKS = [0, 4]  # of LoRA; 0: full fine-tuning
 KLS = ["full", "kl", "full in chunks"]  # of the output layer in chunks, the full KL
 
@@ -82,7 +82,7 @@ def test_two_processes_train_as_one(done, tmp_path, rank):
     ]
     assert all(0 < m["response_tokens"] <= 6 for m in metrics)
     # Once for each run that has ended well.
-    assert launched.stdout.count("s per iteration") == 2 * len(RANKS) + 1
+    assert launched.stdout.count("s per iteration") == 2 * len(RANKS) + 2
 
     # Ended earlier and resumed by other processes, it ends the same.
     assert (
@@ -115,6 +115,15 @@ def test_a_callback_that_fails_in_one_process_is_told_of_in_all(done):
         first.startswith(f"UserError: {where}\nThe last good state is") and "iter-000001" in first
     )
     assert second == "ZeroDivisionError: the callback of rank 1 fails"
+
+
+def test_a_full_disk_of_the_main_process_holds_up_none(done):
+    configs, launched = done
+    config = configs["full disk"]
+    assert [len(seen["digests"]) for seen in ranks(config)] == [4, 4]
+    assert "The checkpoint before iteration 2 could not be written" in launched.stderr
+    assert Path(config.output, "checkpoints/iter-000003").exists()
+    assert json.loads(Path(config.output, "summary.json").read_text())["iterations"] == 4
 
 
 def test_batches_that_cannot_be_shared_are_refused(config, monkeypatch):
