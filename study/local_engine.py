@@ -6,11 +6,12 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from types import FrameType
 
 from cory.cli import terminal
 from study.planned import Planned
-from study.processes import die_with_parent, of_threads
+from study.processes import die_with_parent, environment, take_gpus
 
 
 class Terminated(KeyboardInterrupt):
@@ -27,14 +28,17 @@ def run_all(
     threads: int | None,
     ended: Callable[[Planned, int | str, float], None],
 ) -> None:
-    """Runs what is planned, `jobs` at a time. Signals end the runs after their iteration.
+    """Runs what is planned, `jobs` at a time, which share the machine's GPUs. Signals end the runs after their
+    iteration.
 
     Args:
         threads: of each run; None: as many as it takes.
         ended: is called with each run, its exit status and its seconds.
     """
     running: set[subprocess.Popen[bytes]] = set()
-    env = dict(os.environ) if threads is None else of_threads(threads)
+    shares: SimpleQueue[str | None] = SimpleQueue()
+    for share in shares_of_gpus(jobs):
+        shares.put(share)
 
     def run(item: Planned) -> None:
         started = time.perf_counter()
@@ -45,7 +49,7 @@ def run_all(
                 cwd=item.cwd,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=env,
+                env=environment(threads),
                 preexec_fn=die_with_parent,
             )
             running.add(process)
@@ -57,7 +61,7 @@ def run_all(
     if terminal.heeds_hangup():
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, _terminated) for number in numbers}
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs, initializer=lambda: take_gpus(shares.get())) as pool:
         try:
             list(pool.map(run, planned))
         except KeyboardInterrupt as stop:
@@ -70,6 +74,24 @@ def run_all(
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def shares_of_gpus(jobs: int) -> list[str | None]:
+    """The GPUs of each of so many jobs, as CUDA_VISIBLE_DEVICES names them: this machine's, shared out; where there
+    are fewer than jobs, one for each in turn. None: those of this process.
+    """
+    if jobs == 1:
+        return [None]
+    import torch  # here, as it takes a while
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        return [None] * jobs
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(count)]
+    each = max(1, count // jobs)
+    shares = [",".join(names[first : first + each]) for first in range(0, count - each + 1, each)]
+    return [shares[job % len(shares)] for job in range(jobs)]
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,6 +78,13 @@ def run_all(
             "--engine ray: expected Ray (pip install -c constraints.txt -e '.[ray]'), got none"
         ) from None
 
+    import torch  # here, as it takes a while
+
+    if torch.cuda.device_count() and not gpus:
+        print(
+            "This machine has GPUs, of which runs get none to themselves: all may use the first one (--gpus 1).",
+            file=sys.stderr,
+        )
     new = {
         "num_cpus": jobs * threads,
         "num_gpus": math.ceil(jobs * gpus),

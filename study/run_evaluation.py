@@ -1,7 +1,6 @@
 """Evaluates an experiment's runs on held-out queries, as they end."""
 
 import json
-import os
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from cory.errors import NotContinued, UserError
 from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
 from cory.run.output import replace_text
 from study.planned import Planned
-from study.processes import die_with_parent, of_threads
+from study.processes import die_with_parent, environment
 from study.scripts import ROOT, is_module, start
 
 
@@ -65,7 +64,7 @@ class RunEvaluation:
                 cwd=None if is_module(script) else ROOT,
                 stdout=log,
                 stderr=log,
-                env=dict(os.environ) if self.threads is None else of_threads(self.threads),
+                env=environment(self.threads),
                 preexec_fn=die_with_parent,
             )
         return done.returncode

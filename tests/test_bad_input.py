@@ -308,7 +308,7 @@ def test_absent_device(device):
 def test_processes_that_would_share_a_gpu(monkeypatch, device, processes, said):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", str(processes - 1))
     with refuses(f"device: {said}"):
         choose_device(device)
 
@@ -323,6 +323,10 @@ def test_each_process_has_a_gpu(monkeypatch):
     assert choose_device("auto") == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert choose_device("auto") == torch.device("cuda:1")
+    # torchrun --virtual-local-rank: each process sees one GPU, and has the number 0.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert choose_device("auto") == torch.device("cuda:0")
 
 
 def test_unknown_device():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cory.callbacks.callback import Callback
-from cory.config import HubConfig
+from cory.config import Config, HubConfig
 from cory.errors import UserError
+from cory.parallel import distributed
 from cory.push.upload import push
 
 if TYPE_CHECKING:
@@ -20,21 +22,20 @@ if TYPE_CHECKING:
 class Upload(Callback):
     """Uploads the run. A failure is told, with the command that repeats it, and does not fail the run."""
 
-    # It calls no collective operation; but the other processes shall not wait for the upload.
-    collective = True
+    collective = True  # the other processes wait for the main one
 
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
-        hub = trainer.config.hub
-        if hub.push is None or not run.writes:
-            return
-        try:
-            print(f"Uploaded to {push(run.folder, trainer.config, hub)}")
-        except Exception as error:  # the run has ended well, whatever this is
-            reason = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            print(
-                f"{reason}\nThe run is complete. Upload it with: {push_command(run.folder, hub)}",
-                file=sys.stderr,
-            )
+        if trainer.config.hub.push is not None:
+            distributed.in_main(partial(_upload, run, trainer.config))
+
+
+def _upload(run: Run, config: Config) -> None:
+    try:
+        print(f"Uploaded to {push(run.folder, config, config.hub)}")
+    except Exception as error:  # the run has ended well, whatever this is
+        reason = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        command = push_command(run.folder, config.hub)
+        print(f"{reason}\nThe run is complete. Upload it with: {command}", file=sys.stderr)
 
 
 def push_command(run: Path, hub: HubConfig) -> str:

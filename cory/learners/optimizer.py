@@ -104,8 +104,8 @@ def load_tensors(
                 f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}"
             )
     optimizer.state.clear()
-    # Where torch itself keeps the number of steps.
-    step_on_device = any(
+    # Where torch itself keeps numbers that are not a parameter's, of which NAdam has a second one.
+    on_device = any(
         group.get("fused") or group.get("capturable") for group in optimizer.param_groups
     )
     for name, parameter in trained.items():
@@ -113,7 +113,7 @@ def load_tensors(
         state: dict[str, Tensor] = {}
         for key in state_keys[name]:
             kind = key.rsplit("/", 1)[1]
-            stays = kind == "step" and not step_on_device
+            stays = kind in ("step", "mu_product") and not on_device
             state[kind] = tensors[key] if stays else part_like(tensors[key], parameter)
         if state:
             optimizer.state[parameter] = state

@@ -58,12 +58,12 @@ def _gpu_of_process(device: torch.device, gpus: int) -> torch.device:
             f"device: expected auto or cuda with {processes} processes on this machine, of which each has a GPU of its "
             f"own, got {str(device)!r}"
         )
-    if processes > 1 and processes > gpus:
+    number = int(os.environ.get("LOCAL_RANK", "0"))  # 0, too, where each process sees its GPU alone
+    if processes > 1 and number >= gpus:
         raise UserError(
             f"device: expected at most as many processes as this machine has GPUs, {gpus}, got {processes} "
             "(--nproc_per_node)"
         )
-    number = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", number if device.index is None else device.index)
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,13 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     """Adds state and manifest to the agents' files, and moves them all to their place."""
     content = {"format": FORMAT, **asdict(state)}
     (partial / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    files = {}
-    for file in sorted(partial.iterdir()):
-        files[file.name] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
+    names = sorted(partial.iterdir())
+    with ThreadPoolExecutor() as pool:  # hashing releases Python's lock
+        digests = list(pool.map(_digest, names))
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": digest}
+        for file, digest in zip(names, digests, strict=True)
+    }
     (partial / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
     for file in partial.iterdir():
         _flush(file)

@@ -16,7 +16,12 @@ from cory.errors import NotFinite, UserError
 from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages
-from cory.learners.optimizer import learning_rate_factor, make_optimizer
+from cory.learners.optimizer import (
+    learning_rate_factor,
+    load_tensors,
+    make_optimizer,
+    tensors_of,
+)
 from cory.models.shared import share_prompts
 
 LONGEST, GROUP = 12, 4
@@ -270,6 +275,21 @@ def test_any_of_torchs_optimizers_is_resumed_to_the_bit(tokenizer, name):
         torch.equal(a, b)
         for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True)
     )
+
+
+def test_numbers_that_nadam_keeps_on_the_cpu_come_back_to_it():
+    """From another device it would fetch each of them at each step; no device is like `meta`, which has no values."""
+    trained = {"weight": torch.nn.Parameter(torch.ones(2))}
+    optimizer = torch.optim.NAdam(trained.values())
+    trained["weight"].grad = torch.ones(2)
+    optimizer.step()
+    saved = tensors_of(trained, optimizer)
+    elsewhere = {"weight": torch.nn.Parameter(torch.ones(2, device="meta"))}
+    resumed = torch.optim.NAdam(elsewhere.values())
+    load_tensors(saved, elsewhere, resumed)
+    devices = {key: x.device.type for key, x in resumed.state[elsewhere["weight"]].items()}
+    kept = {"step": "cpu", "mu_product": "cpu"}
+    assert devices == {"exp_avg": "meta", "exp_avg_sq": "meta", **kept}
 
 
 def test_options_of_an_optimizer_are_checked():

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from subprocess import PIPE
 
 import pandas as pd
@@ -25,8 +26,10 @@ from cory.errors import UserError
 from cory.provenance.models import model_identity
 from imdb_train import toy
 from study import compare, experiment
+from study.local_engine import shares_of_gpus
 from study.plan import _fingerprint
 from study.planned import LATER_KEYS, Planned, _identity
+from study.processes import environment
 from study.results import Results
 from study.run_evaluation import RunEvaluation
 
@@ -439,6 +442,56 @@ def test_the_larger_policy_is_made_before_the_runs_that_name_it(tmp_path, monkey
         )
         assert experiment.run_all([item], experiment.Engine()) == {}
     assert made == ["tiny_large"] and "not shipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "jobs", "shares"),
+    [
+        (0, None, 2, [None, None]),
+        (8, None, 1, [None]),
+        (2, None, 2, ["0", "1"]),
+        (4, None, 2, ["0,1", "2,3"]),
+        (3, None, 2, ["0", "1"]),
+        (2, "5,7", 3, ["5", "7", "5"]),
+    ],
+)
+def test_jobs_share_the_gpus(monkeypatch, count, visible, jobs, shares):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert shares_of_gpus(jobs) == shares
+
+
+def test_a_job_and_its_evaluation_see_its_gpus_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    # A run waits until the other has begun.
+    code = (
+        "import os, pathlib, time; pathlib.Path('{}').touch()\n"
+        "while not pathlib.Path('{}').exists(): time.sleep(0.01)\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    one, two = tmp_path / "one", tmp_path / "two"
+    planned = [
+        Planned(
+            "PPO",
+            Path(f"{a}-run"),
+            {"model": {"name": "gpt2"}},
+            [sys.executable, "-c", code.format(a, b)],
+            0.0,
+        )
+        for a, b in ((one, two), (two, one))
+    ]
+    of_evaluations = {}
+
+    def after(item, seconds):
+        of_evaluations[item.folder] = environment(None)["CUDA_VISIBLE_DEVICES"]
+
+    assert experiment.run_all(planned, experiment.Engine(jobs=2), after) == {}
+    of_runs = {item.folder: Path(f"{item.folder}.log").read_text().strip() for item in planned}
+    assert of_runs == of_evaluations and sorted(of_runs.values()) == ["0", "1"]
+    assert "CUDA_VISIBLE_DEVICES" not in environment(None)  # of this thread
 
 
 def test_outside_a_checkout_an_experiment_says_what_it_needs(tmp_path):
