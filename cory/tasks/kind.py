@@ -60,7 +60,9 @@ class TaskKind(Generic[C]):
         Raises a UserError that names the key: a file or a column is missing, or a value does not
         fit.
         """
-        return self._functions().make_task(config, rows).with_roles(config.roles)
+        task: Task = self._functions().make_task(config, rows)
+        task.kind = self.name
+        return task.with_roles(config.roles)
 
     def training_rows(self, config: C) -> "Dataset":
         """The rows that a run is trained on, with a column `prompt`. Raises a UserError that names the key."""

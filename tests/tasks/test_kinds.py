@@ -6,16 +6,20 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 from conftest import ROOT
+from datasets import Dataset
 
 from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.command import task_config
 from cory.evaluation.settings import EvaluationConfig
-from cory.tasks.kind import GROUP, find_kind, kind_of_run, kind_of_script, run_config
+from cory.prompts import RolePrompts
+from cory.task import Task
+from cory.tasks.kind import GROUP, TaskKind, find_kind, kind_of_run, kind_of_script, run_config
 from cory.train import train
 from gsm8k_train.config import GSM8K
 from imdb_train.config import IMDB
@@ -51,6 +55,19 @@ def test_each_registered_kind_has_what_a_task_needs(name):
         callable(functions[function])
         for function in ("make_task", "training_rows", "held_out_rows")
     )
+
+
+def test_a_task_has_the_name_of_its_kind(monkeypatch):
+    """Whatever its functions say, as commands find it again by this name."""
+    module = ModuleType("haiku_task")
+    module.make_task = lambda config, rows: Task(
+        Dataset.from_dict({"prompt": ["Moon."]}),
+        lambda prompts, completions: [0.0 for _ in prompts],
+        RolePrompts("{prompt}", "{prompt}{response}"),
+    )
+    monkeypatch.setitem(sys.modules, "haiku_task", module)
+    task = TaskKind("haiku", Config, "haiku_task").make_task(Config())
+    assert task.kind == task.fingerprint()["task"] == "haiku"
 
 
 def test_a_script_is_of_the_task_of_its_folder():
