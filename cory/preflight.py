@@ -51,11 +51,11 @@ def check_run(
 
     # One check per tokenizer and context length.
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
-    for dataset in (task.dataset, held_out):
+    for what, dataset in (("", task.dataset), ("held-out rows: ", held_out)):
         if dataset is not None:
             for role in _roles_with_distinct_prompts(config, task):
                 for agent in distinct.values():
-                    _check_prompt_lengths(config, task, dataset, role, agent)
+                    _check_prompt_lengths(config, task, dataset, role, agent, what)
 
 
 def _check_number_of_rows(config: Config, task: Task) -> None:
@@ -99,9 +99,11 @@ def _token_budget(config: Config, task: Task, role: int) -> tuple[int, int]:
 
 
 def _check_prompt_lengths(
-    config: Config, task: Task, dataset: Dataset, role: int, agent: Agent
+    config: Config, task: Task, dataset: Dataset, role: int, agent: Agent, what: str
 ) -> None:
-    """Raises a UserError if a prompt plus the longest response exceeds the context; later roles also read responses."""
+    """Raises a UserError, which begins with `what`, if a prompt plus the longest response exceeds the context; later
+    roles also read responses.
+    """
     columns = dataset[:]
     reads_responses = role > 0 and config.cory.knowledge_transfer
     empty = [[""] * len(dataset)] * role
@@ -112,4 +114,5 @@ def _check_prompt_lengths(
         check_lengths(lengths, read + written, agent.context_length, prompts)
     except UserError as error:
         reads = f", which also reads responses of up to {read} tokens" if read else ""
-        raise UserError(f"{agent.name} as {task.prompts.name(role)}{reads}: {error}") from None
+        where = f"{what}{agent.name} as {task.prompts.name(role)}{reads}"
+        raise UserError(f"{where}: {error}") from None

@@ -542,7 +542,10 @@ def test_held_out_queries_are_checked_before_training(config):
     config = replace(config, eval_every=2)
     for rows, message in (
         ([], "expected held-out rows, at least one for each process, got 0"),
-        (["good " * 200], "expected at most 96"),
+        (
+            ["good " * 200],
+            "held-out rows: agent_. as pioneer: prompt in row 1: expected at most 96",
+        ),
     ):
         dataset = datasets.Dataset.from_dict({"prompt": rows}) if rows else task.dataset.select([])
         with pytest.raises(UserError, match=message):

@@ -223,7 +223,9 @@ class Learner(ABC):
             moments.update(rewards)
             if self.ppo.reward_normalization:
                 rewards = rewards - moments.mean
-            rewards = rewards / (moments.std + torch.finfo(rewards.dtype).eps)
+            # Rewards that are all alike have no deviation but that of rounding.
+            if moments.std > 1e-6 * abs(moments.mean):
+                rewards = rewards / (moments.std + torch.finfo(rewards.dtype).eps)
         if self.ppo.reward_clip is not None:
             rewards = rewards.clip(-self.ppo.reward_clip, self.ppo.reward_clip)
         return rewards, moments

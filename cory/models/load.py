@@ -147,9 +147,8 @@ def load_policy(
         base_name, revision = base_of(Path(model.name))
         base, tokenizer = load_policy(replace(model, name=base_name, revision=revision), device)
         policy = attach(base, Path(model.name))
-        return policy.merge_and_unload() if merge else policy, adapter_tokenizer(
-            Path(model.name), tokenizer
-        )
+        tokenizer = adapter_tokenizer(Path(model.name), base, tokenizer)
+        return policy.merge_and_unload() if merge else policy, tokenizer
     options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code}
     options |= quantization(model, device or torch.device("cpu"))
     policy, tokenizer = load_model(
@@ -292,11 +291,17 @@ def base_of(folder: Path) -> tuple[str, str | None]:
     return name, adapter.revision
 
 
-def adapter_tokenizer(folder: Path, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer saved with an adapter, else its base's."""
-    return (
-        load_tokenizer(str(folder), {}) if (folder / "tokenizer_config.json").exists() else default
-    )
+def adapter_tokenizer(
+    folder: Path, policy: PreTrainedModel | PeftModel, default: PreTrainedTokenizerBase
+) -> PreTrainedTokenizerBase:
+    """The tokenizer saved with an adapter of `policy`, else its base's. Raises a UserError if the policy has no
+    embedding for one of its ids.
+    """
+    if not (folder / "tokenizer_config.json").exists():
+        return default
+    tokenizer = load_tokenizer(str(folder), {})
+    check_vocabulary(policy, tokenizer, "model.name", str(folder))
+    return tokenizer
 
 
 def vocabulary(model: ModelConfig) -> dict[int, str]:
@@ -365,7 +370,7 @@ class ModelPool:
             yield (
                 with_adapter.eval(),
                 None if is_base else self.base.policy,
-                adapter_tokenizer(adapter, answering.tokenizer),
+                adapter_tokenizer(adapter, with_adapter, answering.tokenizer),
             )
         finally:
             with_adapter.unload()  # in place: the model is as it was
@@ -405,7 +410,7 @@ def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
 
 
 def check_vocabulary(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str
 ) -> None:
     """Raises a UserError if the tokenizer has ids that the model has no embedding for."""
     rows = model.get_input_embeddings().weight.shape[0]

@@ -95,8 +95,14 @@ def save_base(policy: PeftModel, folder: Path) -> bool:
             for key, value in weights.items()
             if ".lora_" not in key
         }
-        with quiet():
-            base.save_pretrained(folder, state_dict=plain)
+        # With a quantizer, transformers saves the model's own weights in place of those that it is given.
+        quantizer = getattr(base, "hf_quantizer", None)
+        base.hf_quantizer = None
+        try:
+            with quiet():
+                base.save_pretrained(folder, state_dict=plain)
+        finally:
+            base.hf_quantizer = quantizer
     return is_main()
 
 

@@ -261,8 +261,10 @@ def step(
 @cache
 def compiled_step() -> Step:
     """`step`, compiled for the shapes of each bucket when it first occurs."""
-    # Instead of 8 shapes of all models together, beyond which it would raise.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
+    # Instead of 8 shapes of all models together, and 256 in all, beyond which it would raise.
+    settings = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, 4096)
+    settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, 4096)
     # With CUDA graphs, on CUDA.
     return torch.compile(step, fullgraph=True, dynamic=False, mode="reduce-overhead")
 

@@ -93,9 +93,8 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
                 f"--split: expected {settings.eval_split}, as task.eval_dataset is a single file, "
                 f"{settings.eval_dataset!r}, got {split!r}"
             )
-        return load_prompts(
-            replace(settings, dataset=settings.eval_dataset, subset=None, split=split)
-        )
+        held_out = replace(settings, dataset=settings.eval_dataset, subset=None, split=split)
+        return load_prompts(held_out, "task.eval_dataset")
     if Path(settings.dataset).is_file() and split != settings.split:
         raise UserError(
             f"task.eval_dataset: expected a file of held-out prompts, as all of {settings.dataset!r} is trained on "
@@ -104,8 +103,8 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
     return load_prompts(replace(settings, split=split))
 
 
-def load_prompts(settings: OwnTaskConfig) -> "Dataset":
-    """The dataset, its prompts in a column `prompt`. Raises a UserError that names the key."""
+def load_prompts(settings: OwnTaskConfig, key: str = "task.dataset") -> "Dataset":
+    """The dataset, which is that of `key`, its prompts in a column `prompt`. Raises a UserError that names the key."""
     from cory.prompts import check_prompt  # here, as importing torch takes seconds
     from cory.task import load_dataset
 
@@ -115,7 +114,7 @@ def load_prompts(settings: OwnTaskConfig) -> "Dataset":
     try:
         dataset = load_dataset(settings.dataset, settings.split, [], settings.subset)
     except UserError as error:
-        raise UserError(f"task.{error}") from None
+        raise UserError(f"{key}{str(error).removeprefix('dataset')}") from None
 
     column = settings.prompt_column
     names = dataset.column_names

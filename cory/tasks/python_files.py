@@ -93,6 +93,7 @@ def _module(key: str, path: Path) -> tuple[ModuleType, str]:
         module, sha256 = _MODULES[path]
         if _hash(key, path) == sha256:
             return module, sha256
+        _forget(_files(key, path))
     module = _run(key, path)
     _MODULES[path] = module, _hash(key, path)
     return _MODULES[path]
@@ -133,15 +134,28 @@ def _line_of(error: BaseException, path: Path) -> int | None:
     return lines[-1] if lines else None
 
 
+def _forget(files: Sequence[Path]) -> None:
+    """Makes the next import of the modules of these files read them anew."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file) in files:
+            del sys.modules[name]
+
+
 def _hash(key: str, path: Path) -> str:
-    """The start of the SHA-256 of a file, of the files beside it that it imports, of those that these import, ..."""
+    """The start of the SHA-256 of a file and of those that it imports from beside it."""
     digest = hashlib.sha256()
-    waiting = [path]
+    for file in _files(key, path):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _files(key: str, path: Path) -> list[Path]:
+    """A file, the files beside it that it imports, those that these import, ..."""
+    files = [path]
     seen = {path}
-    while waiting:
-        source = waiting.pop(0).read_bytes()
-        digest.update(source)
-        for name in _imported(source):
+    for file in files:  # which grows
+        for name in _imported(file.read_bytes()):
             beside = _files_of(name, path.parent)
             if not beside or beside[0] in seen:
                 continue
@@ -151,8 +165,8 @@ def _hash(key: str, path: Path) -> str:
                     f"{key}: expected {name!r} to be {beside[0]}, got {str(imported)!r}"
                 )
             seen.update(beside)
-            waiting += beside
-    return digest.hexdigest()[:16]
+            files += beside
+    return files
 
 
 def _files_of(module: str, folder: Path) -> list[Path]:

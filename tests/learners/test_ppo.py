@@ -494,6 +494,16 @@ def test_reward_scaling_uses_the_running_moments(tokenizer, settings):
     assert torch.allclose(got[1], (scores[1] - centre) / seen.std(), rtol=1e-4)
 
 
+def test_rewards_that_are_all_alike_are_not_divided_by_nothing(tokenizer):
+    """As where no response gets an answer right: they would be in the millions, and so would the critic's targets."""
+    learner, _ = make_learner(tokenizer, reward_scaling=True)
+    for _ in range(2):
+        scaled, learner.reward_moments = learner._scale(torch.full((8,), -0.3))
+        assert torch.allclose(scaled, torch.full((8,), -0.3))
+    scaled, _ = learner._scale(torch.linspace(-1, 1, 8))
+    assert scaled.abs().max() > 1
+
+
 def test_gradients_are_clipped_at_every_step(tokenizer):
     trainer, _ = make_learner(tokenizer, max_grad_norm=1e-3)
     norms = []

@@ -283,6 +283,18 @@ def test_target_modules_are_those_asked_for(config):
     }
 
 
+def test_an_adapters_tokenizer_has_no_more_tokens_than_its_base(config, tmp_path):
+    (agent, _) = make_agents(lora(config))
+    agent.save(tmp_path)
+    load_policy(ModelConfig(str(tmp_path)))
+    agent.tokenizer.add_special_tokens({"pad_token": "<a token of its own>"})
+    agent.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError, match=r"model.name: expected a tokenizer of at most .* ids, the rows"
+    ):
+        load_policy(ModelConfig(str(tmp_path)))
+
+
 @pytest.fixture(scope="session")
 def llama_folder(tokenizer, tmp_path_factory):
     """A random Llama of 4 layers, with a context long enough for GSM8K's prompts."""
@@ -315,6 +327,25 @@ def test_quantized_base_with_lora(config, llama_folder, bits):
     assert not any(
         equal(a, adapters(agent)) for a, agent in zip(before, trainer.agents, strict=True)
     )
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_a_frozen_agent_on_a_quantized_base_is_saved_as_that_base(
+    config, llama_folder, tmp_path, bits
+):
+    pytest.importorskip("bitsandbytes")
+    model = ModelConfig(str(llama_folder), quantization=bits)
+    config = replace(lora(config), model=model, agents=[{}, {"trained": False}])
+    frozen = make_trainer(config).agents[1]
+    frozen.save(tmp_path / "frozen")
+    policy = frozen.policy
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad(), policy.disable_adapter():
+        before = policy(ids).logits
+    assert policy.get_base_model().is_quantized
+    saved, _ = load_policy(replace(model, name=str(tmp_path / "frozen")))
+    with torch.no_grad():
+        assert torch.equal(saved.eval()(ids).logits, before)
 
 
 def test_quantization_that_cannot_be_had(config, monkeypatch):

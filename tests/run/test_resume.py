@@ -267,6 +267,19 @@ def test_damaged_checkpoints_are_skipped_with_the_reason(
     same(whole, folder)
 
 
+def test_a_damaged_checkpoint_is_not_called_the_last_good_state(one, four, tmp_path):
+    folder = shutil.copytree(four, tmp_path / "short")
+    flip(folder / "checkpoints/iter-000004/agent_1.safetensors")
+    (folder / "summary.json").unlink()
+    trainer = make_trainer(replace(one, output=str(folder), resume="auto"))
+    spoil(trainer.agents[1], 1)  # in iteration 4, when agent_1 has learnt already
+    with pytest.raises(UserError, match=r"The last good state is .*iter-000003"):
+        trainer.train()
+    # Nor does it count among those that are kept, before the run comes there again.
+    kept = [path.name for path in checkpoint.folders(folder / "checkpoints", reached=3)]
+    assert kept[0] == "iter-000003" and (folder / "checkpoints/iter-000004").exists()
+
+
 def test_damaged_checkpoint_that_is_named_is_an_error(one):
     folder = make_trainer(replace(one, iterations=1)).train().folder
     path = folder / "checkpoints/iter-000001"

@@ -408,6 +408,16 @@ def test_the_fingerprint_tells_rewards_apart(here):
     assert prints()["reward_sha256"] != first["reward_sha256"]
 
 
+def test_a_file_beside_a_reward_that_has_changed_is_read_anew(here):
+    """In one process, as in a notebook: what is recorded is what rewards."""
+    good = make_task(settings()).rewards[0]
+    assert good.function(["all is good"]) != good.function(["all is fine"])
+    (here / "beside.py").write_text('GOOD = "fine"\n')
+    fine = make_task(settings()).rewards[0]
+    assert fine.sha256 != good.sha256
+    assert fine.function(["all is fine"]) == good.function(["all is good"])
+
+
 def test_the_fingerprint_has_the_packages_beside_a_file(here):
     (here / "helpers").mkdir()
     (here / "helpers/__init__.py").write_text("from helpers.inner import value\n")
@@ -646,6 +656,8 @@ def test_a_single_file_has_no_held_out_prompts(here):
     ):
         held_out_rows(config, "test")
     assert len(held_out_rows(config, "train")) == 24
+    with pytest.raises(UserError, match=r"task\.eval_dataset: .*'held_oot'"):
+        held_out_rows(settings(eval_dataset="held_oot"))
     single = settings(eval_dataset="held_out.jsonl")
     assert len(held_out_rows(single, "test")) == len(held_out_rows(single)) == 6
     with pytest.raises(
