@@ -387,7 +387,7 @@ class PPOConfig(Settings):
         ratio_threshold: Where the mean probability ratio of a mini-batch (of whole responses with reinforce and rloo,
             else of tokens) exceeds this, the step's gradient is set to
             zero and counted in `dropped_steps`.
-        reward_scaling: Divide training rewards by their running standard deviation.
+        reward_scaling: Divide training rewards by their running standard deviation, unless all so far are alike.
         reward_normalization: With reward_scaling, also subtract their running mean.
         reward_clip: Clip training rewards to plus or minus this; null for none.
         whiten_rewards: Whiten token rewards before advantages are computed (PPO).

@@ -116,6 +116,5 @@ def _advice(run: Run, config: Config, error: Exception) -> str:
         changes = MENDED_REWARD
     elif isinstance(error, NotFinite):
         changes = SKIPPING
-    done = run.iterations_done
-    newest = next(iter(checkpoint.folders(run.folder / "checkpoints", done)), None)
-    return how_to_continue(run.folder, newest, config, done, changes)
+    newest = next(iter(checkpoint.folders(run.folder / "checkpoints")), None)
+    return how_to_continue(run.folder, newest, config, run.iterations_done, changes)

@@ -36,6 +36,7 @@ def run_all(
         ended: is called with each run, its exit status and its seconds.
     """
     running: set[subprocess.Popen[bytes]] = set()
+    jobs = max(1, min(jobs, len(planned)))
     shares: SimpleQueue[str | None] = SimpleQueue()
     for share in shares_of_gpus(jobs):
         shares.put(share)

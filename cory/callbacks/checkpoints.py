@@ -112,7 +112,7 @@ class Checkpoints(Callback):
         kept = [target]
         if state.best is not None:
             kept.append(checkpoint.path_of(folder, state.best["iteration"]))
-        for old in checkpoint.folders(folder, state.iteration)[trainer.config.checkpoint.keep :]:
+        for old in checkpoint.folders(folder)[trainer.config.checkpoint.keep :]:
             if old not in kept:
                 with suppress(OSError):
                     remove(old)

@@ -104,7 +104,7 @@ def load_tensors(
                 f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}"
             )
     optimizer.state.clear()
-    # Where torch itself keeps numbers that are not a parameter's, of which NAdam has a second one.
+    # Whether torch itself keeps a parameter's step, and NAdam's `mu_product`, on its device.
     on_device = any(
         group.get("fused") or group.get("capturable") for group in optimizer.param_groups
     )

@@ -261,7 +261,7 @@ def step(
 @cache
 def compiled_step() -> Step:
     """`step`, compiled for the shapes of each bucket when it first occurs."""
-    # Instead of 8 shapes of all models together, and 256 in all, beyond which it would raise.
+    # torch has 8 shapes of a function, and 256 in all, beyond which it would raise.
     settings = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, 4096)
     settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, 4096)

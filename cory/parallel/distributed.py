@@ -255,7 +255,8 @@ def fail_together(compute: Callable[[], T]) -> T:
 
 
 def in_main(work: Callable[[], None]) -> None:
-    """`work()` in the main process, however long it takes; the others wait. All processes must call this.
+    """`work()` in the main process, however long it takes; the others wait. All processes must call this. An error is
+    raised in all of them, as by `fail_together`.
 
     They ask again and again whether it is done, as a single wait is limited (`TIME_LIMIT`).
     """
@@ -266,8 +267,7 @@ def in_main(work: Callable[[], None]) -> None:
         works = pool.submit(work) if is_main() else None
         while all_reduce_max(works is not None and not works.done()):
             time.sleep(1)
-    if works is not None:
-        works.result()
+    fail_together(lambda: None if works is None else works.result())
 
 
 def raised_everywhere(error: Exception) -> bool:

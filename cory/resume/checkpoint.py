@@ -142,18 +142,17 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def folders(folder: Path, reached: int | None = None) -> list[Path]:
-    """Checkpoint folders, newest first.
-
-    `reached`: iterations that the run has done. Those of later ones are left out: they are damaged, so that it was
-    resumed from an earlier one, and are replaced when it comes there.
-    """
+def folders(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest first."""
     checkpoints = [
         path for path in folder.glob("iter-*") if path.is_dir() and path.name[5:].isdigit()
     ]
-    if reached is not None:
-        checkpoints = [path for path in checkpoints if iteration_of(path) <= reached]
     return sorted(checkpoints, key=iteration_of, reverse=True)
+
+
+def newer_than(folder: Path, iteration: int) -> list[Path]:
+    """Those of later iterations, newest first."""
+    return [path for path in folders(folder) if iteration_of(path) > iteration]
 
 
 def iteration_of(path: Path) -> int:

@@ -56,8 +56,8 @@ class Resumed:
     Args:
         run: its folder. checkpoint: from which it continues; None: from the beginning. state: that of the checkpoint.
         finished: all iterations are done and everything is saved, so there is nothing to do.
-        outdated: what lies after the checkpoint and must go first: newer checkpoints, the summary and the best
-            agents (`overwrite`).
+        outdated: what lies after the checkpoint and must go first: newer checkpoints, which are damaged or given up
+            with `overwrite`; with that the summary and the best agents, too.
         changes: what was accepted so far and now, as in config.yaml.
     """
 
@@ -172,7 +172,8 @@ def _from_newest(
     _lift_verdict(state, config, wanted)
     changes = _accepted_changes(state, wanted)
     _announce(run, where, state, changes, config)
-    return Resumed(run, path, state, changes=changes)
+    damaged = checkpoint.newer_than(run / "checkpoints", state.iteration)
+    return Resumed(run, path, state, outdated=damaged, changes=changes)
 
 
 def _says_finished(
@@ -272,11 +273,7 @@ def _from_checkpoint(
         raise UserError(
             f"resume: expected a valid checkpoint, got {str(path)!r}: {error}"
         ) from None
-    newer = [
-        other
-        for other in checkpoint.folders(path.parent)
-        if checkpoint.iteration_of(other) > state.iteration
-    ]
+    newer = checkpoint.newer_than(path.parent, state.iteration)
     finished = finished_iterations(run)
     if not newer and (finished is None or finished <= state.iteration):
         # Nothing is lost that is not computed again.

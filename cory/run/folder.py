@@ -177,7 +177,7 @@ class Run:
             def begin() -> Path | None:
                 if not self.writes:
                     return None
-                self.lengths()  # what is recorded so far is not lost where what it led to is kept
+                self.lengths()  # writes what is recorded so far, before what is made of it
                 return stage.enter_context(staged(self.folder, outdated))
 
             folder = distributed.broadcast_object(distributed.fail_together(begin))

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,8 +37,8 @@ class Loaded:
         return f"{self.file}:{self.name}"
 
 
-# By path: the module of a file that was run in this process, and the hash of the file then.
-_MODULES: dict[Path, tuple[ModuleType, str]] = {}
+# By path: the module of a file that was run in this process; that file and those that it imports, as they were then.
+_MODULES: dict[Path, tuple[ModuleType, dict[Path, bytes]]] = {}
 
 
 class PythonFiles:
@@ -90,13 +90,28 @@ def _defined_in(module: ModuleType) -> Iterator[str]:
 def _module(key: str, path: Path) -> tuple[ModuleType, str]:
     """The module of a file, and the file's hash. A reward and a callback of the same file share its globals."""
     if path in _MODULES:
-        module, sha256 = _MODULES[path]
-        if _hash(key, path) == sha256:
-            return module, sha256
-        _forget(_files(key, path))
+        module, before = _MODULES[path]
+        sources = _sources(key, path)
+        if sources == before:
+            return module, _hash(sources)
+        _check_imported(key, path, before, sources)
     module = _run(key, path)
-    _MODULES[path] = module, _hash(key, path)
-    return _MODULES[path]
+    sources = _sources(key, path)
+    _MODULES[path] = module, sources
+    return module, _hash(sources)
+
+
+def _check_imported(
+    key: str, path: Path, before: Mapping[Path, bytes], sources: Mapping[Path, bytes]
+) -> None:
+    """Raises a UserError if a file that `path` imports has changed, as Python would not read it anew."""
+    imported = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    for file, source in sources.items():
+        if file != path and before.get(file, source) != source and str(file) in imported:
+            raise UserError(
+                f"{key}: expected {file.name} as it was when {path.name} imported it, got a changed file, which only "
+                "another Python process reads"
+            )
 
 
 def _run(key: str, path: Path) -> ModuleType:
@@ -134,39 +149,28 @@ def _line_of(error: BaseException, path: Path) -> int | None:
     return lines[-1] if lines else None
 
 
-def _forget(files: Sequence[Path]) -> None:
-    """Makes the next import of the modules of these files read them anew."""
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is not None and Path(file) in files:
-            del sys.modules[name]
+def _hash(sources: Mapping[Path, bytes]) -> str:
+    """The start of the SHA-256 of files."""
+    return hashlib.sha256(b"".join(sources.values())).hexdigest()[:16]
 
 
-def _hash(key: str, path: Path) -> str:
-    """The start of the SHA-256 of a file and of those that it imports from beside it."""
-    digest = hashlib.sha256()
-    for file in _files(key, path):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _files(key: str, path: Path) -> list[Path]:
-    """A file, the files beside it that it imports, those that these import, ..."""
-    files = [path]
-    seen = {path}
-    for file in files:  # which grows
-        for name in _imported(file.read_bytes()):
+def _sources(key: str, path: Path) -> dict[Path, bytes]:
+    """A file, the files beside it that it imports, those that these import, ..., with their contents."""
+    sources = {path: path.read_bytes()}
+    waiting = [path]
+    while waiting:
+        for name in _imported(sources[waiting.pop(0)]):
             beside = _files_of(name, path.parent)
-            if not beside or beside[0] in seen:
+            if not beside or beside[0] in sources:
                 continue
             imported = getattr(sys.modules.get(name), "__file__", None) or beside[0]
             if Path(imported).resolve() != beside[0].resolve():
                 raise UserError(
                     f"{key}: expected {name!r} to be {beside[0]}, got {str(imported)!r}"
                 )
-            seen.update(beside)
-            files += beside
-    return files
+            sources |= {file: file.read_bytes() for file in beside}
+            waiting += beside
+    return sources
 
 
 def _files_of(module: str, folder: Path) -> list[Path]:

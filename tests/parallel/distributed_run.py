@@ -152,7 +152,7 @@ def in_main(output: str) -> None:
     seen = place.read_text()
     try:
         distributed.in_main(lambda: 1 / 0)
-    except ZeroDivisionError:
+    except (ZeroDivisionError, distributed.FailedElsewhere):
         seen += " failed"
     Path(f"{output}{distributed.rank()}").write_text(seen)
 

@@ -275,9 +275,9 @@ def test_a_damaged_checkpoint_is_not_called_the_last_good_state(one, four, tmp_p
     spoil(trainer.agents[1], 1)  # in iteration 4, when agent_1 has learnt already
     with pytest.raises(UserError, match=r"The last good state is .*iter-000003"):
         trainer.train()
-    # Nor does it count among those that are kept, before the run comes there again.
-    kept = [path.name for path in checkpoint.folders(folder / "checkpoints", reached=3)]
-    assert kept[0] == "iter-000003" and (folder / "checkpoints/iter-000004").exists()
+    assert not (
+        folder / "checkpoints/iter-000004"
+    ).exists()  # nor does it count among those that are kept
 
 
 def test_damaged_checkpoint_that_is_named_is_an_error(one):
