@@ -104,12 +104,12 @@ def _complete(partial: Path, target: Path, state: RunState) -> None:
     """Adds state and manifest to the agents' files, and moves them all to their place."""
     content = {"format": FORMAT, **asdict(state)}
     (partial / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    names = sorted(partial.iterdir())
+    written = sorted(partial.iterdir())
     with ThreadPoolExecutor() as pool:  # hashing releases Python's lock
-        digests = list(pool.map(_digest, names))
+        digests = list(pool.map(_digest, written))
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": digest}
-        for file, digest in zip(names, digests, strict=True)
+        for file, digest in zip(written, digests, strict=True)
     }
     (partial / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
     for file in partial.iterdir():
