@@ -168,7 +168,7 @@ class Run:
     @contextmanager
     def staged(self, outdated: Sequence[Path] = ()) -> Iterator[Path]:
         """A folder that all processes fill, whose files the main one moves into the run's when the block ends; see
-        `staged`.
+        `cory.run.output.staged`.
 
         All processes must call this. What may fail in one alone, such as on a full disk, belongs in `fail_together`.
         """
