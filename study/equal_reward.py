@@ -78,11 +78,11 @@ def equal_reward(
         n = means.loc[means["group"] == name, "seed"].nunique()
         row = {"group": name, "n": str(n)}
         for level, values in by_level.items():
-            ours = _of_group(values, name)
-            mean = _kl(geometric(ours).value)
+            ours = of_group(values, name)
+            mean = kl_text(geometric(ours).value)
             row[f"KL at {level:g}"] = f"{mean} ({len(ours)})" if len(ours) else "(0)"
             base = study.base_of(name)
-            to_base = _worded(ratio(ours, _of_group(values, base)), ".2f", equal=1.0)
+            to_base = worded(ratio(ours, of_group(values, base)), ".2f", equal=1.0)
             row[f"ratio at {level:g}"] = to_base if name != base else ""
         rows.append(row)
     return rows
@@ -124,13 +124,13 @@ class Pair:
             "against": self.names[1],
             "n": str(self.n),
             "task reward": f"{self.reward.ours:.2f}, {self.reward.rival:.2f}",
-            "difference": _worded(self.reward.interval, "+.2f", 0.0, of_reward),
-            "KL": f"{_kl(self.kl.ours)}, {_kl(self.kl.rival)}",
-            "ratio": _worded(self.kl.interval, ".2f", 1.0, of_kl),
+            "difference": worded(self.reward.interval, "+.2f", 0.0, of_reward),
+            "KL": f"{kl_text(self.kl.ours)}, {kl_text(self.kl.rival)}",
+            "ratio": worded(self.kl.interval, ".2f", 1.0, of_kl),
             "starts": ", ".join(f"{start:.2f}" for start in self.starts),
             level_title: "" if math.isnan(self.level) else f"{self.level:g}",
-            "KL there": f"{_kl(self.kl_at_level.ours)}, {_kl(self.kl_at_level.rival)}",
-            "ratio there": _worded(self.kl_at_level.interval, ".2f", 1.0, of_kl_at_level),
+            "KL there": f"{kl_text(self.kl_at_level.ours)}, {kl_text(self.kl_at_level.rival)}",
+            "ratio there": worded(self.kl_at_level.interval, ".2f", 1.0, of_kl_at_level),
             "runs there": ", ".join(map(str, self.runs_at_level)),
             ENDED_EARLY: ", ".join(map(str, self.ended_early)),
         }
@@ -176,13 +176,13 @@ def _compare(
     starts: "pd.Series[float]",
     early: pd.Index,
 ) -> Pair:
-    of_pair = _of_common_seeds(means, names)
+    of_pair = of_common_seeds(means, names)
     ends = of_pair.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
     level, reached = _kl_at_target(of_pair, starts, level, rise)
 
-    rewards = [_of_group(ends["task_reward"], name) for name in names]
-    kls = [_of_group(ends["kl"], name) for name in names]
-    kls_at_level = [_of_group(reached, name) for name in names]
+    rewards = [of_group(ends["task_reward"], name) for name in names]
+    kls = [of_group(ends["kl"], name) for name in names]
+    kls_at_level = [of_group(reached, name) for name in names]
     both_reach = kls_at_level[0].index.intersection(kls_at_level[1].index)
     ended_early = list(ends.index.intersection(early).get_level_values("group"))
     return Pair(
@@ -198,7 +198,7 @@ def _compare(
     )
 
 
-def _of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame:
+def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame:
     """The rows of two groups and of the seeds that both have, or of all seeds if they have none in common."""
     of_pair = means[means["group"].isin(names)]
     groups_of_seed = of_pair.groupby("seed")["group"].nunique()
@@ -275,22 +275,22 @@ def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
     bounded = times.fillna(longest)
     rows = []
     for name in groups or study.groups:
-        n = len(_of_group(times, name))
+        n = len(of_group(times, name))
         if not n:
             continue
-        ours = _of_group(bounded, name)
+        ours = of_group(bounded, name)
         base = study.base_of(name)
         rows.append(
             {
                 "group": name,
                 "n": str(n),
-                "collapsed": f"{_of_group(times, name).notna().sum()} of {n}",
-                "by KL": str(_of_group(by_cause["kl"], name).notna().sum()),
-                "by distinct-2": str(_of_group(by_cause["texts"], name).notna().sum()),
+                "collapsed": f"{of_group(times, name).notna().sum()} of {n}",
+                "by KL": str(of_group(by_cause["kl"], name).notna().sum()),
+                "by distinct-2": str(of_group(by_cause["texts"], name).notna().sum()),
                 f"mean of min(T, {longest})": over_seeds(ours).plus_minus(1),
                 "difference": ""
                 if name == base or not times.notna().any()
-                else _worded(difference(ours, _of_group(bounded, base)), "+.1f", equal=0.0),
+                else worded(difference(ours, of_group(bounded, base)), "+.1f", equal=0.0),
             }
         )
     return rows
@@ -304,13 +304,12 @@ def _planned(study: Study) -> int:
     return planned.pop() if planned else int(study.metrics["iteration"].max()) + 1
 
 
-def _of_group(values: "pd.Series[float]", name: str | None) -> "pd.Series[float]":
+def of_group(values: "pd.Series[float]", name: str | None) -> "pd.Series[float]":
     """The values of a group by seed."""
-    of_group = values[values.index.get_level_values("group") == name]
-    return of_group.droplevel("group")
+    return values[values.index.get_level_values("group") == name].droplevel("group")
 
 
-def _worded(interval: Interval, form: str, equal: float, holds: bool = False) -> str:
+def worded(interval: Interval, form: str, equal: float, holds: bool = False) -> str:
     """An interval and what it says, with a ✓ where that also `holds` when all of a table are corrected for.
 
     Empty where there is no value, as no run has one.
@@ -325,5 +324,5 @@ def _worded(interval: Interval, form: str, equal: float, holds: bool = False) ->
     return f"{interval.text(form)} {word} {tick}".strip()
 
 
-def _kl(value: float) -> str:
+def kl_text(value: float) -> str:
     return "none" if math.isnan(value) else f"{value:.2f}"

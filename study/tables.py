@@ -129,6 +129,25 @@ def pairs(
     return _with_columns(rows, columns)
 
 
+def primary(
+    source: str, pairs: str, levels: str, primary: str, roles: str = "", columns: str = ""
+) -> Rows:
+    """Pairs of groups, in any role and in the first: the end, and KL where the fitted task reward reaches a level.
+
+    `primary` names what is corrected for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
+    """
+    from study import primary as comparisons
+
+    rows = comparisons.primary(
+        _study(source),
+        _listed_pairs(pairs),
+        [float(level) for level in _listed(levels, ",")],
+        _listed_pairs(primary),
+        _listed(roles, "|"),
+    )
+    return _with_columns(rows, columns)
+
+
 def excerpt(source: str, pairs: str, role: str = "", columns: str = "") -> Rows:
     """Some pairs of the table of pairs that stands on the page of results, as they stand there."""
     page = (ROOT / "results" / source / "README.md").read_text(encoding="utf-8")
@@ -186,6 +205,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "training_by_role": training_by_role,
     "equal_reward": equal_reward,
     "pairs": pairs,
+    "primary": primary,
     "excerpt": excerpt,
     "collapses": collapses,
     "advantage": advantage,

@@ -4,12 +4,13 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pandas as pd
 import yaml
 from conftest import ROOT
 
 from cory.cli.load import load
 from imdb_train.config import ImdbConfig
-from study.frame import of_records
+from study.frame import FACTS, assemble, of_records
 from study.groups import find
 from study.records import read
 
@@ -70,3 +71,40 @@ def write_settings(folder, settings):
 def compared(tmp_path, **options):
     """The study of the runs in a folder."""
     return of_records([read(path) for path in find([str(tmp_path / "*")])], **options)
+
+
+def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
+    """Runs by hand. `groups`: by name, a function of seed, iteration and role to task reward, KL and distinct-2."""
+    runs, metrics = [], []
+    for name, values in groups.items():
+        for seed in range(seeds):
+            facts = {
+                "group": name,
+                "family": name,
+                "seed": seed,
+                "baseline": name == "PPO",
+                "eta": 0.3,
+            }
+            facts |= {"kl_bound": 50.0, "first_role": roles[0], "run": f"{name}-{seed}"}
+            facts |= {"iterations": iterations, "planned": iterations, "seconds": 0, "megabytes": 0}
+            runs.append(dict.fromkeys(FACTS, "") | facts)
+            for k in range(iterations):
+                for agent, role in enumerate(roles if name != "PPO" else roles[:1], 1):
+                    reward, kl, distinct = values(seed, k, role)
+                    row = {
+                        "group": name,
+                        "seed": seed,
+                        "iteration": k,
+                        "agent": f"agent_{agent}",
+                        "role": role,
+                    }
+                    metrics.append(
+                        row
+                        | {
+                            "task_reward": reward,
+                            "kl": kl,
+                            "distinct_2": distinct,
+                            "response_tokens": 9.0,
+                        }
+                    )
+    return assemble(pd.DataFrame(runs), pd.DataFrame(metrics))

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 import yaml
-from handmade import compared, make_run
+from handmade import compared, make_run, make_study
 
 from study.caveats import caveats
 from study.comparison import role_ends
@@ -18,44 +18,7 @@ from study.equal_reward import (
     pairs,
     running_means,
 )
-from study.frame import FACTS, assemble, read_study, write_study
-
-
-def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
-    """Runs by hand. `groups`: by name, a function of seed, iteration and role to task reward, KL and distinct-2."""
-    runs, metrics = [], []
-    for name, values in groups.items():
-        for seed in range(seeds):
-            facts = {
-                "group": name,
-                "family": name,
-                "seed": seed,
-                "baseline": name == "PPO",
-                "eta": 0.3,
-            }
-            facts |= {"kl_bound": 50.0, "first_role": roles[0], "run": f"{name}-{seed}"}
-            facts |= {"iterations": iterations, "planned": iterations, "seconds": 0, "megabytes": 0}
-            runs.append(dict.fromkeys(FACTS, "") | facts)
-            for k in range(iterations):
-                for agent, role in enumerate(roles if name != "PPO" else roles[:1], 1):
-                    reward, kl, distinct = values(seed, k, role)
-                    row = {
-                        "group": name,
-                        "seed": seed,
-                        "iteration": k,
-                        "agent": f"agent_{agent}",
-                        "role": role,
-                    }
-                    metrics.append(
-                        row
-                        | {
-                            "task_reward": reward,
-                            "kl": kl,
-                            "distinct_2": distinct,
-                            "response_tokens": 9.0,
-                        }
-                    )
-    return assemble(pd.DataFrame(runs), pd.DataFrame(metrics))
+from study.frame import assemble, read_study, write_study
 
 
 def test_the_kl_is_that_of_the_iterations_that_first_reach_the_level():

@@ -124,6 +124,10 @@ def test_runs_begin_and_end(here):
             "no answers 'agent_1 afer itself' among .*'agent_1 after itself'",
         ),
         ("training credit metrics=kl,reward", "no metric 'reward' among .*'task_reward'"),
+        (
+            "primary credit pairs='causal:PPO' levels=1 primary='any: ratio at 2'",
+            "no primary .*ratio at 2.* among .*ratio at 1",
+        ),
         ("pairs credit pairs='causal:PPO' level=high", "could not convert string to float"),
         (
             "rivals credit chain='PPO: agent_1' rivals='causal: agent_3'",

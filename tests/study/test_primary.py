@@ -1,0 +1,117 @@
+"""KL where the fitted task reward reaches a level, against runs whose task reward and KL are known polynomials."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from handmade import make_study
+
+from study.primary import fitted_kl, primary
+
+LENGTHS = np.random.default_rng(0).uniform(4, 14, 100)  # of the responses of each iteration
+
+
+def reward_at(k, length):
+    """1 at iteration 60 and a length of 9, where a longer response earns 0.2 more."""
+    t = k / 100
+    return 2 * t - 0.2 - t * (t - 0.6) * (1 - t**2) + 0.2 * (length - 9)
+
+
+def kl_at(k, length):
+    """exp(-3 + 3.6) = 1.822 at iteration 60 and a length of 9; longer responses have a higher KL, too."""
+    return np.exp(-3 + 6 * k / 100 + 0.1 * (length - 9))
+
+
+def run_of(kl=kl_at):
+    k = np.arange(100)
+    return pd.DataFrame(
+        {
+            "iteration": k,
+            "task_reward": reward_at(k, LENGTHS),
+            "kl": kl(k, LENGTHS),
+            "response_tokens": LENGTHS,
+        }
+    )
+
+
+def test_the_kl_is_that_of_the_polynomials_at_one_length():
+    """Also where the first iteration has no KL, as before an update."""
+    rows = run_of()
+    rows.loc[0, "kl"] = 0.0
+    assert fitted_kl(rows, 1.0, 9.0) == pytest.approx(np.exp(0.6), rel=1e-6)
+    # At a length of 10 the level is reached where the task reward at 9 is 0.8.
+    k = np.arange(0, 99.05, 0.1)
+    first = k[(reward_at(k, 10.0) >= 1.0).argmax()]
+    assert fitted_kl(rows, 1.0, 10.0) == pytest.approx(kl_at(first, 10.0), rel=1e-6)
+
+
+def test_lengths_that_are_all_alike_have_no_effect():
+    rows = run_of().assign(response_tokens=16.0)
+    k = rows["iteration"].to_numpy()
+    rows = rows.assign(task_reward=reward_at(k, 9.0), kl=kl_at(k, 9.0))
+    assert fitted_kl(rows, 1.0, 9.0) == pytest.approx(np.exp(0.6), rel=1e-6)
+
+
+def test_a_run_that_never_reaches_the_level_has_no_kl():
+    assert np.isnan(fitted_kl(run_of(), 5.0, 9.0))
+    assert np.isnan(fitted_kl(run_of(lambda k, length: 0 * k), 1.0, 9.0))
+    assert np.isnan(fitted_kl(run_of().head(5), 0.0, 9.0))
+
+
+def study_of_two(seeds=5):
+    """PPO, and CORY whose pioneer is PPO with twice the KL, whose observer is it with half; agents swap roles.
+
+    The task reward of CORY's last seed never reaches 1.
+    """
+
+    def ppo(seed, k, role):
+        return reward_at(k, 9.0), (1 + seed) * kl_at(k, 9.0), 1.0
+
+    def cory(seed, k, role):
+        reward, kl, distinct = ppo(seed, k, role)
+        factor = 2.0 if role == "pioneer" else 0.5
+        return reward - (seed == seeds - 1), factor * kl, distinct
+
+    roles = ("pioneer", "observer")
+    study = make_study({"PPO": ppo, "CORY": cory}, roles=roles, seeds=seeds, iterations=100)
+    swapped = study.metrics["agent"].map({"agent_1": "agent_2", "agent_2": "agent_1"})
+    swaps = (study.metrics["iteration"] % 2 == 1) & (study.metrics["group"] == "CORY")
+    study.metrics["agent"] = study.metrics["agent"].where(~swaps, swapped)
+    return study
+
+
+def test_a_pair_is_compared_in_any_role_and_in_one():
+    """In any role an agent's KL is twice PPO's in one iteration and half of it in the next: PPO's, in log."""
+    study = study_of_two()
+    in_any, as_pioneer = primary(study, [("CORY", "PPO")], [1.0], [("any", "ratio at 1")])
+    assert (in_any["role"], as_pioneer["role"]) == ("any", "pioneer")
+    assert in_any["runs at 1"] == as_pioneer["runs at 1"] == "4, 5"
+    assert in_any["n"] == "5"
+    # Of the four seeds that both reach: 1, 2, 3 and 4 times 1.822.
+    assert as_pioneer["KL at 1"] == "8.07, 4.03"
+    assert as_pioneer["ratio at 1"].startswith("2.00 (2.00 to 2.00)")
+    assert float(in_any["ratio at 1"].split()[0]) == pytest.approx(1.0, abs=0.1)
+    end = reward_at(np.arange(90, 100), 9.0).mean()
+    assert in_any["task reward"] == f"{end - 0.2:.2f}, {end:.2f}"  # one of five seeds has 1 less
+    assert in_any["difference"].startswith("-0.20 (")
+    # At the end the mean of 2 and 0.5 times PPO's.
+    assert in_any["ratio"].startswith("1.25 (1.25 to 1.25)")
+    assert as_pioneer["ratio"].startswith("2.00 (2.00 to 2.00)")
+    (observer,) = primary(
+        study, [("CORY", "CORY")], [1.0], [("observer", "ratio")], roles=["observer"]
+    )
+    assert observer["role"] == "observer" and observer["n"] == "5"
+
+
+def test_only_primary_comparisons_are_corrected_for_and_ticked():
+    study = study_of_two(seeds=8)
+    compared = [("CORY", "PPO"), ("CORY", "PPO")]
+    rows = primary(study, compared, [1.0], [("any", "ratio"), ("pioneer", "ratio at 1")])
+    ticked = [(row["role"], title) for row in rows for title in row if row[title].endswith("✓")]
+    assert ticked == [("any", "ratio"), ("pioneer", "ratio at 1")] * 2
+    assert rows[1]["ratio"].endswith("higher")
+
+
+def test_a_primary_comparison_that_is_not_of_the_table_is_refused():
+    for wrong in [("any", "ratio at 2"), ("observer", "ratio"), ("any", "KL")]:
+        with pytest.raises(LookupError, match="no primary"):
+            primary(study_of_two(), [("CORY", "PPO")], [1.0], [wrong])
