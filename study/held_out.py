@@ -4,16 +4,18 @@ Definitions: docs/metrics.md, "Comparison".
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pandas as pd
 
 from study.cells import TITLES, Rows, difference_cell, is_share, mean_cell
-from study.frame import BASE, Study
+from study.frame import BASE, TEAM, Study
 from study.intervals import difference
 from study.records import natural
 
 CALLS = {1: "one call", 2: "two calls"}
+OWN_KL_REWARD = "own_kl_reward"  # the combined reward with the KL of the last answer alone
 NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
     "run's agents). *Two calls*: an agent answers after it has read a first answer, of the other agent (mean over "
@@ -105,21 +107,47 @@ def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str
 def against_rivals(
     study: Study, chain: Answering, rivals: Sequence[Answering], metric: str
 ) -> Rows:
-    """A metric on held-out queries of a group's way of answering and of its rivals', and how far each is below it."""
+    """A metric on held-out queries of a group's way of answering and of its rivals', and how far each is below it.
+
+    Where one of them takes two calls, the combined reward stands there with the KL of all calls, and with that of the
+    last answer alone. Intervals are over seeds: the mean of the base, which has none, is taken as given.
+    """
+    answerings = [chain, *rivals]
+    shown = [metric]
+    if metric == "combined_reward" and any(map(_is_chain, answerings)):
+        shown.append(OWN_KL_REWARD)
+        study = replace(study, held_out=_with_own_kl_reward(study.held_out))
     scale, digits = (100, 0) if is_share(metric) else (1, 2)
-    ours = _by_seed(study, chain, metric)
     rows = []
-    for rival in [chain, *rivals]:
-        theirs = _by_seed(study, rival, metric)
-        row = {"group": rival.group, "answers": rival.answers, "n": str(len(theirs))}
-        row[TITLES.get(metric, metric)] = mean_cell(theirs, metric)
-        if rival.group == BASE:
-            row["n"] = ""
-            theirs = ours * 0 + theirs.iloc[0]
-        apart = difference(scale * ours, scale * theirs).text(f"+.{digits}f")
-        row[f"{chain.group} minus it"] = "" if rival == chain else apart
+    for rival in answerings:
+        n = "" if rival.group == BASE else str(len(_by_seed(study, rival, metric)))
+        row = {"group": rival.group, "answers": rival.answers, "n": n}
+        for key in shown:
+            ours, theirs = _by_seed(study, chain, key), _by_seed(study, rival, key)
+            row[TITLES.get(key, key)] = mean_cell(theirs, key)
+            if rival.group == BASE:
+                theirs = ours * 0 + theirs.iloc[0]
+            apart = difference(scale * ours, scale * theirs).text(f"+.{digits}f")
+            kind = ", own KL" if key == OWN_KL_REWARD else ""
+            title = f"{chain.group} minus it{kind} (over seeds)"
+            row[title] = "" if rival == chain else apart
         rows.append(row)
     return rows
+
+
+def _is_chain(answering: Answering) -> bool:
+    """Whether a way of answering takes two calls or more."""
+    return answering.answers == CALLS[2] or " after " in answering.answers
+
+
+def _with_own_kl_reward(held_out: pd.DataFrame) -> pd.DataFrame:
+    """With the combined reward of each answer, of which the KL is its own alone, not that of all calls."""
+    earned = held_out["task_reward"]
+    if TEAM in held_out:
+        earned = earned + held_out[TEAM].fillna(0)
+    penalty = earned - held_out["combined_reward"]  # eta times the KL of all calls
+    own_share = (held_out["kl"] / held_out["chain_kl"]).where(held_out["chain_kl"] != 0, 0.0)
+    return held_out.assign(**{OWN_KL_REWARD: earned - own_share * penalty})
 
 
 def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[float]":

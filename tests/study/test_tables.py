@@ -59,12 +59,20 @@ def test_a_chain_against_its_rivals(here):
     chain = held_out.loc[("causal", "agent_2 after agent_1")].set_index("seed")["combined_reward"]
     ppo = held_out.loc[("PPO", "agent_1")].set_index("seed")["combined_reward"]
     base = held_out.loc[("base (untrained)", "base after itself"), "combined_reward"]
-    assert rows[0][-1] == "causal minus it |" and rows[1][-1] == " |"
+    assert rows[0][4] == "causal minus it (over seeds)" and rows[1][4] == ""
     assert rows[1][:3] == ["| causal", "agent_2 after agent_1", str(len(chain))]
     assert rows[2][:2] == ["| PPO", "agent_1"]
-    assert rows[2][-1].startswith(f"{(chain - ppo).mean():+.2f} (")
+    assert rows[2][4].startswith(f"{(chain - ppo).mean():+.2f} (")
     assert rows[3][2:4] == ["", f"{base:.2f}"]
-    assert rows[3][-1].startswith(f"{chain.mean() - base:+.2f} (")
+    assert rows[3][4].startswith(f"{chain.mean() - base:+.2f} (")
+
+    # With the KL of the answer alone a chain has more, a single agent the same.
+    rows_by_seed = held_out.loc[("causal", "agent_2 after agent_1")].set_index("seed")
+    own = rows_by_seed["task_reward"] - 0.3 * rows_by_seed["kl"]
+    assert rows[0][5:] == ["combined reward, own KL", "causal minus it, own KL (over seeds) |"]
+    assert rows[1][5].startswith(f"{own.mean():.2f} ± ")
+    assert rows[2][5] == rows[2][3] and rows[3][5] == rows[3][3]
+    assert rows[2][6].startswith(f"{(own - ppo).mean():+.2f} (")
 
     described = (
         'rivals credit chain="causal: two calls" rivals="PPO: one call" metric=combined_reward'
