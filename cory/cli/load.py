@@ -52,11 +52,13 @@ class CommandLine(Generic[C]):
         config: the settings.
         setting: a name for them: the prefix and the configuration file's name, or that of the file's run.
         changed: the keys that the flags have changed in the file, dotted, and their values.
+        run: the folder of the run whose config.yaml is that file; None: it is another file.
     """
 
     config: C
     setting: str
     changed: dict[str, Any]
+    run: Path | None
 
 
 def load(
@@ -145,7 +147,7 @@ def read_command_line(
         )
     if print_config:
         parse([*argv, *print_config])  # prints, and ends the program
-    return CommandLine(config, _setting_name(files, prefix), changed)
+    return CommandLine(config, _setting_name(files, prefix), changed, _read_run(files, resumed))
 
 
 def _print_help(config_class: type[Config], default: Path | None, argv: Sequence[str]) -> None:
@@ -229,6 +231,15 @@ def _with_shipped_files(argv: Sequence[str]) -> list[str]:
         elif word.startswith("--config="):
             words[i] = "--config=" + path(word.removeprefix("--config="))
     return words
+
+
+def _read_run(files: Sequence[str], resumed: Path | None) -> Path | None:
+    """The run whose config.yaml is among the files, if any."""
+    for file in map(Path, files):
+        is_of_run = file.parent == resumed or (file.parent / "metrics.jsonl").exists()
+        if file.name == "config.yaml" and is_of_run:
+            return file.parent
+    return None
 
 
 def _setting_name(files: Sequence[str], prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""YAML files are data: nothing that one names is imported or run. Importing this imports neither torch nor jsonargparse."""
+"""YAML files are data: nothing that one names is imported or run. Importing this imports no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A configuration is data: no command that reads one imports or runs what it names, and one line says which key it is."""
+"""A configuration is data: a command that reads one imports and runs nothing that it names, and says which key does."""
 
 import json
 import sys
@@ -206,3 +206,48 @@ def test_texts_and_files_that_a_configuration_names_are_data(settings, key, writ
 def test_a_flag_imports_nothing(words, write, command):
     write(yaml.safe_dump(SETTINGS))
     check_refused(command(*words))
+
+
+# By design, a command runs the files that a run names for its rewards, metrics and callbacks. It says so first.
+ANNOUNCED = "config.yaml names rewards.py:reward; this imports and runs it"
+REWARD_OF_RUN = ("resume", "evaluation", "chat")
+
+
+@pytest.fixture
+def reward_file(write):
+    """A run whose reward is that of a file, which ends the command once it is run."""
+    task = {"dataset": "rows.jsonl", "eval_dataset": "rows.jsonl", "reward": "rewards.py:reward"}
+    write(yaml.safe_dump(SETTINGS | {"task": task}))
+    Path("rows.jsonl").write_text('{"prompt": "a"}\n' * 99)
+    Path("run/summary.json").write_text('{"iterations": 1}')
+    for name in ("rewards.py", "mine.py"):
+        code = f"import sys\nprint('running {name}', file=sys.stderr)\nraise KeyboardInterrupt\n"
+        Path(name).write_text(code)
+
+
+def own_lines(ended) -> list[str]:
+    """What a command and the files that it runs have printed."""
+    assert ended.status == 130, ended.error
+    return [line for line in ended.error.split("\n") if "names" in line or "running" in line]
+
+
+@pytest.mark.parametrize("name", REWARD_OF_RUN)
+def test_a_file_that_a_run_names_is_announced_before_it_is_run(name, reward_file, command):
+    ended = command(*COMMANDS[name])
+    assert own_lines(ended) == [f"run/{ANNOUNCED}", "running rewards.py"]
+
+
+def test_a_file_that_the_config_of_a_run_names_is_announced_in_a_new_run(reward_file, command):
+    ended = command("cory.train", "--config", "run/config.yaml", "--output", "new")
+    assert own_lines(ended) == [f"run/{ANNOUNCED}", "running rewards.py"]
+
+
+@pytest.mark.parametrize("name", REWARD_OF_RUN)
+def test_a_file_that_the_command_line_names_is_not_announced(name, reward_file, command):
+    ended = command(*COMMANDS[name], "--task.reward", "mine.py:reward")
+    assert own_lines(ended) == ["running mine.py"]
+
+
+def test_the_file_of_an_own_configuration_is_not_announced(reward_file, command):
+    ended = command(*COMMANDS["train"])
+    assert own_lines(ended) == ["running rewards.py"]
