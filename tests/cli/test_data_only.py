@@ -108,11 +108,16 @@ def write(tmp_path, monkeypatch):
     sys.modules.pop("code_marker", None)
 
 
-def check_refused(ended, *words: str) -> None:
-    """Nothing was imported, and the message is one line that has `words`."""
+def check_not_run(ended) -> None:
+    """The command was refused, and nothing was imported."""
     assert not Path("ran").exists()
     assert not Path("imported").exists() and "code_marker" not in sys.modules
     assert ended.status == 2, ended.error
+
+
+def check_refused(ended, *words: str) -> None:
+    """Nothing was imported, and the message is one line that has `words`."""
+    check_not_run(ended)
     message = [line for line in ended.error.split("\n") if line]
     assert len(message) == 1 and message[0].startswith("error: "), ended.error
     for word in words:
@@ -205,7 +210,7 @@ def test_texts_and_files_that_a_configuration_names_are_data(settings, key, writ
 )
 def test_a_flag_imports_nothing(words, write, command):
     write(yaml.safe_dump(SETTINGS))
-    check_refused(command(*words))
+    check_not_run(command(*words))
 
 
 # By design, a command runs the files that a run names for its rewards, metrics and callbacks. It says so first.
