@@ -23,6 +23,7 @@ from cory.resume.run_name import run_name
 from cory.run.record import read_settings
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_run
+from cory.tasks.python_files import announce_files
 from cory.unused import warn_of_unused
 
 
@@ -43,6 +44,8 @@ def train(
     check_resumed(config)
     name = run_name(line.setting, line.changed)
     announce(config, name)
+    if line.run is not None:
+        announce_files(line.run, config, line.changed, callbacks=True)
 
     # The task first: a mistake in a reward file is reported before torch is imported, which takes seconds.
     task = kind.make_task(config)

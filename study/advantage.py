@@ -30,6 +30,7 @@ import yaml
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
+from cory.cli.yaml_file import read_yaml
 from cory.errors import UserError, expect
 from cory.run.output import check_results_folder, staged
 from study.intervals import Interval, difference, over_seeds
@@ -103,7 +104,7 @@ def _best(rivals: dict[str, BySeed]) -> str:
 def read_settings_file(path: Path, root: Path = Path()) -> list[Setting]:
     """The settings that a file lists; paths are relative to `root`. Raises a UserError on bad ones."""
     try:
-        listed = yaml.safe_load(path.read_text(encoding="utf-8"))
+        listed = read_yaml(path)
     except (OSError, yaml.YAMLError) as error:
         raise UserError(f"expected a list of settings, got {str(path)!r} ({error})") from None
     expect(isinstance(listed, list) and bool(listed), str(path), "a list of settings", listed)

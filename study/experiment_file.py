@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from cory.cli.arguments import Verbatim
 from cory.cli.messages import YAML, explained, nearest, similar_file
+from cory.cli.yaml_file import read_yaml
 from cory.errors import UserError
 
 
@@ -76,6 +77,12 @@ class Experiment:
     over: str | None = None
 
 
+# The parser itself looks these up by their names.
+set_parsing_settings(
+    import_path_allowlist=[f"{__name__}.{kind.__name__}" for kind in (Runs, Scale)]
+)
+
+
 def read_experiment(path: Path) -> Experiment:
     """An experiment's file.
 
@@ -106,9 +113,9 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def _check_keys(path: Path) -> None:
-    """Raises a UserError if an experiment's file is not YAML, or has unknown keys."""
+    """Raises a UserError if an experiment's file is not YAML, names code, or has unknown keys."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
         raise UserError(
             f"{path}: expected a readable YAML file ({' '.join(str(error).split())})"

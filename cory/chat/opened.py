@@ -30,6 +30,7 @@ from cory.rewards import MissingColumns
 from cory.run.record import named, read_settings
 from cory.task import Task
 from cory.tasks.kind import TaskKind, kind_of_run, run_config
+from cory.tasks.python_files import announce_files
 
 
 @contextmanager
@@ -56,6 +57,7 @@ def opened(settings: ChatConfig) -> Iterator[tuple[str, Chain]]:
             )
         block = config.task  # type: ignore[attr-defined]
         config.task = changed(block, typed(type(block), settings.task))  # type: ignore[attr-defined]
+    announce_files(run, config, {f"task.{key}" for key in settings.task})
 
     device = choose_device(settings.device)
     with _saved_agents(path, run, config) as (folder, iterations, prompt):

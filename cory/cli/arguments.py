@@ -6,13 +6,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
+from jsonargparse import (
+    ArgumentError,
+    ArgumentParser,
+    DefaultHelpFormatter,
+    set_parsing_settings,
+)
 from jsonargparse.typing import register_type
 
 from cory.cli import invocation
 from cory.cli.messages import explained
 from cory.config import Settings
 from cory.errors import UserError
+
+# No value names code: by default, one that may be of any type and has a `class_path` is called. This counts for all
+# parsers of a process.
+set_parsing_settings(instantiate_subclass_spec_in_any=False, import_path_denylist=["*"])
 
 if TYPE_CHECKING:
     Verbatim: TypeAlias = Any

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from cory.cli import invocation
 from cory.cli.help import help_text
 from cory.cli.messages import YAML, explained, similar_file
+from cory.cli.yaml_file import check_data, read_yaml
 from cory.config import Config, Settings, blocks, keys
 from cory.errors import UserError
 
@@ -34,6 +36,7 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
 
     parser = _parser(kind)  # type: ignore[arg-type]
     try:
+        check_data(settings)
         config = _instantiate(kind, parser, parser.parse_object(dict(settings)))
         config.check()
     except (ArgumentError, UserError) as error:
@@ -49,11 +52,13 @@ class CommandLine(Generic[C]):
         config: the settings.
         setting: a name for them: the prefix and the configuration file's name, or that of the file's run.
         changed: the keys that the flags have changed in the file, dotted, and their values.
+        run: the folder of the run whose config.yaml is that file; None: it is another file.
     """
 
     config: C
     setting: str
     changed: dict[str, Any]
+    run: Path | None
 
 
 def load(
@@ -110,6 +115,7 @@ def read_command_line(
                 f"config: expected --config FILE, as in a checkout's configs/, got {argv}"
             )
         argv = ["--config", files[0], *argv]
+        _check_file(Path(files[0]))
 
     from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
 
@@ -141,7 +147,7 @@ def read_command_line(
         )
     if print_config:
         parse([*argv, *print_config])  # prints, and ends the program
-    return CommandLine(config, _setting_name(files, prefix), changed)
+    return CommandLine(config, _setting_name(files, prefix), changed, _read_run(files, resumed))
 
 
 def _print_help(config_class: type[Config], default: Path | None, argv: Sequence[str]) -> None:
@@ -153,11 +159,13 @@ def _print_help(config_class: type[Config], default: Path | None, argv: Sequence
 
 
 def _check_file(file: Path) -> None:
-    """Raises a UserError if a file is missing, or has a key twice."""
+    """Raises a UserError if a file is missing, has a key twice, or names code."""
     if not file.is_file():
         hint = similar_file(file, YAML)
         raise UserError(f"config: expected an existing YAML file, got {str(file)!r}{hint}")
     _check_keys(file)
+    with suppress(OSError, UnicodeError, yaml.YAMLError, RecursionError):  # as below
+        read_yaml(file)
 
 
 def _check_keys(file: Path) -> None:
@@ -223,6 +231,15 @@ def _with_shipped_files(argv: Sequence[str]) -> list[str]:
         elif word.startswith("--config="):
             words[i] = "--config=" + path(word.removeprefix("--config="))
     return words
+
+
+def _read_run(files: Sequence[str], resumed: Path | None) -> Path | None:
+    """The run whose config.yaml is among the files, if any."""
+    for file in map(Path, files):
+        is_of_run = file.parent == resumed or (file.parent / "metrics.jsonl").exists()
+        if file.name == "config.yaml" and is_of_run:
+            return file.parent
+    return None
 
 
 def _setting_name(files: Sequence[str], prefix: str) -> str:
@@ -307,12 +324,15 @@ def _parse(kind: type[C], parser: "ArgumentParser", argv: Sequence[str]) -> C:
         parsed = parser.parse_args(list(argv))
     except (OSError, UnicodeError, RecursionError) as error:
         raise UserError(f"expected a readable YAML file ({error})") from None
+    except ImportError as error:  # of a `class_path` in a file that the file names
+        raise UserError(str(error)) from None
     return _instantiate(kind, parser, parsed)
 
 
 def _instantiate(kind: type[C], parser: "ArgumentParser", parsed: Any) -> C:
     from jsonargparse import Namespace
 
+    check_data(parsed.as_dict())  # also what the parser has read from texts, and from further files
     for name, value in vars(parsed).items():
         if name in blocks(kind) and not isinstance(value, Namespace):
             raise UserError(f"{name}: expected a block of settings, got {value!r}")

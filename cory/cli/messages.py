@@ -106,7 +106,11 @@ def explained(message: str, keys: Sequence[str]) -> str:
         return f"config: expected an existing YAML file, got {match[1]}"
     if match := re.match("Unexpected config: ?(.*)", message):
         return f"config: expected a YAML file of settings, got {match[1]!r}"
-    if match := re.match(r'Parser key "([\w.]+)": Unable to load config .([^"\']*)', message):
+    if match := re.match(r"Importing '(.*?)' is not allowed", message):
+        return f"class_path: expected none, as a configuration names no code, got {match[1]!r}"
+    # A text in the place of a block is a file, or else the name of a class, which is not imported.
+    block = r"(?:Unable to load config .|Importing ')([^\"']*)"
+    if match := re.match(rf'Parser key "([\w.]+)": {block}', message):
         example = next((key for key in keys if key.startswith(f"{match[1]}.")), match[1])
         return f"{match[1]}: expected a block of settings, such as --{example}, got {match[2]!r}"
     if match := re.match(r'Parser key "([\w.]+)": .*NestedArg\(key=\'([\w.]+)\'', message):

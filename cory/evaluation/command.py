@@ -14,6 +14,7 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.provenance.models import is_local
 from cory.run.record import named, read_settings
 from cory.tasks.kind import TaskKind, kind_of_run
+from cory.tasks.python_files import announce_files
 
 if TYPE_CHECKING:
     from cory.evaluation.evaluate import Evaluation
@@ -32,6 +33,8 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> "Evaluation
         kind = _kind_of(run, settings.models)
     settings.task = typed(blocks(kind.config)["task"], settings.task)
     config = task_config(kind, run, settings)
+    if run is not None:
+        announce_files(run, config, {f"task.{key}" for key in settings.task})
     task = kind.make_task(config, kind.held_out_rows(config, settings.split))
 
     # After all is checked: importing torch takes seconds.

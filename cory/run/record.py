@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from cory.cli.yaml_file import read_yaml
 from cory.config import HELD_OUT_REWARDS
 from cory.errors import UserError
 
@@ -15,10 +16,10 @@ from cory.errors import UserError
 def read_settings(run: Path) -> dict[str, Any]:
     """A run's config.yaml: settings, fingerprint, versions, changes. Nothing in it is executed.
 
-    Raises a UserError if there is none.
+    Raises a UserError if there is none, or if it names code.
     """
     try:
-        settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        settings = read_yaml(run / "config.yaml")
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(

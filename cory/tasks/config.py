@@ -47,6 +47,14 @@ class OwnTaskConfig(Settings):
     """
 
     block: ClassVar[str] = "task"
+    # Keys whose values are FILE.py:FUNCTION.
+    FUNCTIONS: ClassVar[tuple[str, ...]] = (
+        "reward",
+        "team_reward",
+        "metrics",
+        "extract",
+        "accepts",
+    )
 
     dataset: str = ""
     subset: str | None = None
