@@ -119,7 +119,6 @@ COMMANDS = [
         "report on an evaluation", ["study.report", "e"], 4, "evaluated", ("e/report.html", "e/evaluation."),
     ),
     Command("compare", ["study.compare", "a", "b", "--out=c"], 6, "compared", ("c/",)),
-    Command("push --look", ["cory.push", "a", "user/name", "--look=l"], 4, "finished", ("l/",)),
     Command(
         "experiment", ["study.experiment", "trial.yaml", "--runs=r"], 2, "empty", ("r/",), None,
         tuple(f"r/tiny/{name}/metrics.jsonl" for name in ("own-num_agents=1-seed0", "own-seed0")),
@@ -192,7 +191,7 @@ def whole(name: str, data: bytes) -> bool:
             load(data)
         elif kind in ends:
             return data.rstrip().endswith(ends[kind])
-        elif kind in (".md", ".csv", ".jinja"):
+        elif kind in (".md", ".csv"):
             return data.endswith(b"\n") or len(data) > 0
     except Exception:
         return False
@@ -430,7 +429,6 @@ def import_all() -> None:
     import pandas  # noqa: F401
 
     matplotlib.use("Agg")
-    import cory.chat.chain
     import cory.trainer  # noqa: F401
     import gsm8k_train.task  # noqa: F401
     import imdb_train.task  # noqa: F401

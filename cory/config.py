@@ -10,7 +10,6 @@ checked by `check()`, which whoever uses the settings calls first.
 import difflib
 import importlib.util
 import keyword
-import re
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import fields, replace
@@ -79,16 +78,9 @@ def _address(url: str) -> str:
     return url
 
 
-def _repository(name: str | None) -> str | None:
-    if name is not None and not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
-        raise ValueError("null or user/name")
-    return name
-
-
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
 PositiveOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
-Repository = Annotated[str | None, AfterValidator(_repository)]
 
 
 @dataclass(
@@ -539,33 +531,6 @@ class GuardsConfig(Settings):
 
 
 @dataclass
-class HubConfig(Settings):
-    """Passing the agents on through the Hugging Face Hub: docs/share.md says what is uploaded.
-
-    Args:
-        push: Repository `user/name` that the run is uploaded to at its end. null: none.
-        public: Whether everybody may read the repository. Off: only you, and your organization.
-        base: Hub id of the base where `model.name` is a local folder, which others could not load.
-    """
-
-    block: ClassVar[str] = "hub"
-    push: Repository = None
-    public: bool = False
-    base: Repository = None
-
-    def check_token(self) -> None:
-        """Raises a UserError if something is to be uploaded and no token of the Hub is set up. Asks no server."""
-        if self.push is None:
-            return
-        from huggingface_hub import get_token
-
-        if get_token() is None:
-            raise UserError(
-                f"hub.push: expected a token to upload to {self.push!r}, got none: run `hf auth login`"
-            )
-
-
-@dataclass
 class ParallelConfig(Settings):
     """How several processes, started by torchrun or accelerate launch, share the agents (docs/scaling.md).
 
@@ -626,7 +591,6 @@ class Config(Settings):
         sampling: How responses are sampled.
         checkpoint: What survives an interruption.
         guards: What is watched.
-        hub: Passing the agents on.
         parallel: How processes share the agents.
     """
 
@@ -655,7 +619,6 @@ class Config(Settings):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     guards: GuardsConfig = Field(default_factory=GuardsConfig)
-    hub: HubConfig = Field(default_factory=HubConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
 
     @field_validator("agents", mode="before")

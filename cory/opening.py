@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cory.callbacks.upload import push_command
 from cory.config import Config
 from cory.errors import NotFinite, RewardError, UserError
 from cory.parallel import distributed
@@ -81,9 +80,6 @@ def finished_run(trainer: CoryTrainer, record: dict[str, Any], resumed: Resumed)
     # Killed after everything else was saved.
     if distributed.is_main() and not (run.folder / REPORT).exists():
         write_run_report(run.folder, config.method())
-    if distributed.is_main() and config.hub.push is not None:
-        command = push_command(run.folder, config.hub)
-        print(f"hub.push uploads at the end of training. To upload this run: {command}")
     return run
 
 

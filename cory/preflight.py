@@ -10,7 +10,6 @@ from cory.config import Config
 from cory.errors import UserError
 from cory.models.tokenization import check_lengths
 from cory.parallel import distributed
-from cory.push.stage import check_base
 from cory.task import Task
 
 
@@ -46,8 +45,6 @@ def check_run(
         raise UserError("task.reward: expected a reward function, or a team_reward, got neither")
     _check_number_of_rows(config, task)
     _check_best(config, task)
-    if config.hub.push is not None:
-        check_base(config)
 
     # One check per tokenizer and context length.
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}

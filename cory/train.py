@@ -83,9 +83,8 @@ def _check_resumed_kind(kind: TaskKind[Any]) -> None:
 def announce(config: Config, name: str) -> None:
     """The first line of a run, before the libraries are loaded, which takes seconds.
 
-    Raises a UserError if the run is to be uploaded at its end and there is no token, or if its tracker is missing.
+    Raises a UserError if its tracker is missing.
     """
-    config.hub.check_token()
     config.check_tracker()
     if os.environ.get("RANK", "0") == "0":
         warn_of_unused(config)

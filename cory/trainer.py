@@ -26,7 +26,7 @@ from cory.parallel.devices import at_the_same_time
 from cory.preflight import check_run, held_out_rows
 from cory.prompts import fit_responses
 from cory.provenance.models import policy_models
-from cory.provenance.task import data_hash, dataset_is_local
+from cory.provenance.task import data_hash
 from cory.resume.advice import resume_command
 from cory.resume.checkpoint import RunState
 from cory.rewards import Scores, score_by_function, score_chains
@@ -331,7 +331,7 @@ class CoryTrainer:
 
     def fingerprint(self) -> dict[str, Any]:
         """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
-        fingerprint = self.task.fingerprint() | {"dataset_is_local": dataset_is_local(self.config)}
+        fingerprint = self.task.fingerprint()
         if self.eval_dataset is not None:
             fingerprint["held_out_sha256"] = data_hash(self.eval_dataset)
         return fingerprint | {"models": policy_models(self.config) | self.task.models()}

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from cory.chat.config import ChatConfig  # noqa: E402
 from cory.cli.help import default_text, documented  # noqa: E402
 from cory.config import AgentConfig, Config, RoleConfig, Settings  # noqa: E402
 from cory.evaluation.settings import EvaluationConfig  # noqa: E402
@@ -78,7 +77,6 @@ def sections() -> str:
         own_defaults(Gsm8kConfig(), config),
         table("", EvaluationConfig(), "An evaluation"),
         table("", Gsm8kEvaluation(), "An evaluation of GSM8K"),
-        table("", ChatConfig(), "A chat"),
     ]
     return "\n".join(blocks)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 RECORDS = 3
 CLOSE = 0.05  # how far apart task rewards may be on another kind of processor
-OF_THE_MACHINE = ("output", "resume", "callbacks", "tracker", "hub")
+OF_THE_MACHINE = ("output", "resume", "callbacks", "tracker")
 Kept = Mapping[str, Any]  # of a first_run.json
 
 

@@ -13,7 +13,7 @@ import yaml
 from conftest import ROOT
 
 from cory.cli.load import as_config, load, read_command_line
-from cory.config import AgentConfig, Config, HubConfig, LoraConfig, ModelConfig, PPOConfig, keys
+from cory.config import AgentConfig, Config, LoraConfig, ModelConfig, PPOConfig, keys
 from cory.errors import UserError
 from cory.tasks.config import OwnConfig
 from gsm8k_train.config import Gsm8kConfig
@@ -398,7 +398,6 @@ def test_a_value_is_checked_where_it_is_assigned():
             lambda: PPOConfig(micro_batch="all"),
             "ppo.micro_batch: expected a valid integer or 'auto', got 'all'",
         ),
-        (lambda: HubConfig(push="me"), "hub.push: expected null or user/name, got 'me'"),
         (
             lambda: setattr(config.cory, "weight", math.inf),
             "cory.weight: expected a finite number, got inf",

@@ -1,14 +1,13 @@
 """Commands and Python that README and docs show do what the pages say.
 
-Executed: a first task of one's own (docs/own_task.md, from an empty folder to a report), a served pair (docs/share.md,
-against a stand-in for the server), and README's example (tests/test_repository.py). All other commands are read by the
-programs: files, keys and values must be right, and so many processes must be able to share the settings.
+Executed: a first task of one's own (docs/own_task.md, from an empty folder to a report), and README's example
+(tests/test_repository.py). All other commands are read by the programs: files, keys and values must be right, and so
+many processes must be able to share the settings.
 """
 
 import ast
 import importlib.util
 import io
-import json
 import math
 import os
 import re
@@ -17,25 +16,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from contextlib import redirect_stdout, suppress
 from functools import cache
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import ROOT
 
-from cory.agents import make_agents
 from cory.cli.arguments import Arguments
 from cory.cli.load import load
 from cory.evaluation.settings import EvaluationConfig
 from cory.parallel import distributed
-from cory.prompts import RolePrompts
 from cory.run.jsonl import read_rows
-from cory.task import Task
-from cory.trainer import CoryTrainer
 from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation
 from imdb_train.config import ImdbConfig
 from study.experiment import command_line as experiment
@@ -230,62 +223,6 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, comman
         ("agent_2", True),
     ]
     assert all("value_loss" not in row for row in metrics["branches_rloo"])
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_a_served_pair_is_asked_as_in_training(chat, config, tmp_path, monkeypatch, capsys):
-    """docs/share.md, "Serve a pair with vLLM", against a stand-in that answers with the run's recorded response."""
-    prompts = RolePrompts(observer='Better than "{prompt}{response}": {prompt}')
-    task = Task.from_prompts(
-        ["The film was", "I think"] * 4,
-        lambda prompts, completions: [float(len(text)) for text in completions],
-        prompts,
-    )
-    config.iterations = 1
-    config.output = "runs/NAME"
-    config.sampling.stop = ["zebra"]
-    monkeypatch.chdir(tmp_path)
-    CoryTrainer(config, make_agents(config), task).train()
-    samples = read_rows(Path("runs/NAME/samples.jsonl"))
-    pioneer, observer = (
-        next(row for row in samples if row["role"] == role and row["query"] == "The film was")
-        for role in ("pioneer", "observer")
-    )
-    if chat:
-        file = Path("runs/NAME/config.yaml")
-        settings = yaml.safe_load(file.read_text())
-        settings["model"]["chat_template"] = True
-        file.write_text(yaml.safe_dump(settings))
-    asked = []
-
-    class Server(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append((self.path, body))
-            text = {"agent_1": pioneer, "agent_2": observer}[body["model"]]["completion"]
-            choice = {"message": {"content": text}} if "messages" in body else {"text": text}
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"choices": [choice]}).encode())
-
-        def log_message(self, *_) -> None: ...
-
-    page = (ROOT / "docs/share.md").read_text().split("## Serve a pair with vLLM")[1]
-    code = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1]
-    with HTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        exec(re.sub(r"127\.0\.0\.1:800\d", f"127.0.0.1:{server.server_port}", code), {})
-        server.shutdown()
-
-    assert pioneer["completion"] in capsys.readouterr().out
-    assert [body["model"] for _, body in asked] == ["agent_1", "agent_2"]
-    for (path, body), row in zip(asked, (pioneer, observer), strict=True):
-        assert body["max_tokens"] == config.sampling.max_new_tokens and body["stop"] == ["zebra"]
-        if chat:
-            assert path == "/v1/chat/completions"
-            assert body["messages"] == [{"role": "user", "content": row["prompt"]}]
-        else:
-            assert path == "/v1/completions" and body["prompt"] == row["prompt"]
 
 
 @pytest.fixture

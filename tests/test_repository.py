@@ -195,7 +195,7 @@ ORDER = [
     "cory",
     "cory.tasks",
     "cory.evaluation",
-    "cory.push",
+    "cory.hub",
     "cory.callbacks",
     "cory.preflight",
     "cory.opening",

@@ -15,7 +15,6 @@ from cory.callbacks.samples import Samples
 from cory.callbacks.stopping import Stopping
 from cory.callbacks.timings import Timings
 from cory.callbacks.trackers import Trackers
-from cory.callbacks.upload import Upload
 
 __all__ = ["Callback", "in_order"]
 
@@ -44,5 +43,4 @@ def in_order(users: Sequence[Callback], checkpoints: Checkpoints) -> list[Callba
         Stopping(),  # after everyone who may ask to stop; from here on all processes agree
         # After that decision, as a run that stops is saved, and after all files were written.
         checkpoints,
-        Upload(),  # at the very end, when everything is saved
     ]

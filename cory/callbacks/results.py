@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cory.callbacks.callback import Callback
 from cory.errors import UserError, is_not_written
+from cory.hub import model_card
 from cory.parallel import distributed
-from cory.push.card import agent_card
 from cory.report.ending import ended_early
 from cory.report.summary import summarise, summarise_roles
 from cory.report.tables import sample_table, summary_table
@@ -80,7 +80,7 @@ class Results(Callback):
                 if agent.name in names:
                     distributed.fail_together(partial(agent.save, folder / agent.name))
                     distributed.fail_together(
-                        partial(_write_card, trainer, run, agent.name, {}, folder)
+                        partial(_write_card, trainer, run, agent.name, folder)
                     )
 
     def _save(self, trainer: CoryTrainer, run: Run, summary: Mapping[str, Any]) -> None:
@@ -110,14 +110,12 @@ def _write_card(
     trainer: CoryTrainer,
     run: Run,
     name: str,
-    means: Mapping[str, Mapping[str, float]],
     folder: Path,
 ) -> None:
     if run.writes:
-        before = trainer.state.before
-        samples = before.get("chain") or before[name]
-        card = agent_card(name, trainer.config, len(run.seconds), means, run.fingerprint, samples)
-        (folder / name / "README.md").write_text(card, encoding="utf-8")
+        agent = folder / name
+        card = model_card({name: agent}, trainer.config, run.fingerprint, len(run.seconds))
+        (agent / "README.md").write_text(card, encoding="utf-8")
 
 
 def _write_results(
@@ -126,7 +124,7 @@ def _write_results(
     if not run.writes:
         return
     for agent in trainer.trained_agents:
-        _write_card(trainer, run, agent.name, summary["agents"][agent.name], folder)
+        _write_card(trainer, run, agent.name, folder)
     note = ended_early(summary, trainer.config.iterations)
     try:
         from cory.report.plots import plot_curves  # here, as importing matplotlib takes a while

@@ -21,9 +21,7 @@ checkpoint together (`Checkpoints.saved_on_error`). Then each says what is saved
 """
 
 import os
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -252,22 +250,6 @@ def fail_together(compute: Callable[[], T]) -> T:
         if report is not None:
             raise FailedElsewhere(number, report)
     return value  # type: ignore[return-value]
-
-
-def in_main(work: Callable[[], None]) -> None:
-    """`work()` in the main process, however long it takes; the others wait. All processes must call this. An error is
-    raised in all of them, as by `fail_together`.
-
-    They ask again and again whether it is done, as a single wait is limited (`TIME_LIMIT`).
-    """
-    if world_size() == 1:
-        work()
-        return
-    with ThreadPoolExecutor(1) as pool:
-        works = pool.submit(work) if is_main() else None
-        while all_reduce_max(works is not None and not works.done()):
-            time.sleep(1)
-    fail_together(lambda: None if works is None else works.result())
 
 
 def raised_everywhere(error: Exception) -> bool:

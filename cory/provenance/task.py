@@ -6,10 +6,7 @@ import inspect
 import json
 import tokenize
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from cory.config import Config
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -58,12 +55,6 @@ def data_hash(rows: "Dataset") -> str:
     return _digest(
         json.dumps(chunk, default=lambda value: type(value).__name__) for chunk in chunks
     )
-
-
-def dataset_is_local(config: Config) -> bool:
-    """Whether a run's settings name data of this machine: a file or a folder."""
-    name = getattr(getattr(config, "task", None), "dataset", None)
-    return isinstance(name, str) and Path(name).exists()
 
 
 def _is_plain(value: Any) -> bool:

@@ -26,7 +26,6 @@ FREE = frozenset(
         "task.extract",
         "task.accepts",
         "checkpoint",
-        "hub",
         "parallel",
         "sampling.engine",
         "sampling.engine_url",
@@ -34,7 +33,6 @@ FREE = frozenset(
         *ROUNDING,
         "changes",
         "versions",
-        "fingerprint.dataset_is_local",
         "fingerprint.models",  # compared by cory/provenance/models.py
     }
 )

@@ -83,7 +83,6 @@ class Run:
         finished: bool = False,
         exits: ExitStack | None = None,
     ) -> None:
-        config.hub.check_token()
         if not finished:
             config.check_tracker()
         self.exits = exits or ExitStack()

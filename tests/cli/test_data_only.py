@@ -84,7 +84,7 @@ COMMANDS = {
     "chat": ("cory.chat", "run"),
     "report": ("study.report", "run"),
     "compare": ("study.compare", "run", "--out", "comparison"),
-    "push": ("cory.push", "run", "user/name", "--look", "looked"),
+    "card": ("cory.hub", "run", "user/name", "--look"),
     "experiment": ("study.experiment", "experiment.yaml", "--dry-run"),
 }
 
@@ -202,9 +202,7 @@ def test_texts_and_files_that_a_configuration_names_are_data(settings, key, writ
         ("cory.train", "--config", "own.yaml", "--versions", json.dumps(CODE)),
         ("cory.train", "--config", "own.yaml", "--model", json.dumps(CODE)),
         ("cory.train", "--config", "own.yaml", "--ppo.optimizer_options", json.dumps({"a": CODE})),
-        ("cory.chat", "run", "--task", json.dumps({"a": CODE})),
         ("cory.evaluation", "run", "--sampling", json.dumps({"a": CODE})),
-        ("cory.push", "run", "user/name", "--base", json.dumps(CODE), "--look", "looked"),
     ],
     ids=lambda words: f"{words[0]} {words[-2]}",
 )

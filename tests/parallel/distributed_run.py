@@ -2,7 +2,7 @@
 
 JOBS is a JSON list of jobs, done one after the other, as a start of Python takes longer than most of them: runs,
 `{"run": SETTINGS, "fault": FAULT}`, whose fault is one of a single process, and updates, `{"update": KL_PENALTY,
-"tokenizer": FILE, "output": FILE}`, and work of the main process, `{"in_main": OUTPUT}`.
+"tokenizer": FILE, "output": FILE}`.
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from contextlib import nullcontext
 from errno import ENOSPC
 from pathlib import Path
@@ -140,23 +139,6 @@ def update(kl: str, tokenizer: str, output: str) -> None:
     )
 
 
-def in_main(output: str) -> None:
-    """What each process saw of work of the main one, and of work that fails, is written to OUTPUT and the rank."""
-    place = Path(f"{output}-work")
-
-    def takes_long():
-        time.sleep(1.5)
-        place.write_text(str(distributed.rank()))
-
-    distributed.in_main(takes_long)
-    seen = place.read_text()
-    try:
-        distributed.in_main(lambda: 1 / 0)
-    except (ZeroDivisionError, distributed.FailedElsewhere):
-        seen += " failed"
-    Path(f"{output}{distributed.rank()}").write_text(seen)
-
-
 def work(jobs: str) -> None:
     distributed.start(torch.device("cpu"))
     parser = ArgumentParser()
@@ -164,8 +146,6 @@ def work(jobs: str) -> None:
     for job in json.loads(Path(jobs).read_text()):
         if "update" in job:
             update(job["update"], job["tokenizer"], job["output"])
-        elif "in_main" in job:
-            in_main(job["in_main"])
         else:
             train(
                 parser.instantiate(parser.parse_object({"config": job["run"]})).config, job["fault"]

@@ -46,8 +46,7 @@ def done(policy_folder, tokenizer, tmp_path_factory):
     runs = [{"run": asdict(config), "fault": ""} for config in [*wholes, *cuts]]
     killed = {"run": asdict(configs["killed"]), "fault": "killed"}
     watched = [{"run": asdict(configs[fault]), "fault": fault} for fault in CALLBACKS]
-    in_main = {"in_main": f"{folder}/in_main"}
-    launched = launch("distributed_run.py", [*updates, in_main, *runs, *watched, killed], folder)
+    launched = launch("distributed_run.py", [*updates, *runs, *watched, killed], folder)
     assert Path(configs["killed"].output, "checkpoints").exists(), launched.stderr
     resumed = [
         {"run": asdict(replace(cut, iterations=6, resume="auto")), "fault": ""} for cut in cuts
@@ -125,12 +124,6 @@ def test_a_full_disk_of_the_main_process_holds_up_none(done):
     assert "The checkpoint before iteration 2 could not be written" in launched.stderr
     assert Path(config.output, "checkpoints/iter-000003").exists()
     assert json.loads(Path(config.output, "summary.json").read_text())["iterations"] == 4
-
-
-def test_the_others_wait_for_what_the_main_process_does(done):
-    place = Path(done[0]["killed"].output).with_name("in_main")
-    for rank in range(2):
-        assert Path(f"{place}{rank}").read_text() == "0 failed"
 
 
 def test_batches_that_cannot_be_shared_are_refused(config, monkeypatch):

@@ -16,8 +16,7 @@ from test_resume import make_trainer
 
 from cory import evaluate
 from cory.agents import make_agents
-from cory.chat.config import ChatConfig
-from cory.chat.opened import opened
+from cory.chat import Chat
 from cory.config import LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
@@ -84,8 +83,8 @@ def test_another_model_behind_the_same_path_is_refused(world, which, tmp_path):
     with pytest.raises(UserError, match=expected):
         make = make_task(config, held_out_rows(config, "test"))
         evaluate([folder], make, EvaluationConfig(device="cpu", output=str(tmp_path / "e")))
-    with pytest.raises(UserError, match=expected), opened(ChatConfig(str(folder), device="cpu")):
-        pass
+    with pytest.raises(UserError, match=expected):
+        Chat(folder, device="cpu")
     assert not (tmp_path / "e").exists()
     assert before == {path: path.read_bytes() for path in before}
 

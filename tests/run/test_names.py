@@ -39,7 +39,7 @@ def name(*flags: str, single_agent: bool = False) -> str:
             "imdb_cory_tiny",
         ),
         (
-            ["--hub.push", "me/it", "--parallel.shard", "full", "--sampling.engine", "vllm"],
+            ["--parallel.shard", "full", "--sampling.engine", "vllm"],
             "imdb_cory_tiny",
         ),
         (["--cory.credit", "collective"], "imdb_cory_tiny"),  # as the file has it

@@ -42,7 +42,7 @@ def test_planning_an_experiment_and_judging_claims_imports_no_trainer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["-m cory.push", "-m cory.train", "-m study.compare", "imdb_train/cory.py"]
+    "command", ["-m cory.hub", "-m cory.train", "-m study.compare", "imdb_train/cory.py"]
 )
 def test_the_usage_names_the_command_as_it_is_typed(command):
     argv = [sys.executable, *command.split(), "--help"]
