@@ -10,7 +10,8 @@ A table stands on a page between two comments, of which the first says how it is
 
 `advantage` takes a file of `study.advantage`, the others a folder under results/; `excerpt` takes rows of a table on
 that folder's page, `rivals` a chain and what it is compared with, each as `GROUP: ANSWERS`. `groups` names the groups,
-`metric` or `metrics` (with commas) what is shown, `role` whose; by default it is the first role's.
+`metric` or `metrics` (with commas) what is shown, `role` whose; by default it is the first role's. `primary` has a row
+in any role and one of the first.
 """
 
 import re
@@ -148,15 +149,26 @@ def primary(
     return _with_columns(rows, columns)
 
 
-def excerpt(source: str, pairs: str, role: str = "", columns: str = "") -> Rows:
-    """Some pairs of the table of pairs that stands on the page of results, as they stand there."""
+def excerpt(
+    source: str, pairs: str, role: str = "", columns: str = "", kind: str = "pairs"
+) -> Rows:
+    """Some pairs of the table of pairs that stands on the page of results, as they stand there.
+
+    `kind`: `primary` for the table of primary comparisons, of which all roles are shown.
+    """
     page = (ROOT / "results" / source / "README.md").read_text(encoding="utf-8")
     for _, description, *_ in TABLE.findall(page):
-        kind, of, options = _parsed(description)
-        if kind == "pairs" and of == source and options.get("role", "") == role:
-            rows = {(row["group"], row["against"]): row for row in KINDS[kind](of, **options)}
-            return _with_columns([rows[pair] for pair in _listed_pairs(pairs)], columns)
-    raise LookupError(f"no table of pairs on the page of {source}")
+        found, of, options = _parsed(description)
+        if found == kind and of == source and options.get("role", "") == role:
+            rows = KINDS[kind](of, **options)
+            chosen = []
+            for pair in _listed_pairs(pairs):
+                of_pair = [row for row in rows if (row["group"], row["against"]) == pair]
+                if not of_pair:
+                    raise LookupError(f"no {pair} in the table of {source}")
+                chosen += of_pair
+            return _with_columns(chosen, columns)
+    raise LookupError(f"no table of {kind} on the page of {source}")
 
 
 def _listed_pairs(text: str) -> list[tuple[str, str]]:

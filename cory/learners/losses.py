@@ -88,6 +88,12 @@ def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def all_alike(rewards: Tensor) -> bool:
+    """Whether (batch,) rewards are equal, over all processes."""
+    largest = distributed.all_reduce_max(rewards.max().item())
+    return largest == -distributed.all_reduce_max(-rewards.min().item())
+
+
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """Scales the (batch, R) values that the mask keeps to variance 1, and to mean 0 if `shift_mean`."""
     mean, variance = mean_and_variance(x, mask)
@@ -96,16 +102,25 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 
 def gae(
-    values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float, whiten_rewards: bool
+    values: Tensor,
+    rewards: Tensor,
+    mask: Tensor,
+    gamma: float,
+    lam: float,
+    whiten_rewards: bool,
+    scores_alike: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within
     each process.
+
+    `scores_alike`: all responses earn the same, so that token rewards differ by the KL alone. Advantages are then
+    centred but not scaled: that would blow up the noise of a small KL to the size of a reward.
 
     Returns advantages and returns; all tensors, given or returned, are (batch, R).
     """
     values = values * mask
     rewards = rewards * mask
-    if whiten_rewards:
+    if whiten_rewards and not scores_alike:
         rewards = whiten(rewards, mask, shift_mean=False) * mask  # padding earns nothing
 
     advantages = torch.zeros_like(values)
@@ -116,7 +131,10 @@ def gae(
         advantage = delta + gamma * lam * advantage  # Eq. 12
         advantages[:, t] = advantage
         next_values = values[:, t]
-    return whiten(advantages, mask), advantages + values
+    returns = advantages + values
+    if scores_alike:
+        return advantages - mean_and_variance(advantages, mask)[0], returns
+    return whiten(advantages, mask), returns
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:

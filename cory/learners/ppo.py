@@ -74,6 +74,7 @@ class PPOLearner(Learner):
                 self.ppo.gamma,
                 self.ppo.lam,
                 self.ppo.whiten_rewards,
+                scores_alike=losses.all_alike(rewards[rows]),
             )
             advantages.append(role_advantages)
             returns.append(role_returns)

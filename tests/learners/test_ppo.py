@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -563,6 +564,31 @@ def test_padding_earns_nothing(whiten_rewards):
     assert torch.allclose(returns[tokens], expected + values[tokens], atol=1e-6)
     expected = (expected - expected.mean()) / expected.std()
     assert torch.allclose(advantages[tokens], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("whiten_rewards", [False, True])
+def test_the_noise_of_the_kl_is_no_advantage_where_all_scores_are_alike(tokenizer, whiten_rewards):
+    """Of two roles the first earns nothing in any response: its advantages are as small as the KL's part."""
+    rows, length = 24, 12
+    learner, _ = make_learner(tokenizer, init_kl_coef=0.05, whiten_rewards=whiten_rewards)
+    responses = [torch.zeros(length, dtype=torch.long)] * rows
+    rollouts = [rollout_of(responses, responses)] * 2
+    kl = 1e-3 * torch.randn(2 * rows, length, generator=torch.Generator().manual_seed(0))
+    old = SimpleNamespace(values=torch.zeros(2 * rows, length), kl=kl)
+    rewards = torch.cat([torch.zeros(rows), torch.randn(rows)])
+    mask = torch.ones(2 * rows, length, dtype=torch.long)
+    targets = learner.targets(old, rewards, mask, rollouts)
+    advantages, returns = targets.advantages, targets.returns
+
+    decay = learner.ppo.gamma * learner.ppo.lam
+    penalty = -0.05 * kl[:rows]
+    expected = torch.stack(
+        [penalty[:, t:] @ (decay ** torch.arange(length - t)) for t in range(length)], 1
+    )
+    assert torch.allclose(returns[:rows], expected, atol=1e-7)
+    assert torch.allclose(advantages[:rows], expected - expected.mean(), atol=1e-7)
+    assert advantages[:rows].std() < 1e-3
+    assert advantages[rows:].std() == pytest.approx(1.0, abs=1e-3)
 
 
 def test_mini_batches_of_one_token(tokenizer):
