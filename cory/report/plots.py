@@ -55,6 +55,8 @@ def plot_curves(
     observing -= {
         r["iteration"] for r in history if r["agent"] == first and r["role"] == first_role
     }
+    first_observing = sorted(k for k in observing if k - 1 not in observing)
+    last_observing = sorted(k for k in observing if k + 1 not in observing)
     titles = dict(CURVE_TITLES)
     if "team_reward" in history[0]:
         titles = {"team_reward": "team reward", **titles}
@@ -67,8 +69,8 @@ def plot_curves(
             y = [record[metric] for record in rows]
             axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
             axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=name)
-        for k in observing:
-            axis.axvspan(k - 0.5, k + 0.5, color="0.92", lw=0, zorder=0)
+        for start, end in zip(first_observing, last_observing, strict=True):
+            axis.axvspan(start - 0.5, end + 0.5, color="0.92", lw=0, zorder=0)
         axis.set(title=title, xlabel="iteration")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.margins(x=0.01)
