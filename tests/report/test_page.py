@@ -28,7 +28,7 @@ HOSTILE = [
     f"<a href='javascript:{HACK}'>x</a>", "<style>* { display: none !important }</style>", "</style><plaintext>",
     "<base href='http://x.example'>", "<meta http-equiv=refresh content='0;url=http://x.example'>",
     "<form action=http://x.example><input name=data>", "<!--", "-->", "<![CDATA[", "]]>", "<!-- <script>",
-    "</body></html>", "</template>", "<textarea>", "<div hidden>", "{{ 7 * 7 }}", "{% raw %}", "{{ payload }}",
+    "</body></html>", "</template>", "<textarea>", "<div hidden>", "{{ 7 * 7 }}", "{% raw %}", "{{ page }}",
     "${" + HACK + "}", "`", "\\", '\\"', "'", "&lt;script&gt;", "&#60;b&#62;", "\\u003cscript\\u003e",
     "__proto__", "constructor", "\x00 nul", "a\x00b", "\ud800 alone", "\udfff", "\x1b[31mred\x1b[0m",
     "\x1b]0;title\x07", "\x9b31m", "\x08\x08\x08", "\x7f", "\u202e reversed", "\u2066 isolated", "\u200f mark",
