@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from cory.plural import counted
@@ -10,7 +11,7 @@ from cory.report.completions import add_run
 from cory.report.contents import interval_table, read_lines, run_page, show_evaluation
 from cory.report.page import Page, Table, write_page
 from cory.report.plots import svg
-from study import comparison, held_out
+from study import comparison, held_out, plots
 from study.caveats import caveats
 from study.cells import TITLES
 from study.evaluated import OVER_SEEDS, rows_over_seeds
@@ -95,10 +96,11 @@ def runs_page(
 
 def show_comparison(page: Page, study: Study) -> None:
     """Adds caveats, figures and tables of a comparison."""
-    from study.compare import figures  # here, as `study.compare` imports this
-
     page.notes += caveats(study)
-    page.figures += [svg(draw) for draw in figures(study, role=None).values()]
+    if len(study.metrics):
+        page.figures.append(svg(partial(plots.plot_curves, study)))
+    if len(study.held_out):
+        page.figures.append(svg(partial(plots.plot_held_out, study)))
     page.tables += comparison_tables(study)
 
 
