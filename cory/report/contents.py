@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cory.report.plots as plots
 from cory.plural import counted
-from cory.report import plots
 from cory.report.completions import add_evaluation, add_run
 from cory.report.ending import explained_end
 from cory.report.page import Page, Table

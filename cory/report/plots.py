@@ -92,8 +92,10 @@ def svg(draw: Callable[[Path], None]) -> str:
     Args:
         draw: saves the figure to a path, such as `plot_curves` with its other arguments.
     """
-    options = {"svg.fonttype": "none", "savefig.transparent": True}
-    with tempfile.TemporaryDirectory() as folder, plt.rc_context(options):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        plt.rc_context({"svg.fonttype": "none", "savefig.transparent": True}),
+    ):
         path = Path(folder) / "figure.svg"
         draw(path)
         text = path.read_text(encoding="utf-8")
