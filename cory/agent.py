@@ -33,7 +33,6 @@ from cory.models.tokenization import (
     end_tokens,
     plain_texts,
 )
-from cory.models.tokens import token_record
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast
 from cory.prompts import Prompt
@@ -185,19 +184,12 @@ class Agent:
         self.learner.scale_learning_rate(lr_factor)
         return self.learner.update(rollouts, rewards, shuffle)
 
-    def explain(self, rollout: Rollout) -> list[dict[str, Any]]:
-        """Of each response its `kl` to the reference, and its `token_texts` with `log_ratios` (docs/metrics.md)."""
+    def response_kls(self, rollout: Rollout) -> list[float]:
+        """The KL of each response to the reference, in nats."""
         if self.learner is None:
-            return [
-                token_record(self.tokenizer, ids, 0.0, torch.zeros(len(ids)))
-                for ids in rollout.response_ids
-            ]
+            return [0.0] * len(rollout.response_ids)
         self.activate()
-        kls, log_ratios = self.learner.log_ratios(rollout)
-        return [
-            token_record(self.tokenizer, ids, kl, ratios)
-            for ids, kl, ratios in zip(rollout.response_ids, kls, log_ratios, strict=True)
-        ]
+        return self.learner.response_kls(rollout)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The trained state for a checkpoint: weights and the optimizer's state as tensors, other numbers as JSON.

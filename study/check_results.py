@@ -23,11 +23,11 @@ from cory.cli.load import BESIDE_SETTINGS, as_config
 from cory.cli.main import main
 from cory.errors import UserError
 from cory.provenance.versions import versions
-from cory.report.payload import flat
 from cory.run.output import replace_text
 from cory.run.record import read_settings
 from cory.tasks.kind import find_kind
 from study.planned import FIRST_RUN
+from study.records import flat
 from study.scripts import ROOT
 
 if TYPE_CHECKING:

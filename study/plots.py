@@ -1,4 +1,4 @@
-"""Figures of comparisons and of evaluations, as PNG."""
+"""Figures of comparisons and of evaluations."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -399,7 +399,11 @@ def _without_frame(axis: Any) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as a PNG of 256 colours, which has a third of the bytes of one of all colours."""
+    """Writes a figure as an SVG, or as a PNG of 256 colours, which has a third of the bytes of one of all colours."""
+    if path.suffix == ".svg":
+        figure.savefig(path)
+        plt.close(figure)
+        return
     drawn = BytesIO()
     figure.savefig(drawn, dpi=130)
     plt.close(figure)

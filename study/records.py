@@ -9,8 +9,6 @@ from typing import Any
 
 from cory.errors import UserError
 from cory.plural import counted
-from cory.report.payload import flat as flat
-from cory.report.payload import shown as shown
 from cory.report.summary import CURVES
 from cory.run.record import read_settings
 
@@ -132,6 +130,22 @@ def short_version(version: str) -> str:
     '0123456789ab with changes'
     """
     return version[:12] + (" with changes" if version.endswith("-dirty") else "")
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        result |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        )
+    return result
+
+
+def shown(value: Any) -> str:
+    """A setting as tables show it: the last two parts of an absolute path, as the rest depends on the machine."""
+    path = Path(value) if isinstance(value, str) else None
+    return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)
 
 
 def num_agents(settings: Mapping[str, Any]) -> int:

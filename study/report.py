@@ -10,6 +10,7 @@ Runs whose settings differ in their seed alone form a group. A run need not have
 import glob
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from cory.cli.arguments import Arguments
@@ -21,7 +22,7 @@ from cory.report.page import MARK, write_page
 from cory.run.output import check_result_file, replace_text
 from study.evaluated import evaluation_markdown, rows_over_seeds
 from study.groups import find
-from study.page import make_payload
+from study.page import make_page
 from study.records import read
 
 
@@ -50,16 +51,21 @@ def write_report(folder: Path) -> None:
     )
     replace_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
 
-    from study.plots import plot_bars, plot_pass_at_k  # here, as importing matplotlib takes a while
+    # Here, as importing matplotlib takes a while.
+    from cory.report.plots import svg
+    from study.plots import plot_bars, plot_pass_at_k
 
     shown = rows_over_seeds(rows) or rows
     # There is no pass@k of rewards other than 0 and 1.
     ks = [k for k in evaluation["settings"]["ks"] if all(f"pass@{k}" in row for row in shown)]
     if ks:
-        plot_pass_at_k(shown, ks, folder / "pass_at_k.png")
+        name, draw = "pass_at_k.png", partial(plot_pass_at_k, shown, ks)
     else:
-        plot_bars(shown, titles, folder / "evaluation.png")
-    write_page(folder / NAME, make_payload([], [folder], folder.name))
+        name, draw = "evaluation.png", partial(plot_bars, shown, titles)
+    draw(folder / name)
+    page = make_page([], [folder], folder.name)
+    page.figures.append(svg(draw))
+    write_page(folder / NAME, page)
     print(f"\nTables, texts and figure are in {folder}; {NAME} shows them")
 
 
@@ -87,12 +93,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     out = Path(args.out) if args.out else folder / NAME
     check_result_file(out, MARK)
     try:
-        payload = make_payload(runs, evaluations, args.title, args.baseline, args.over)
+        page = make_page(runs, evaluations, args.title, args.baseline, args.over)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"expected runs and evaluations that can be read, got {args.folders} ({type(error).__name__}: {error})"
         ) from None
-    write_page(out, payload)
+    write_page(out, page)
     print(f"Written to {out}")
 
 

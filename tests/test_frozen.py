@@ -66,7 +66,7 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, changes):
         for row in map(json.loads, (folder / "samples.jsonl").open())
         if row["agent"] == "agent_2"
     ]
-    assert all(row["kl"] == 0 and set(row["log_ratios"]) == {0.0} for row in samples)
+    assert all(row["kl"] == 0 for row in samples)
     card = (folder / "agent_2/README.md").read_text()
     assert "was not trained" in card and "fine-tuned" not in card
 

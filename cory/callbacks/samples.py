@@ -32,7 +32,7 @@ class Samples(Callback):
             trainer.state.before = fixed_samples(trainer)
 
     def on_update_begin(self, trainer: CoryTrainer, iteration: Iteration) -> None:
-        # Before the update, as the log-ratios are those of the policy that has sampled.
+        # Before the update, as the KL is that of the policy that has sampled.
         every = trainer.config.sample_every
         if not every or iteration.index % every:
             return
@@ -121,7 +121,7 @@ def describe(
         rows_of_role = _first_branches(rows, rollout.branches)
         shown = rollout.rows(rows_of_role)
         shown_rewards = {"task_reward": rewards[rows_of_role].tolist(), **of_team}
-        explanations = agent.explain(shown)  # KL and log-ratios, token by token
+        kls = agent.response_kls(shown)
         for row, query in enumerate(queries):
             sample = {
                 "agent": agent.name,
@@ -131,7 +131,7 @@ def describe(
                 "prompt": shown.prompts[row],
                 "completion": shown.completions[row],
                 **{name: values[row] for name, values in shown_rewards.items()},
-                **explanations[row],
+                "kl": kls[row],
             }
             samples.append(sample)
     return samples

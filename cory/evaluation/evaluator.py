@@ -143,8 +143,6 @@ class Evaluator:
                 "read": row.reads.name if row.reads else None,
                 # Of the first sample alone, as they are long.
                 "prompt": responses.prompts[first],
-                "token_texts": responses.token_texts[first],
-                "log_ratios": responses.log_ratios[first],
             }
             if team_rewards is not None:
                 record["team_rewards"] = team_rewards[rows]

@@ -19,7 +19,7 @@ FREE = ("device", "output", "ks", "shown", "identities")
 RESPONSES = "responses.jsonl"  # a line for each model and query
 # What each line has; those of some settings and tasks have more.
 COLUMNS = ("model", "query", "role", "rewards", "rewards_by_function", "kl", "base_nll", "tokens", "prompt_tokens",
-           "completions", "read", "prompt", "token_texts", "log_ratios")  # fmt: skip
+           "completions", "read", "prompt")  # fmt: skip
 
 
 def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:

@@ -24,7 +24,6 @@ from cory.models.tokenization import (
     pad_token,
     plain_texts,
 )
-from cory.models.tokens import rounded, token_texts
 from cory.parallel.devices import to_device
 from cory.prompts import Prompt, fit_responses
 from cory.rewards import Scores, score_by_function
@@ -46,8 +45,6 @@ class Responses:
         kl: to the base, in nats per response.
         base_nll: their negative log-likelihood under the base, in nats per response.
         tokens: their lengths, with the end token.
-        token_texts: the text of each token.
-        log_ratios: log(pi / pi_0) of each token.
     """
 
     prompts: list[Prompt]
@@ -56,8 +53,6 @@ class Responses:
     kl: list[float]
     base_nll: list[float]
     tokens: list[int]
-    token_texts: list[list[str]]
-    log_ratios: list[list[float]]
 
 
 @torch.no_grad()
@@ -76,8 +71,8 @@ def respond(
 
     Batches hold prompts of similar length, at most `batch_size`, and with `kl` no more than whose
     logits (rows, max_new_tokens, vocabulary) are `WHOLE`. KL is to `base`, or where that is None to
-    the model with its adapters off, under the same prompt; without `kl` it, `base_nll` and
-    `log_ratios` are 0.
+    the model with its adapters off, under the same prompt; without `kl` it and
+    `base_nll` are 0.
 
     Raises a UserError: a prompt is too long for the model, model and base differ in their
     vocabulary, or a probability is not finite.
@@ -105,8 +100,6 @@ def respond(
         kl=[0.0] * count,
         base_nll=[0.0] * count,
         tokens=[0] * count,
-        token_texts=[[]] * count,
-        log_ratios=[[]] * count,
     )
     is_turn = are_turns(prompts, chat_template)
     if kl:
@@ -129,8 +122,6 @@ def respond(
         for i, response, text in zip(batch, responses, texts, strict=True):
             result.completions[i] = text
             result.tokens[i] = len(response)
-            result.token_texts[i] = token_texts(tokenizer, response)
-            result.log_ratios[i] = [0.0] * len(response)
         if not kl:
             continue
         base_logits = None
@@ -140,7 +131,7 @@ def respond(
                     base or model, query_ids, responses, pad_token(tokenizer)
                 )
         distances = _distances(responses, logits, base_logits)
-        for i, (kl_of, base_nll, log_ratios) in zip(batch, distances, strict=True):
+        for i, (kl_of, base_nll) in zip(batch, distances, strict=True):
             if not math.isfinite(kl_of):
                 raise UserError(
                     f"expected finite probabilities, got a KL of {kl_of} between {model.name_or_path!r} and its "
@@ -148,7 +139,6 @@ def respond(
                 )
             result.kl[i] = kl_of
             result.base_nll[i] = base_nll
-            result.log_ratios[i] = log_ratios
         del logits, base_logits  # before the next batch needs their memory
     return result
 
@@ -157,8 +147,8 @@ def _distances(
     responses: Sequence[torch.Tensor],
     logits: Sequence[Sequence[torch.Tensor]],
     base_logits: torch.Tensor | None,
-) -> Iterator[tuple[float, float, list[float]]]:
-    """Each response's KL to the base, its negative log-likelihood under it, and its tokens' log(pi / pi_0), in nats.
+) -> Iterator[tuple[float, float]]:
+    """Each response's KL to the base, and its negative log-likelihood under it, in nats.
 
     Args:
         responses: token ids, (T_i,).
@@ -167,7 +157,6 @@ def _distances(
     """
     kls: list[torch.Tensor] = []
     base_nlls: list[torch.Tensor] = []
-    log_ratios: list[torch.Tensor] = []
     # A response at a time, as a processor's cache holds one's vocabulary, not a batch's.
     for row, response in enumerate(responses):
         logprobs = torch.stack(list(logits[row])).float().log_softmax(-1)
@@ -175,15 +164,11 @@ def _distances(
         if base_logits is not None:
             base_logprobs = base_logits[row, : len(response)].float().log_softmax(-1)
         tokens = to_device(response, logprobs.device)[:, None]
-        of_tokens = logprobs.gather(-1, tokens)[:, 0]
-        base_of_tokens = base_logprobs.gather(-1, tokens)[:, 0]
         kls.append(full_kl(logprobs, base_logprobs).sum())
-        base_nlls.append(-base_of_tokens.sum())
-        log_ratios.append(of_tokens - base_of_tokens)
+        base_nlls.append(-base_logprobs.gather(-1, tokens)[:, 0].sum())
     # One tensor leaves the device, so that the program waits for it once a batch.
-    numbers = torch.cat([torch.stack([*kls, *base_nlls]), *log_ratios]).cpu()
-    kl, base_nll, *ratios = numbers.split([len(kls), len(kls), *map(len, log_ratios)])
-    return zip(kl.tolist(), base_nll.tolist(), map(rounded, ratios), strict=True)
+    kl, base_nll = torch.stack([*kls, *base_nlls]).cpu().chunk(2)
+    return zip(kl.tolist(), base_nll.tolist(), strict=True)
 
 
 def reply(

@@ -152,15 +152,14 @@ class Learner(ABC):
         return stats
 
     @torch.no_grad()
-    def log_ratios(self, rollout: Rollout) -> tuple[list[float], Tensor]:
-        """Each response's KL to the reference, and (rows, R) log(pi / pi_0) of its tokens, under the current policy."""
+    def response_kls(self, rollout: Rollout) -> list[float]:
+        """The KL of each response to the reference, in nats, under the current policy."""
         batch = window.pack(
             rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer), self.device
         )
         current = self.passes.retrying(lambda: self.passes.evaluate(batch))
-        kls = (current.kl * batch.response_mask).sum(1)
-        log_ratios = current.logprobs - current.ref_logprobs
-        return kls.tolist(), log_ratios.cpu()
+        kls: list[float] = (current.kl * batch.response_mask).sum(1).tolist()
+        return kls
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):

@@ -5,33 +5,37 @@ saved already.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 NAME = "report.html"
 
 
 def write_run_report(folder: Path, method: str) -> None:
-    """Writes report.html into the folder of a run; `method` is its name in the legend. Warns if that fails."""
-    from cory.report.payload import of_run
+    """Writes report.html into the folder of a run, made with `method`. Warns if that fails."""
+    with failure_is_a_warning(folder / NAME):
+        from cory.report.contents import run_page
+        from cory.report.page import write_page
 
-    _write(folder, lambda: of_run(folder, method))
+        write_page(folder / NAME, run_page(folder, method))
 
 
 def write_evaluation_report(folder: Path) -> None:
     """Writes report.html into the folder of an evaluation. Warns if that fails."""
-    from cory.report.payload import of_evaluation
-
-    _write(folder, lambda: of_evaluation(folder))
-
-
-def _write(folder: Path, payload: Callable[[], dict[str, Any]]) -> None:
-    try:
+    with failure_is_a_warning(folder / NAME):
+        from cory.report.contents import evaluation_page
         from cory.report.page import write_page
 
-        write_page(folder / NAME, payload())
-    except Exception as error:  # whatever it is, the run or evaluation has ended well
+        write_page(folder / NAME, evaluation_page(folder))
+
+
+@contextmanager
+def failure_is_a_warning(path: Path) -> Iterator[None]:
+    """Turns any error into a warning: the run, evaluation or comparison has ended well."""
+    try:
+        yield
+    except Exception as error:
         warnings.warn(
-            f"{folder / NAME} could not be written ({type(error).__name__}: {error})", stacklevel=3
+            f"{path} could not be written ({type(error).__name__}: {error})", stacklevel=4
         )

@@ -3,7 +3,7 @@
 import re
 
 MARKUP = "<>&|`*_[]#~\\$"  # characters that mean something in Markdown or HTML
-# Characters that act on their surroundings, as in page.js: control characters, those that turn the direction of
+# Characters that act on their surroundings: control characters, those that turn the direction of
 # writing, line separators, lone surrogates, and tags, which carry text that nobody sees. Spaces of other widths and the
 # joiners of Persian words and of emoji are part of a text.
 ACTING = re.compile(

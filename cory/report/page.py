@@ -1,104 +1,73 @@
-"""Renders a report's payload as one HTML file, within a limit of size."""
+"""The HTML page of a run, an evaluation or a comparison: one file, made from page.html, page.css and search.js."""
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from cory.report.escape import one_line
+from cory.report.completions import Completions
+from cory.report.escape import one_line, printable
 from cory.run.output import replace_text
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 HERE = Path(__file__).parent
-STYLES = ("uplot.css", "page.css")
-LIBRARY = ("uplot.js",)
-SCRIPTS = ("curves.js", "completions.js", "page.js")
-# What the template shows; the script reads the rest.
-BY_TEMPLATE = ("title", "facts", "notes", "tables", "settings")
-MARK = '<a class="skip" href="#main">Skip to the report</a>'  # in every report: `page.html` has it
-LIMIT = 5_000_000  # bytes of a report
+MARK = '<main id="report">'  # in every page
 
 
-def write_page(path: Path, payload: dict[str, Any]) -> None:
-    """Writes a report; replaces an older one. Raises OSError, or ValueError if even without texts it is too large."""
-    replace_text(path, render(payload))
+@dataclass
+class Table:
+    """A table of text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
-def render(payload: dict[str, Any]) -> str:
-    """The HTML of a payload (`cory.report.payload`), at most LIMIT bytes long: texts that do not
-    fit are left out.
+@dataclass
+class Page:
+    """What a page shows. All but the figures is text, and is escaped.
 
-    No text of the payload can act as HTML: the template escapes, and so does the JSON that the
-    script reads. A policy in the page forbids the network and every script and style but the page's
-    own.
+    Args:
+        facts: what was run, in a few phrases.
+        notes: caveats.
+        figures: <svg> elements (`cory.report.plots.svg`).
+        completions: chains of responses by query.
     """
-    for fitted in _fewer_texts(payload):
-        page = _render(fitted)
-        if len(page.encode()) <= LIMIT:
-            return page
-    raise ValueError(
-        f"expected a report of at most {LIMIT} bytes, got {len(page.encode())} without texts"
-    )
+
+    title: str
+    facts: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    figures: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    completions: Completions = field(default_factory=dict)
 
 
-def _render(payload: dict[str, Any]) -> str:
-    from markupsafe import Markup
-
-    style = _sources(STYLES)
-    scripts = [_sources(LIBRARY), _sources(SCRIPTS)]
-    hashes = " ".join(map(_hash, scripts))
-    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {hashes}; base-uri 'none'; form-action 'none'"
-    data = {key: value for key, value in payload.items() if key not in BY_TEMPLATE}
-    return _template().render(
-        payload=payload,
-        data=data,
-        policy=policy,
-        style=Markup(style),
-        scripts=[Markup(script) for script in scripts],
-    )
+def write_page(path: Path, page: Page) -> None:
+    """Writes a page; replaces an older one."""
+    replace_text(path, render(page))
 
 
-@cache
-def _template() -> "Template":
+def render(page: Page) -> str:
+    """The HTML of a page.
+
+    No text of the page can act as HTML, as the template escapes it, and a policy forbids the network and every script
+    but the search.
+    """
     # Here, as a run needs them only at its end.
     from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters["literal"] = lambda value: one_line(str(value))
-    return environment.get_template("page.html")
-
-
-def _sources(names: Sequence[str]) -> str:
-    return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _fewer_texts(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The payload with all of its queries, then with half of them, evenly spaced, a quarter, ..., and none."""
-    count = len(payload["queries"])
-    while True:
-        kept = (
-            {round(i * len(payload["queries"]) / count) for i in range(count)} if count else set()
-        )
-        chains = [chain for chain in payload["chains"] if chain["query"] in kept]
-        queries = [
-            query if number in kept else "" for number, query in enumerate(payload["queries"])
-        ]
-        yield payload | {
-            "chains": chains,
-            "queries": queries,
-            "left_out": len(payload["chains"]) - len(chains),
-        }
-        if count == 0:
-            return
-        count //= 2
+    environment.filters |= {"line": one_line, "text": printable}
+    search = (HERE / "search.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(search.encode()).digest()).decode()
+    return environment.get_template("page.html").render(
+        page=page,
+        figures=[Markup(figure) for figure in page.figures],
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        search=Markup(search),
+        search_hash=f"sha256-{digest}",
+    )

@@ -1,7 +1,9 @@
 """The figure of a run."""
 
 import os
-from collections.abc import Sequence
+import re
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ CURVE_TITLES = {
     "combined_reward": "combined reward",
 }
 SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
-# Of methods, or of a method's agents, in their order; those of reports, in cory/report/page.css, are the same.
+LONG = 4000  # rows; the curves of longer runs are pixels in an SVG, so that its file stays small
+# Of methods, or of a method's agents, in their order.
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
 
 
@@ -52,6 +55,8 @@ def plot_curves(
     observing -= {
         r["iteration"] for r in history if r["agent"] == first and r["role"] == first_role
     }
+    first_observing = sorted(k for k in observing if k - 1 not in observing)
+    last_observing = sorted(k for k in observing if k + 1 not in observing)
     titles = dict(CURVE_TITLES)
     if "team_reward" in history[0]:
         titles = {"team_reward": "team reward", **titles}
@@ -64,11 +69,13 @@ def plot_curves(
             y = [record[metric] for record in rows]
             axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
             axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=name)
-        for k in observing:
-            axis.axvspan(k - 0.5, k + 0.5, color="0.92", lw=0, zorder=0)
+        for start, end in zip(first_observing, last_observing, strict=True):
+            axis.axvspan(start - 0.5, end + 0.5, color="0.92", lw=0, zorder=0)
         axis.set(title=title, xlabel="iteration")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.margins(x=0.01)
+        if len(history) > LONG:
+            axis.set_rasterization_zorder(3)  # what lies below the axes and the legend
         axis.spines[["top", "right"]].set_visible(False)
         if observing:
             axis.fill_between([], [], color="0.92", label=f"{first} observes")
@@ -77,6 +84,23 @@ def plot_curves(
         figure.suptitle(note, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def svg(draw: Callable[[Path], None]) -> str:
+    """A figure as an <svg> element without a background, for an HTML page.
+
+    Args:
+        draw: saves the figure to a path, such as `plot_curves` with its other arguments.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        plt.rc_context({"svg.fonttype": "none", "savefig.transparent": True}),
+    ):
+        path = Path(folder) / "figure.svg"
+        draw(path)
+        text = path.read_text(encoding="utf-8")
+    # They have the time, so that the same figure would not give the same text.
+    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:

@@ -28,7 +28,7 @@ from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.tasks.config import OwnConfig
 from cory.trainer import CoryTrainer
-from study.page import make_payload
+from study.page import make_page
 from study.records import read
 
 HELD_OUT = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # the reward of each iteration's evaluation
@@ -123,7 +123,7 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
         "(guards.patience). The best held-out task reward, 3.000, is that after iteration 2; the agents of then are "
         "in run/run-best, those of the end in run."
     ) in (run / "report.html").read_text()
-    notes = make_payload([read(run)], [Path("no-evaluation")], "Report")["notes"]
+    notes = make_page([read(run)], [Path("no-evaluation")], "Report").notes
     assert (
         "CORY, run: ended early, after iteration 4 of 6, by guards.patience; "
         "tables are of the agents of the end, not of the best"

@@ -387,7 +387,7 @@ def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
     rows = [ragged(seed=k) for k in range(2)]
     expected = []
     for queries, responses, _ in rows:
-        kls, _ = learner.log_ratios(rollout_of(queries, responses))
+        kls = learner.response_kls(rollout_of(queries, responses))
         expected.append((sum(kls) / 8, sum(map(len, responses)) / 8))
     stats = learner.update(
         [rollout_of(*row[:2]) for row in rows], [row[2] for row in rows], np.random.default_rng(0)

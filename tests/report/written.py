@@ -17,25 +17,16 @@ def write_lines(path: Path, rows) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def sample(agent, role, query, text, reward=0.5, old=False):
-    """A record of samples.jsonl; `old`: as versions before the report wrote it."""
-    record = {
+def sample(agent, role, query, text, reward=0.5):
+    """A record of samples.jsonl."""
+    return {
         "agent": agent,
         "role": role,
         "query": query,
+        "prompt": query if role == "pioneer" else f'Better than "{query}": {query}',
         "completion": text,
         "task_reward": reward,
-    }
-    if old:
-        return record
-    prompt = query if role == "pioneer" else f'Better than "{query}": {query}'
-    tokens = [text[:3], text[3:]]
-    return {
-        **record,
-        "prompt": prompt,
         "kl": 1.25,
-        "token_texts": tokens,
-        "log_ratios": [2.0, -0.75],
     }
 
 
@@ -46,7 +37,6 @@ def write_run(
     iterations=20,
     texts=(),
     flags=None,
-    old=False,
     ended=True,
     **changes,
 ):
@@ -78,17 +68,17 @@ def write_run(
             rows.append(row | {"flags": (flags or {}).get(k, []) if a == 0 else []})
     for k, text in enumerate(texts):
         for a, role in enumerate(roles):
-            one = sample(f"agent_{a + 1}", role, f"query {k}", text, reward=k / 10, old=old)
+            one = sample(f"agent_{a + 1}", role, f"query {k}", text, reward=k / 10)
             samples.append({"iteration": k, **one})
     write_lines(folder / "metrics.jsonl", rows)
     write_lines(folder / "samples.jsonl", samples)
     if ended:
         solo = {
-            f"agent_{a + 1}": [sample(f"agent_{a + 1}", "pioneer", "the film", "was", old=old)]
+            f"agent_{a + 1}": [sample(f"agent_{a + 1}", "pioneer", "the film", "was")]
             for a in range(agents)
         }
         chain = [sample(f"agent_{a + 1}", role, "the film", "was") for a, role in enumerate(roles)]
-        before = solo if old or agents == 1 else solo | {"chain": chain}
+        before = solo if agents == 1 else solo | {"chain": chain}
         (folder / "summary.json").write_text(
             json.dumps({"samples": {"before": before, "after": before}})
         )
@@ -96,7 +86,7 @@ def write_run(
 
 
 def write_evaluation(
-    folder: Path, models=("base", "run/agent_1", "run/agent_2"), texts=("good", "bad"), old=False
+    folder: Path, models=("base", "run/agent_1", "run/agent_2"), texts=("good", "bad")
 ):
     """An evaluation of the models alone, and of the last one after the one before it."""
     folder.mkdir(parents=True)
@@ -112,14 +102,11 @@ def write_evaluation(
                 "tokens": [2, 2],
             }
             record |= {"completions": [f"{text} by {name}", "second"]}
-            if not old:
-                record["role"] = "observer" if read else "pioneer"
-                record |= {
-                    "read": read,
-                    "prompt": f"after: {text}" if read else queries[i],
-                    "token_texts": [text],
-                }
-                record |= {"log_ratios": [-0.25]}
+            record |= {
+                "role": "observer" if read else "pioneer",
+                "read": read,
+                "prompt": f"after: {text}" if read else queries[i],
+            }
             records.append(record)
     write_lines(folder / "responses.jsonl", records)
     numbers = {"task_reward": 0.5, "task_reward_ci": 0.1, "kl": 0.2, "kl_ci": 0.0}

@@ -51,12 +51,16 @@ def make_run(
             )  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if planned is None:
-        texts = {
-            f"agent_{a + 1}": [
-                {"query": "the film", "completion": "was `good`|", "task_reward": 0.5}
-            ]
-            for a in range(agents)
+        sample = {
+            "role": "pioneer",
+            "query": "the film",
+            "prompt": "the film",
+            "completion": "was `good`|",
+            "task_reward": 0.5,
+            "kl": 0.1,
         }
+        names = [f"agent_{a + 1}" for a in range(agents)]
+        texts = {name: [{"agent": name, **sample}] for name in names}
         (folder / "summary.json").write_text(
             json.dumps({"samples": {"before": texts, "after": texts}})
         )

@@ -12,7 +12,7 @@ from handmade import compared, make_run
 from matplotlib import pyplot
 
 from cory.errors import UserError
-from cory.report.payload import of_run
+from cory.report.contents import run_page
 from cory.report.plots import COLOURS, colours
 from cory.run.output import replacing
 from study import plots
@@ -850,7 +850,7 @@ def test_the_page_says_how_many_iterations_are_averaged(tmp_path, lengths, note,
     page = comparison_page(study, "Comparison", "", "")
     assert f"Means {note}" in page and by_role in page
     (report_note,) = (
-        table["note"] for table in comparison_tables(study) if table["title"] == "End of training"
+        table.note for table in comparison_tables(study) if table.title == "End of training"
     )
     assert f"Means {note}" in report_note
 
@@ -860,4 +860,4 @@ def test_one_run_of_one_group_is_singular(tmp_path):
     (tmp_path / "run/summary.json").write_text('{"iterations": 1}')
     page = comparison_page(compared(tmp_path), "Comparison", "", "")
     assert "1 run of 1 group;" in page
-    assert "1 of 1 iteration" in of_run(tmp_path / "run", "PPO")["facts"]
+    assert "1 of 1 iteration" in run_page(tmp_path / "run", "PPO").facts

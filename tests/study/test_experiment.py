@@ -739,8 +739,7 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
 def test_the_report_leaves_out_runs_that_ended_but_are_of_later_seeds(tmp_path, judged):
     trial(tmp_path, "--seeds", "1")
     report = (tmp_path / "results/a/report.html").read_text()
-    in_report = [item.seed for item in judged if item.folder.name in report]
-    assert in_report == [0, 0]
+    assert report.count(": 1 of 1 run ended") == 2
 
 
 def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged, capsys):
