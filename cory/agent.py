@@ -24,7 +24,6 @@ from cory.models.lora import (
 )
 from cory.models.rollout import Rollout
 from cory.models.sampling import sample
-from cory.models.static import check_static
 from cory.models.tokenization import (
     are_turns,
     check_lengths,
@@ -97,11 +96,9 @@ class Agent:
             activate(self.policy, self.name)
 
     def check_model(self) -> None:
-        """Raises a UserError if the policy is wrong in padded batches, or cannot sample with `sampling.cache`."""
+        """Raises a UserError if the policy is wrong in padded batches."""
         with self._answering():
             check_model(self.policy, self.tokenizer, samples=self.engine is None)
-        if self.config.sampling.cache == "static":
-            check_static(self.policy, self.device)
 
     def respond(
         self,

@@ -455,8 +455,6 @@ class SamplingConfig(Settings):
         top_p: Sample among the likeliest tokens of this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
         stop: Texts that end a response, as the end token does; the response's text is cut before them.
-        cache: `static`: keys and values in buffers of fixed shapes, for which a sampling step is compiled
-            (docs/scaling.md).
         engine: Who samples in training: `native`, the policy itself, or `vllm`, a server that gets the agents' weights
             after each update (docs/scaling.md).
         engine_url: Address of that server, which serves one run at a time.
@@ -472,7 +470,6 @@ class SamplingConfig(Settings):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     repetition_penalty: PositiveFloat = 1.0
     stop: Annotated[list[str], AfterValidator(_not_empty)] = Field(default_factory=list)
-    cache: Literal["dynamic", "static"] = "dynamic"
     engine: Literal["native", "vllm"] = "native"
     engine_url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:8000"
     engine_folder: str | None = None
@@ -495,7 +492,7 @@ class SamplingConfig(Settings):
             raise UserError(
                 "sampling.min_new_tokens: expected max_new_tokens alone, as no length is drawn, got both"
             )
-        return changed(replace(self, min_new_tokens=1, cache="dynamic", engine="native"), changes)
+        return changed(replace(self, min_new_tokens=1, engine="native"), changes)
 
 
 @dataclass
@@ -711,7 +708,6 @@ class Config(Settings):
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
         self._check_branches()
-        self._check_static_cache()
         self._check_shuffled_transfer()
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
@@ -750,19 +746,6 @@ class Config(Settings):
                 f"branches: expected at most ppo.batch_size / {fewest} = {self.ppo.batch_size // fewest}, so that the "
                 f"pioneer has {fewest} responses, got {self.branches}"
             )
-
-    def _check_static_cache(self) -> None:
-        if self.sampling.cache == "dynamic":
-            return
-        reason = ""
-        if self.sampling.engine != "native":
-            reason = f"sampling.engine: {self.sampling.engine}, which keeps its own"
-        elif self.parallel.shard != "none":
-            reason = f"parallel.shard: {self.parallel.shard}"
-        elif self.model.quantization != "none":
-            reason = f"model.quantization: {self.model.quantization}"
-        if reason:
-            raise UserError(f"sampling.cache: expected dynamic with {reason}, got static")
 
     def _check_shuffled_transfer(self) -> None:
         if not self.shuffles_transfer:

@@ -30,7 +30,6 @@ from cory.agents import make_agents  # noqa: E402
 from cory.callbacks.metrics import measure  # noqa: E402
 from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig  # noqa: E402
 from cory.evaluation.settings import EvaluationConfig  # noqa: E402
-from cory.models import static  # noqa: E402
 from cory.trainer import CoryTrainer  # noqa: E402
 from imdb_train.config import ImdbConfig  # noqa: E402
 from imdb_train.task import make_task  # noqa: E402
@@ -87,12 +86,6 @@ def on_two_devices(config: Config) -> list[dict[str, float]]:
     devices = ("cpu", "cpu") if config.device == "cpu" else ("sim:0", "sim:1")
     agents = [{"device": device} for device in devices]
     return metrics(make_trainer(replace(config, agents=agents)).train().folder)
-
-
-def with_a_static_cache(config: Config) -> list[dict[str, float]]:
-    """Its step is not compiled, on `sim` as on the CPU."""
-    static.compiled_step = lambda: static.step
-    return trains(sampling=replace(config.sampling, cache="static"))(config)
 
 
 def with_reward_model(config: Config) -> list[dict[str, float]]:
@@ -174,7 +167,6 @@ SCENARIOS: dict[str, Callable[[Config], Any]] = {
     "held out": trains(eval_every=1),
     "resumed": resumes,
     "two devices": on_two_devices,
-    "static cache": with_a_static_cache,
     "reward model": with_reward_model,
     "evaluation": is_evaluated,
     "benchmark": is_benchmarked,

@@ -15,7 +15,6 @@ from cory.learners.learner import Learner
 from cory.learners.passes import Passes
 from cory.learners.update import Update
 from cory.models.sampling import sample
-from cory.models.static import StaticTexts
 from cory.models.window import Window, pack
 
 RUN = Path(__file__).parent / "simulated_run.py"
@@ -28,7 +27,6 @@ EQUAL = (
     "held out",
     "resumed",
     "two devices",
-    "static cache",
     "reward model",
     "evaluation",
     "benchmark",
@@ -114,10 +112,3 @@ def test_the_program_waits_once_per_token_and_once_per_step(results):
         Agent.respond,
     ):
         assert waits(counts, function) == 0, function
-
-
-def test_a_static_cache_waits_no_more_often(results):
-    dynamic, static = (results[name]["sim:0"]["counts"] for name in ("ppo", "static cache"))
-    assert waits(static, sample) == waits(dynamic, sample)
-    for function in (StaticTexts.read, StaticTexts.select, StaticTexts._write, StaticTexts.append):
-        assert waits(static, function) == 0, function
