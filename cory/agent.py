@@ -151,7 +151,7 @@ class Agent:
         with (
             autocast(self.device, self.config.precision),
             nullcontext() if self.is_trained else without_adapters(self.policy),
-            sharding.gathered(self.policy, self.config.parallel.gather),
+            sharding.gathered(self.policy),
         ):
             yield
 

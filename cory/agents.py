@@ -81,7 +81,7 @@ def make_agents(config: Config) -> list[Agent]:
     plans = plan_agents(config)
 
     # The process's own device, where it is about messages between processes, is the first agent's.
-    distributed.start(plans[0].device, config.parallel.offload)
+    distributed.start(plans[0].device)
     distributed.check(config)
     for device in {plan.device for plan in plans}:
         configure(device, sharded=config.parallel.shard == "full")

@@ -569,19 +569,10 @@ class ParallelConfig(Settings):
     Args:
         shard: `full`: policies, references, gradients and optimizer states are split over the processes, layer by layer
             (PyTorch's FSDP2). `none`: each process holds them whole.
-        gather: When the weights of a sharded policy are put together for sampling: once for a `rollout`, or each
-            `layer` at each token, which needs less memory and much more time.
-        offload: Keep the shards in the host's memory, not the GPU's.
     """
 
     block: ClassVar[str] = "parallel"
     shard: Literal["none", "full"] = "none"
-    gather: Literal["rollout", "layer"] = "rollout"
-    offload: bool = False
-
-    def check(self) -> None:
-        if self.offload and self.shard == "none":
-            raise UserError("parallel.offload: expected false with parallel.shard: none, got true")
 
 
 @dataclass

@@ -105,7 +105,6 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         "sampling.engine_url",
         "sampling.engine_folder",
     )
-    note(settings["parallel"]["shard"] == "none", "parallel.shard is none", "parallel.gather")
     note(settings["hub"]["push"] is None, "hub.push is null", "hub.public")
     return result
 

@@ -13,7 +13,6 @@ from cory.config import (
     CoryConfig,
     HubConfig,
     LoraConfig,
-    ParallelConfig,
     PPOConfig,
     SamplingConfig,
     keys,
@@ -43,8 +42,8 @@ def said(capsys, monkeypatch):
 
 
 def test_keys_are_those_of_the_settings():
-    assert set(unread(asdict(OFF))) <= set(keys(Config))
-    assert len(unread(asdict(OFF))) > 20
+    names = set(unread(asdict(OFF)))
+    assert names and names <= set(keys(Config))
 
 
 @pytest.mark.parametrize(
@@ -61,10 +60,6 @@ def test_keys_are_those_of_the_settings():
         ({"cory": CoryConfig(credit="own", weight=0.5)}, "cory.weight, as cory.credit is own"),
         ({"eval_queries": 9}, "eval_queries, as eval_every is 0"),
         ({"sampling": SamplingConfig(engine_folder="/tmp")}, "sampling.engine_folder, as sampl"),
-        (
-            {"parallel": ParallelConfig(gather="layer")},
-            "parallel.gather, as parallel.shard is none",
-        ),
         ({"hub": HubConfig(public=True)}, "hub.public, as hub.push is null"),
         (
             {

@@ -57,7 +57,6 @@ CONTRADICTIONS = [
         "--algorithm rloo --group_size 64 --ppo.batch_size 64 --ppo.mini_batch_size 64 "
         "--cory.knowledge_transfer shuffled",
     ),
-    ("parallel.offload", "--parallel.offload"),
     ("agents[1].device", '--agents=[{"device":"cpu"},{"learning_rate":0.1}]'),
     ("branches", "--branches 2 --cory.knowledge_transfer false"),
     ("roles", '--roles=[{"name":"first"}]'),
