@@ -222,7 +222,7 @@ class Agent:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
         if self.is_trained:
-            saved = save_policy(self.policy, folder, self.name, self.config.lora.merge)
+            saved = save_policy(self.policy, folder, self.name)
         else:
             saved = save_without_adapters(self.policy, folder)
         if saved:

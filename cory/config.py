@@ -207,7 +207,6 @@ class LoraConfig(Settings):
         alpha: Adapters are scaled by alpha / rank.
         target_modules: Modules that get adapters. null: PEFT's choice for the architecture, or else all linear layers.
         shared_base: Whether the agents share one base in memory. Off: one copy per agent.
-        merge: Save agents as full models, adapters merged, instead of PEFT folders.
     """
 
     block: ClassVar[str] = "lora"
@@ -215,7 +214,6 @@ class LoraConfig(Settings):
     alpha: PositiveFloat = 32.0
     target_modules: list[str] | None = None
     shared_base: bool = True
-    merge: bool = False
 
 
 @dataclass
@@ -659,15 +657,10 @@ class Config(Settings):
     def check(self) -> None:
         super().check()
         # Where agents have settings of their own, these are checked below.
-        if self.model.quantization != "none" and not self.agents:
-            if self.lora.rank == 0:
-                raise UserError(
-                    f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
-                )
-            if self.lora.merge:
-                raise UserError(
-                    "lora.merge: expected false with model.quantization, as rounded weights cannot be merged, got true"
-                )
+        if self.model.quantization != "none" and not self.agents and self.lora.rank == 0:
+            raise UserError(
+                f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
+            )
         if self.accept_changes != "none" and self.resume is None:
             raise UserError(
                 f"accept_changes: expected none without resume, got {self.accept_changes!r}"

@@ -86,7 +86,6 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         "lora.alpha",
         "lora.target_modules",
         "lora.shared_base",
-        "lora.merge",
     )
     note(
         has_several and settings["cory"]["exchange"] == "none",

@@ -55,7 +55,10 @@ def test_keys_are_those_of_the_settings():
         ),
         ({"ppo": PPOConfig(adaptive_kl=False, kl_target=1.0)}, "ppo.kl_target, as ppo.adaptive_kl"),
         ({"ppo": PPOConfig(init_kl_coef=0.0, kl_horizon=9.0)}, "ppo.kl_horizon, as ppo.init_kl_c"),
-        ({"lora": LoraConfig(alpha=8.0, merge=True)}, "lora.alpha, lora.merge, as lora.rank is 0"),
+        (
+            {"lora": LoraConfig(alpha=8.0, target_modules=["c_attn"])},
+            "lora.alpha, lora.target_modules, as lora.rank is 0",
+        ),
         ({"cory": CoryConfig(exchange="none", exchange_period=9)}, "cory.exchange_period, as"),
         ({"cory": CoryConfig(credit="own", weight=0.5)}, "cory.weight, as cory.credit is own"),
         ({"eval_queries": 9}, "eval_queries, as eval_every is 0"),

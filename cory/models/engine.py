@@ -150,7 +150,7 @@ class Engine:
         saves = is_sharded(policy) or distributed.is_main()
         if not isinstance(policy, PeftModel):
             if saves:
-                save_policy(policy, folder, agent, merge=False)
+                save_policy(policy, folder, agent)
             if distributed.is_main():
                 self._load_weights(folder)
             return self.base
@@ -161,7 +161,7 @@ class Engine:
         if base_too:
             distributed.fail_together(lambda: saves and save_base(policy, base))
         if saves:
-            save_policy(policy, folder, agent, merge=False)
+            save_policy(policy, folder, agent)
         # What the server may refuse comes after all that processes do together.
         if distributed.is_main():
             if base_too:

@@ -148,8 +148,6 @@ def _check_sharding(config: Config, processes: int) -> None:
             raise UserError(
                 f"model.quantization: expected none with parallel.shard: full, got {bits!r}"
             )
-        if settings.lora.rank and settings.lora.merge:
-            raise UserError("lora.merge: expected false with parallel.shard: full, got True")
 
 
 def world_size() -> int:

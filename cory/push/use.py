@@ -184,7 +184,7 @@ def fenced(text: str, language: str = "") -> str:
 
 def is_adapter(config: Config) -> bool:
     """Whether an agent with these settings is saved as an adapter."""
-    return config.lora.rank > 0 and not config.lora.merge
+    return config.lora.rank > 0
 
 
 def is_folder(config: Config, name: str, identity: str) -> bool:

@@ -47,7 +47,6 @@ CONTRADICTIONS = [
     ("ppo.warmup", "--iterations 5 --ppo.warmup 5"),
     ("sampling.max_new_tokens", "--sampling.min_new_tokens 9 --sampling.max_new_tokens 8"),
     ("model.quantization", "--model.quantization 4bit --lora.rank 0"),
-    ("lora.merge", "--model.quantization 4bit --lora.rank 8 --lora.merge"),
     ("cory.exchange", "--cory.num_agents 3 --cory.chain_length 2 --cory.exchange none"),
     ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer false"),
     ("agents", '--agents=[{"learning_rate":0.1}]'),

@@ -15,7 +15,6 @@ from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.responses import respond
 from cory.models.load import attach, load_policy
-from cory.models.lora import save_policy
 from cory.prompts import RolePrompts
 from cory.provenance.models import policy_models
 from cory.task import Task
@@ -114,34 +113,13 @@ def test_reference_is_the_base_with_adapters_off(config):
     assert all(record["kl"] > 1e-3 for record in later)
 
 
-def test_a_merged_copy_leaves_the_policy_where_it_is(config, tmp_path):
-    """Its parameters keep the nodes of autograd on which several processes hang the exchange of gradients."""
-    agent = make_trainer(lora(config)).agents[0]
-    parameter = next(p for p in agent.policy.parameters() if p.requires_grad)
-    calls = []
-    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    node.register_hook(lambda *_: calls.append(1))
-    before = {name: (p, p.data_ptr()) for name, p in agent.policy.named_parameters()}
-    assert save_policy(agent.policy, tmp_path / "merged", agent.name, merge=True)
-    for name, after in agent.policy.named_parameters():
-        parameter_before, place = before[name]
-        assert after is parameter_before and after.data_ptr() == place
-    parameter.sum().backward()
-    assert calls == [1]
-
-
-@pytest.mark.parametrize("merge", [False, True])
-def test_saved_adapters_open_without_trl_and_answer_alike(config, merge):
-    trainer = make_trainer(lora(config, merge=merge))
+def test_saved_adapters_open_without_trl_and_answer_alike(config):
+    trainer = make_trainer(lora(config))
     run = trainer.train()
     for agent in trainer.agents:
         folder = run.folder / agent.name
-        assert (folder / "adapter_config.json").exists() != merge
-        if merge:
-            model = AutoModelForCausalLM.from_pretrained(folder)
-        else:
-            base = AutoModelForCausalLM.from_pretrained(config.model.name)
-            model = peft.PeftModel.from_pretrained(base, folder)
+        base = AutoModelForCausalLM.from_pretrained(config.model.name)
+        model = peft.PeftModel.from_pretrained(base, folder)
         ids = torch.tensor([agent.tokenizer(sentences(1)[0])["input_ids"]])
         agent.activate()
         with torch.no_grad():

@@ -298,7 +298,6 @@ def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, mon
     )
     for settings, message in [
         (quantized, "model.quantization: expected none with parallel.shard: full"),
-        (replace(sharded, lora=LoraConfig(rank=4, merge=True)), "lora.merge: expected false"),
         (
             replace(sharded, ppo=replace(config.ppo, optimizer="Adafactor")),
             "ppo.optimizer: expected none of Adafactor",

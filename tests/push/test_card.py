@@ -208,7 +208,7 @@ def test_an_adapter_on_a_built_in_model_is_loaded_on_it(tmp_path):
     base, tokenizer = load_policy(ModelConfig(config.resolve("tiny")))
     torch.manual_seed(0)
     policy = add_adapter(base, "agent_1", config.lora)
-    save_policy(policy, tmp_path, "agent_1", merge=False)
+    save_policy(policy, tmp_path, "agent_1")
     tokenizer.save_pretrained(tmp_path)
     prompts = {"pioneer": "{prompt}", "observer": "{response} {prompt}"}
     samples = [{"query": "The film", "columns": {}, "prompt": "The film"}]
