@@ -80,7 +80,7 @@ def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
         device="cpu",
         iterations=options.iterations,
         model=ModelConfig(folder),
-        lora=LoraConfig(rank=options.lora, shared_base=way != "devices"),
+        lora=LoraConfig(rank=options.lora),
         agents=[AgentConfig(device="cpu")] * 2 if way == "devices" else [],
         ppo=PPOConfig(
             batch_size=options.batch, mini_batch_size=options.batch, ppo_epochs=options.epochs

@@ -206,14 +206,12 @@ class LoraConfig(Settings):
         rank: Rank of the adapters. 0: full fine-tuning.
         alpha: Adapters are scaled by alpha / rank.
         target_modules: Modules that get adapters. null: PEFT's choice for the architecture, or else all linear layers.
-        shared_base: Whether the agents share one base in memory. Off: one copy per agent.
     """
 
     block: ClassVar[str] = "lora"
     rank: NonNegativeInt = 0
     alpha: PositiveFloat = 32.0
     target_modules: list[str] | None = None
-    shared_base: bool = True
 
 
 @dataclass
@@ -699,10 +697,10 @@ class Config(Settings):
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
                 f"got {len(self.agents)}"
             )
-        # Merging an agent's settings validates its entry.
-        agents = [self.of_agent(index) for index in range(len(self.agents))]
+        for index in range(len(self.agents)):
+            self.of_agent(index)  # merging an agent's settings validates its entry
         if self.device_per_agent:
-            self._check_devices(agents)
+            self._check_devices()
         self._check_frozen()
 
     def _check_branches(self) -> None:
@@ -782,22 +780,12 @@ class Config(Settings):
                     f"sampling.engine: {self.sampling.engine}, got false"
                 )
 
-    def _check_devices(self, agents: list["Config"]) -> None:
+    def _check_devices(self) -> None:
         for index, agent in enumerate(self.agents):
             if agent.device is None:
                 raise UserError(
                     f"agents[{index}].device: expected a device, as other agents have one, got none"
                 )
-        bases: list[ModelConfig] = []
-        for index, settings in enumerate(agents):
-            if not (settings.lora.rank and settings.lora.shared_base and self.is_trained(index)):
-                continue
-            if settings.model in bases:
-                raise UserError(
-                    f"agents[{index}].device: expected lora.shared_base: false beside it, as adapters of one base "
-                    "share its device, got true"
-                )
-            bases.append(settings.model)
 
     @property
     def device_per_agent(self) -> bool:

@@ -85,7 +85,6 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         "lora.rank is 0",
         "lora.alpha",
         "lora.target_modules",
-        "lora.shared_base",
     )
     note(
         has_several and settings["cory"]["exchange"] == "none",

@@ -88,9 +88,11 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
 
 
 def test_shared_base_equals_separate_copies(config, tmp_path):
+    """Agents with devices of their own have copies."""
     results = []
     for shared in (True, False):
-        trainer = make_trainer(lora(config, shared_base=shared))
+        agents = [] if shared else [{"device": "cpu"}, {"device": "cpu"}]
+        trainer = make_trainer(replace(lora(config), agents=agents))
         records = [record for k in range(4) for record in run_iteration(trainer, k)]
         results.append((records, [adapters(agent) for agent in trainer.agents]))
         assert (trainer.agents[0].learner.policy is trainer.agents[1].learner.policy) == shared

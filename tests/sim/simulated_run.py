@@ -159,9 +159,7 @@ SCENARIOS: dict[str, Callable[[Config], Any]] = {
     "reinforce, counterfactual credit": iterates(
         algorithm="reinforce", cory=CoryConfig(exchange_period=2, credit="counterfactual")
     ),
-    "rloo, lora on copies": iterates(
-        algorithm="rloo", group_size=2, lora=LoraConfig(rank=4, shared_base=False)
-    ),
+    "rloo, lora": iterates(algorithm="rloo", group_size=2, lora=LoraConfig(rank=4)),
     "grpo, lora": iterates(algorithm="grpo", group_size=2, lora=LoraConfig(rank=4)),
     "bf16": iterates(precision="bf16"),
     "held out": trains(eval_every=1),

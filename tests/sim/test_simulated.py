@@ -22,7 +22,7 @@ EQUAL = (
     "ppo",
     "full KL, micro-batches, reward scaling",
     "reinforce, counterfactual credit",
-    "rloo, lora on copies",
+    "rloo, lora",
     "grpo, lora",
     "held out",
     "resumed",
