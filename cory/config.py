@@ -590,8 +590,7 @@ class Config(Settings):
             [...]}, each part optional: docs/own_task.md. Empty: pioneer, observer, observer_2, ... with the task's
             prompts.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
-        device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda, cuda:N or
-            mps (Apple; not tested).
+        device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.

@@ -398,8 +398,6 @@ def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
             "model.quantization: expected bitsandbytes to be installed for 4bit, and it is not: "
             "pip install -e '.[quantization]'"
         )
-    if device.type not in ("cuda", "cpu", "xpu"):
-        raise UserError(f"model.quantization: expected a GPU or the CPU for 4bit, got {device}")
     for available in AVAILABLE:
         available.cache_clear()
     compute = torch.float32 if model.dtype == "float32" else torch.bfloat16

@@ -197,7 +197,7 @@ def test_a_run_continues_with_and_without_devices(config, tmp_path):
         ),
         (
             {"agents": [{"device": "gpu"}] * 2},
-            "device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'",
+            "device: expected auto, cpu, cuda or cuda:N, got 'gpu'",
         ),
         ({"agents": [{"device": 3}] * 2}, r"agents\[0\].device: expected a valid string, got 3"),
         (
