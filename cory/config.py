@@ -453,9 +453,7 @@ class SamplingConfig(Settings):
         stop: Texts that end a response, as the end token does; the response's text is cut before them.
         engine: Who samples in training: `native`, the policy itself, or `vllm`, a server that gets the agents' weights
             after each update (docs/scaling.md).
-        engine_url: Address of that server, which serves one run at a time.
-        engine_folder: Folder that the run and the server see, through which weights are passed on. null: a temporary
-            one, for a server on this machine.
+        engine_url: Address of that server, which serves one run at a time and sees the run's folder.
     """
 
     block: ClassVar[str] = "sampling"
@@ -468,7 +466,6 @@ class SamplingConfig(Settings):
     stop: Annotated[list[str], AfterValidator(_not_empty)] = Field(default_factory=list)
     engine: Literal["native", "vllm"] = "native"
     engine_url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:8000"
-    engine_folder: str | None = None
 
     def check(self) -> None:
         if self.max_new_tokens < self.min_new_tokens:

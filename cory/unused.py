@@ -101,7 +101,6 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         settings["sampling"]["engine"] == "native",
         "sampling.engine is native",
         "sampling.engine_url",
-        "sampling.engine_folder",
     )
     note(settings["hub"]["push"] is None, "hub.push is null", "hub.public")
     return result

@@ -62,7 +62,10 @@ def test_keys_are_those_of_the_settings():
         ({"cory": CoryConfig(exchange="none", exchange_period=9)}, "cory.exchange_period, as"),
         ({"cory": CoryConfig(credit="own", weight=0.5)}, "cory.weight, as cory.credit is own"),
         ({"eval_queries": 9}, "eval_queries, as eval_every is 0"),
-        ({"sampling": SamplingConfig(engine_folder="/tmp")}, "sampling.engine_folder, as sampl"),
+        (
+            {"sampling": SamplingConfig(engine_url="http://other:8000")},
+            "sampling.engine_url, as sampling.engine is native",
+        ),
         ({"hub": HubConfig(public=True)}, "hub.public, as hub.push is null"),
         (
             {

@@ -28,7 +28,6 @@ FREE = frozenset(
         "parallel",
         "sampling.engine",
         "sampling.engine_url",
-        "sampling.engine_folder",
         *ROUNDING,
         "changes",
         "versions",
