@@ -173,7 +173,7 @@ def passing(config: Config, model: Model, processes: int, prompt: int) -> dict[s
     together = at_once = 0
     if method.shard == "full":
         at_once = number * (model.outside + GATHERED * model.layer)
-        together = number * model.parameters if method.gather == "rollout" else at_once
+        together = number * model.parameters
         if not config.lora.rank:  # their gradients, too, and a layer's on their way
             at_once += number * (model.outside + 2 * model.layer)
     elif half and element(config) == 4:
@@ -222,7 +222,7 @@ TUNINGS = {
         LoraConfig(rank=16),
     ),
 }
-SHARD, LAYER = ParallelConfig(shard="full"), ParallelConfig(shard="full", gather="layer")
+SHARD = ParallelConfig(shard="full")
 # The number of processes, each with a GPU, but for `device`: one process, in which each agent has a GPU.
 WAYS = {
     "1 GPU": (1, ParallelConfig()),
@@ -231,9 +231,6 @@ WAYS = {
     DEVICES: (1, ParallelConfig()),
     "4, `shard`": (4, SHARD),
     "8, `shard`": (8, SHARD),
-    "4, `shard`, `layer`": (4, LAYER),
-    "8, `shard`, `layer`": (8, LAYER),
-    "64, `shard`, `layer`": (64, LAYER),
 }
 
 

@@ -38,11 +38,15 @@ def measure(way: str, folder: str, rank: int) -> dict[str, float]:
     from cory.agents import make_agents
     from cory.config import AgentConfig, Config, LoraConfig, ModelConfig, PPOConfig, SamplingConfig
 
+    agents_of = {  # with devices of their own they have copies
+        "copies": [AgentConfig(device="cpu"), AgentConfig(device="cpu")],
+        "frozen": [AgentConfig(), AgentConfig(trained=False)],
+    }
     config = Config(
         device="cpu",
         model=ModelConfig(folder),
-        lora=LoraConfig(rank=rank if way in LORA else 0, shared_base=way == "shared"),
-        agents=[AgentConfig(), AgentConfig(trained=False)] if way == "frozen" else [],
+        lora=LoraConfig(rank=rank if way in LORA else 0),
+        agents=agents_of.get(way, []),
         ppo=PPOConfig(batch_size=4, mini_batch_size=4, ppo_epochs=1),
         sampling=SamplingConfig(4, 4),
     )

@@ -41,8 +41,6 @@ WAYS: dict[str, tuple[int, dict[str, str]]] = {
     "data4": (4, {}),
     "shard": (2, {"shard": "full"}),
     "shard4": (4, {"shard": "full"}),
-    "layer": (2, {"shard": "full", "gather": "layer"}),
-    "layer4": (4, {"shard": "full", "gather": "layer"}),
     "devices": (1, {}),
 }
 TITLES = {
@@ -51,7 +49,7 @@ TITLES = {
 }
 NUMBERS = {1: "one process", 2: "two", 4: "four"}
 DEFAULTS = {
-    "memory": ["one", "data", "shard", "layer", "devices"],
+    "memory": ["one", "data", "shard", "devices"],
     "time": ["one", "one2", "data", "data4", "devices"],
 }
 QUERY = 12  # tokens
@@ -82,7 +80,7 @@ def config_of(way: str, folder: str, options: argparse.Namespace) -> Any:
         device="cpu",
         iterations=options.iterations,
         model=ModelConfig(folder),
-        lora=LoraConfig(rank=options.lora, shared_base=way != "devices"),
+        lora=LoraConfig(rank=options.lora),
         agents=[AgentConfig(device="cpu")] * 2 if way == "devices" else [],
         ppo=PPOConfig(
             batch_size=options.batch, mini_batch_size=options.batch, ppo_epochs=options.epochs

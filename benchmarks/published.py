@@ -5,8 +5,6 @@ of https://huggingface.co/NAME. tests/test_configurations.py compares the parame
 numbers that the models' pages state.
 """
 
-import copy
-
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -81,29 +79,3 @@ def on_meta(config: PreTrainedConfig) -> PreTrainedModel:
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
-
-
-def small(name: str, vocabulary: int) -> PreTrainedConfig:
-    """The architecture of a published model with two layers, narrow, and of another vocabulary.
-
-    It has as many query heads for each key as the published one, or four heads in all.
-    """
-    config = copy.deepcopy(PUBLISHED[name])
-    config.vocab_size = vocabulary
-    config.bos_token_id = config.eos_token_id = 0
-    config.pad_token_id = None
-    if isinstance(config, GPT2Config):
-        config.n_embd, config.n_layer, config.n_head = 32, 2, 4
-        config.n_positions = 2048
-        return config
-    group = config.num_attention_heads // config.num_key_value_heads
-    config.num_key_value_heads = 1 if group > 1 else 4
-    config.num_attention_heads = group * config.num_key_value_heads
-    config.head_dim = 8
-    config.hidden_size = 8 * config.num_attention_heads
-    config.intermediate_size = 3 * config.hidden_size
-    config.num_hidden_layers = 2
-    config.max_position_embeddings = 2048
-    if hasattr(config, "layer_types"):
-        config.layer_types = config.layer_types[:2]
-    return config

@@ -24,7 +24,6 @@ from cory.models.lora import (
 )
 from cory.models.rollout import Rollout
 from cory.models.sampling import sample
-from cory.models.static import check_static
 from cory.models.tokenization import (
     are_turns,
     check_lengths,
@@ -96,11 +95,9 @@ class Agent:
             activate(self.policy, self.name)
 
     def check_model(self) -> None:
-        """Raises a UserError if the policy is wrong in padded batches, or cannot sample with `sampling.cache`."""
+        """Raises a UserError if the policy is wrong in padded batches."""
         with self._answering():
             check_model(self.policy, self.tokenizer, samples=self.engine is None)
-        if self.config.sampling.cache == "static":
-            check_static(self.policy, self.device)
 
     def respond(
         self,
@@ -153,7 +150,7 @@ class Agent:
         with (
             autocast(self.device, self.config.precision),
             nullcontext() if self.is_trained else without_adapters(self.policy),
-            sharding.gathered(self.policy, self.config.parallel.gather),
+            sharding.gathered(self.policy),
         ):
             yield
 
@@ -217,7 +214,7 @@ class Agent:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
         if self.is_trained:
-            saved = save_policy(self.policy, folder, self.name, self.config.lora.merge)
+            saved = save_policy(self.policy, folder, self.name)
         else:
             saved = save_without_adapters(self.policy, folder)
         if saved:

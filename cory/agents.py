@@ -57,10 +57,8 @@ class AgentPlan:
             return False
         if self.config.model != other.config.model:
             return False
-        if self.trained and other.trained and self.uses_lora != other.uses_lora:
-            return False  # a base with adapters cannot be the reference of an agent without
-        # Adapters share a base unless their settings give each one of its own.
-        return all(plan.config.lora.shared_base for plan in (self, other) if plan.uses_lora)
+        # A base with adapters cannot be the reference of an agent without.
+        return not (self.trained and other.trained and self.uses_lora != other.uses_lora)
 
 
 def make_agents(config: Config) -> list[Agent]:
@@ -68,9 +66,9 @@ def make_agents(config: Config) -> list[Agent]:
     `config.agents` says otherwise.
 
     Full fine-tuning: each agent has a copy of the weights; agents of the same model share one
-    frozen reference. LoRA: each agent has an adapter, on one base or on copies of it
-    (`lora.shared_base`); the reference is the base with its adapters off. Agents with devices of
-    their own (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value head. A frozen
+    frozen reference. LoRA: each agent has an adapter, all on one base; the reference is the base
+    with its adapters off. Agents with devices of their own (`agents: [{device: ...}]`) share
+    nothing. Each PPO agent has a value head. A frozen
     agent (`agents: [{trained: false}]`) is a base that others share, or one of its own.
 
     Raises a UserError if a setting is out of range, a device or a model is not available, or a
@@ -81,7 +79,7 @@ def make_agents(config: Config) -> list[Agent]:
     plans = plan_agents(config)
 
     # The process's own device, where it is about messages between processes, is the first agent's.
-    distributed.start(plans[0].device, config.parallel.offload)
+    distributed.start(plans[0].device)
     distributed.check(config)
     for device in {plan.device for plan in plans}:
         configure(device, sharded=config.parallel.shard == "full")

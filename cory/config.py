@@ -174,7 +174,7 @@ class ModelConfig(Settings):
         revision: Branch, tag or commit of a Hub model.
         dtype: Type of the weights: float32, bfloat16, or `auto` for the one they were saved in.
         trust_remote_code: Whether the model's own code may run. Enable it only if you have read that code.
-        quantization: 4bit (NF4) or 8bit weights of the base through bitsandbytes; with LoRA only.
+        quantization: 4bit (NF4) weights of the base through bitsandbytes; with LoRA only.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
         chat_template: Render prompts as a user turn with the tokenizer's chat template. A mapping sets its options,
             such as {enable_thinking: false}.
@@ -185,7 +185,7 @@ class ModelConfig(Settings):
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     trust_remote_code: bool = False
-    quantization: Literal["none", "4bit", "8bit"] = "none"
+    quantization: Literal["none", "4bit"] = "none"
     gradient_checkpointing: bool = False
     chat_template: bool | dict[str, Any] = False
 
@@ -198,16 +198,12 @@ class LoraConfig(Settings):
         rank: Rank of the adapters. 0: full fine-tuning.
         alpha: Adapters are scaled by alpha / rank.
         target_modules: Modules that get adapters. null: PEFT's choice for the architecture, or else all linear layers.
-        shared_base: Whether the agents share one base in memory. Off: one copy per agent.
-        merge: Save agents as full models, adapters merged, instead of PEFT folders.
     """
 
     block: ClassVar[str] = "lora"
     rank: NonNegativeInt = 0
     alpha: PositiveFloat = 32.0
     target_modules: list[str] | None = None
-    shared_base: bool = True
-    merge: bool = False
 
 
 @dataclass
@@ -447,13 +443,9 @@ class SamplingConfig(Settings):
         top_p: Sample among the likeliest tokens of this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
         stop: Texts that end a response, as the end token does; the response's text is cut before them.
-        cache: `static`: keys and values in buffers of fixed shapes, for which a sampling step is compiled
-            (docs/scaling.md).
         engine: Who samples in training: `native`, the policy itself, or `vllm`, a server that gets the agents' weights
             after each update (docs/scaling.md).
-        engine_url: Address of that server, which serves one run at a time.
-        engine_folder: Folder that the run and the server see, through which weights are passed on. null: a temporary
-            one, for a server on this machine.
+        engine_url: Address of that server, which serves one run at a time and sees the run's folder.
     """
 
     block: ClassVar[str] = "sampling"
@@ -464,10 +456,8 @@ class SamplingConfig(Settings):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     repetition_penalty: PositiveFloat = 1.0
     stop: Annotated[list[str], AfterValidator(_not_empty)] = Field(default_factory=list)
-    cache: Literal["dynamic", "static"] = "dynamic"
     engine: Literal["native", "vllm"] = "native"
     engine_url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:8000"
-    engine_folder: str | None = None
 
     def check(self) -> None:
         if self.max_new_tokens < self.min_new_tokens:
@@ -487,7 +477,7 @@ class SamplingConfig(Settings):
             raise UserError(
                 "sampling.min_new_tokens: expected max_new_tokens alone, as no length is drawn, got both"
             )
-        return changed(replace(self, min_new_tokens=1, cache="dynamic", engine="native"), changes)
+        return changed(replace(self, min_new_tokens=1, engine="native"), changes)
 
 
 @dataclass
@@ -537,19 +527,10 @@ class ParallelConfig(Settings):
     Args:
         shard: `full`: policies, references, gradients and optimizer states are split over the processes, layer by layer
             (PyTorch's FSDP2). `none`: each process holds them whole.
-        gather: When the weights of a sharded policy are put together for sampling: once for a `rollout`, or each
-            `layer` at each token, which needs less memory and much more time.
-        offload: Keep the shards in the host's memory, not the GPU's.
     """
 
     block: ClassVar[str] = "parallel"
     shard: Literal["none", "full"] = "none"
-    gather: Literal["rollout", "layer"] = "rollout"
-    offload: bool = False
-
-    def check(self) -> None:
-        if self.offload and self.shard == "none":
-            raise UserError("parallel.offload: expected false with parallel.shard: none, got true")
 
 
 @dataclass
@@ -571,8 +552,7 @@ class Config(Settings):
             [...]}, each part optional: docs/own_task.md. Empty: pioneer, observer, observer_2, ... with the task's
             prompts.
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
-        device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda, cuda:N or
-            mps (Apple; not tested).
+        device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.
@@ -634,15 +614,10 @@ class Config(Settings):
     def check(self) -> None:
         super().check()
         # Where agents have settings of their own, these are checked below.
-        if self.model.quantization != "none" and not self.agents:
-            if self.lora.rank == 0:
-                raise UserError(
-                    f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
-                )
-            if self.lora.merge:
-                raise UserError(
-                    "lora.merge: expected false with model.quantization, as rounded weights cannot be merged, got true"
-                )
+        if self.model.quantization != "none" and not self.agents and self.lora.rank == 0:
+            raise UserError(
+                f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
+            )
         if self.accept_changes != "none" and self.resume is None:
             raise UserError(
                 f"accept_changes: expected none without resume, got {self.accept_changes!r}"
@@ -674,7 +649,6 @@ class Config(Settings):
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
         self._check_branches()
-        self._check_static_cache()
         self._check_shuffled_transfer()
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
@@ -682,10 +656,10 @@ class Config(Settings):
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
                 f"got {len(self.agents)}"
             )
-        # Merging an agent's settings validates its entry.
-        agents = [self.of_agent(index) for index in range(len(self.agents))]
+        for index in range(len(self.agents)):
+            self.of_agent(index)  # merging an agent's settings validates its entry
         if self.device_per_agent:
-            self._check_devices(agents)
+            self._check_devices()
         self._check_frozen()
 
     def _check_branches(self) -> None:
@@ -713,19 +687,6 @@ class Config(Settings):
                 f"branches: expected at most ppo.batch_size / {fewest} = {self.ppo.batch_size // fewest}, so that the "
                 f"pioneer has {fewest} responses, got {self.branches}"
             )
-
-    def _check_static_cache(self) -> None:
-        if self.sampling.cache == "dynamic":
-            return
-        reason = ""
-        if self.sampling.engine != "native":
-            reason = f"sampling.engine: {self.sampling.engine}, which keeps its own"
-        elif self.parallel.shard != "none":
-            reason = f"parallel.shard: {self.parallel.shard}"
-        elif self.model.quantization != "none":
-            reason = f"model.quantization: {self.model.quantization}"
-        if reason:
-            raise UserError(f"sampling.cache: expected dynamic with {reason}, got static")
 
     def _check_shuffled_transfer(self) -> None:
         if not self.shuffles_transfer:
@@ -778,22 +739,12 @@ class Config(Settings):
                     f"sampling.engine: {self.sampling.engine}, got false"
                 )
 
-    def _check_devices(self, agents: list["Config"]) -> None:
+    def _check_devices(self) -> None:
         for index, agent in enumerate(self.agents):
             if agent.device is None:
                 raise UserError(
                     f"agents[{index}].device: expected a device, as other agents have one, got none"
                 )
-        bases: list[ModelConfig] = []
-        for index, settings in enumerate(agents):
-            if not (settings.lora.rank and settings.lora.shared_base and self.is_trained(index)):
-                continue
-            if settings.model in bases:
-                raise UserError(
-                    f"agents[{index}].device: expected lora.shared_base: false beside it, as adapters of one base "
-                    "share its device, got true"
-                )
-            bases.append(settings.model)
 
     @property
     def device_per_agent(self) -> bool:

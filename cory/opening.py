@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from cory.resume.advice import AS_BEFORE, MENDED_REWARD, SKIPPING, how_to_contin
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
 from cory.run.folder import Run
+from cory.run.output import partial_name
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
@@ -54,22 +56,29 @@ def open_run(
     """
     config = trainer.config
     if resumed is None:
-        return RunState(config=record), Run(config, trainer.name, record, exits=exits)
+        state = RunState(config=record)
+        run = Run(config, trainer.name, record, exits=exits)
+    else:
+        record["changes"] = resumed.changes
+        state = resumed.state
+        if resumed.checkpoint is not None:
+            checkpoint.load(resumed.checkpoint, state, trainer.trained_agents)
+        state.config = record
+        run = Run(
+            config,
+            trainer.name,
+            record,
+            folder=resumed.run,
+            lengths=state.lengths,
+            outdated=resumed.outdated,
+            exits=exits,
+        )
 
-    record["changes"] = resumed.changes
-    state = resumed.state
-    if resumed.checkpoint is not None:
-        checkpoint.load(resumed.checkpoint, state, trainer.trained_agents)
-    state.config = record
-    run = Run(
-        config,
-        trainer.name,
-        record,
-        folder=resumed.run,
-        lengths=state.lengths,
-        outdated=resumed.outdated,
-        exits=exits,
-    )
+    engine = trainer.agents[0].engine  # that of all agents
+    if engine is not None:
+        # By this name, what a killed run leaves of it goes when that is continued.
+        engine.folder = partial_name(run.folder / "engine")
+        exits.callback(shutil.rmtree, engine.folder, ignore_errors=True)
     return state, run
 
 

@@ -67,15 +67,10 @@ class Stream:
         return np.random.default_rng(astuple(self))
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A generator at the beginning of the stream, for tensors on `device`.
-
-        For Apple's GPUs it is one on the CPU, as `cory.models.drawing.draw` needs float64, which
-        they lack.
-        """
+        """A generator at the beginning of the stream, for tensors on `device`."""
         import torch  # here, as importing it takes seconds, which not all who import this file have
 
-        device = torch.device(device)
-        return torch.Generator("cpu" if device.type == "mps" else device).manual_seed(self._seed())
+        return torch.Generator(device).manual_seed(self._seed())
 
     @contextmanager
     def as_global(self) -> Iterator[None]:

@@ -85,8 +85,6 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         "lora.rank is 0",
         "lora.alpha",
         "lora.target_modules",
-        "lora.shared_base",
-        "lora.merge",
     )
     note(
         has_several and settings["cory"]["exchange"] == "none",
@@ -103,9 +101,8 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         settings["sampling"]["engine"] == "native",
         "sampling.engine is native",
         "sampling.engine_url",
-        "sampling.engine_folder",
     )
-    note(settings["parallel"]["shard"] == "none", "parallel.shard is none", "parallel.gather")
+    note(settings["hub"]["push"] is None, "hub.push is null", "hub.public")
     return result
 
 

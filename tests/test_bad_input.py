@@ -98,12 +98,6 @@ def test_a_revision_that_the_hub_lacks(monkeypatch):
         load_policy(ModelConfig("some/x", revision="man"))
 
 
-def test_quantization_on_a_device_without_it(policy_folder):
-    pytest.importorskip("bitsandbytes")
-    with refuses(r"model.quantization: expected a GPU or the CPU for 4bit, got mps"):
-        load_policy(ModelConfig(str(policy_folder), quantization="4bit"), torch.device("mps"))
-
-
 def test_folder_that_holds_no_model(tmp_path):
     with refuses(r"model.name: expected a causal language model, got '.*'"):
         load_policy(ModelConfig(str(tmp_path)))
@@ -330,7 +324,7 @@ def test_each_process_has_a_gpu(monkeypatch):
 
 
 def test_unknown_device():
-    with refuses("device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'"):
+    with refuses("device: expected auto, cpu, cuda or cuda:N, got 'gpu'"):
         choose_device("gpu")
 
 

@@ -92,7 +92,7 @@ def test_llama_configs_have_the_values_of_table_2(name):
         "gradient_accumulation_steps": 16, "init_kl_coef": 0.01,
     }  # fmt: skip
     assert {key: getattr(config.ppo, key) for key in expected} == expected
-    assert config.model.quantization == "4bit" and config.lora.rank > 0 and config.lora.shared_base
+    assert config.model.quantization == "4bit" and config.lora.rank > 0
     assert config.iterations == 100 and config.sampling.stop == ["Question:"]
 
 

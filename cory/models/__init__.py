@@ -1,7 +1,7 @@
 """How an LLM is loaded, shared and sampled.
 
-PEFT imports bitsandbytes if it is installed, which takes seconds and prints to stderr; only 4 and 8
-bit models need it. So PEFT is imported here with bitsandbytes hidden; `load.quantization` reverts
+PEFT imports bitsandbytes if it is installed, which takes seconds and prints to stderr; only 4 bit
+models need it. So PEFT is imported here with bitsandbytes hidden; `load.quantization` reverts
 that.
 """
 

@@ -32,17 +32,19 @@ def draw(probabilities: torch.Tensor, generator: torch.Generator) -> torch.Tenso
     """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
 
     Inverts the distribution function with one random number a row; `torch.multinomial` draws one
-    for every token of the vocabulary. In float64, so that 50,000 sums lose nothing, and on the
-    generator's device.
+    for every token of the vocabulary. In float64, so that 50,000 sums lose nothing.
     """
-    device = generator.device
-    cumulative = probabilities.to(device).cumsum(-1, dtype=torch.float64)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     uniform = torch.rand(
-        len(cumulative), 1, dtype=torch.float64, device=device, generator=generator
+        len(cumulative),
+        1,
+        dtype=torch.float64,
+        device=probabilities.device,
+        generator=generator,
     )
     chosen = uniform * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, chosen, right=True).clamp(max=cumulative.shape[1] - 1)
-    return tokens.to(probabilities.device)
+    tokens = torch.searchsorted(cumulative, chosen, right=True)
+    return tokens.clamp(max=cumulative.shape[1] - 1)
 
 
 class Stopping:

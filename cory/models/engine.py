@@ -1,5 +1,5 @@
-"""Sampling by an inference engine: a vLLM server, which gets the agents' weights through a folder
-(docs/scaling.md).
+"""Sampling by an inference engine: a vLLM server, which gets the agents' weights through the run's
+folder (docs/scaling.md).
 
 One server samples for all agents of one base. LoRA agents are adapters there, under a new name
 after each update; otherwise the server takes over the whole weights of the agent that is to answer.
@@ -45,6 +45,9 @@ class Engine:
     Args:
         config: the run's settings.
 
+    Attributes:
+        folder: through which weights are handed over: one in the run's folder, once a run has begun.
+
     Raises a UserError if the settings do not go with an engine, or no server answers.
     """
 
@@ -84,12 +87,8 @@ class Engine:
         self.current: set[str] = set()  # agents whose current weights the server has
         self.run = uuid.uuid4().hex[:8]
         self.versions = 0
-        folder = self.settings.engine_folder
-        if folder is not None and not Path(folder).is_dir():
-            raise UserError(
-                f"sampling.engine_folder: expected null or an existing folder, got {folder!r}"
-            )
-        self.folder = tempfile.TemporaryDirectory(prefix="cory-engine-", dir=folder)
+        self.temporary = tempfile.TemporaryDirectory(prefix="cory-engine-")
+        self.folder = Path(self.temporary.name)
 
     def outdated(self, agent: str) -> None:
         """Notes that an agent's weights have changed, so that the server gets them before the agent answers again."""
@@ -145,12 +144,12 @@ class Engine:
         """Hands an agent's weights to the server; returns the server's name for them."""
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"
-        folder = Path(self.folder.name) / name
+        folder = self.folder / name
         # All processes take part in saving what is sharded.
         saves = is_sharded(policy) or distributed.is_main()
         if not isinstance(policy, PeftModel):
             if saves:
-                save_policy(policy, folder, agent, merge=False)
+                save_policy(policy, folder, agent)
             if distributed.is_main():
                 self._load_weights(folder)
             return self.base
@@ -161,7 +160,7 @@ class Engine:
         if base_too:
             distributed.fail_together(lambda: saves and save_base(policy, base))
         if saves:
-            save_policy(policy, folder, agent, merge=False)
+            save_policy(policy, folder, agent)
         # What the server may refuse comes after all that processes do together.
         if distributed.is_main():
             if base_too:

@@ -3,7 +3,7 @@
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import peft
 from peft import PeftModel
@@ -110,24 +110,11 @@ def save_without_adapters(policy: LanguageModel, folder: Path) -> bool:
     """Saves a policy as a full model without the adapters that others have on it. See `save_base`."""
     if isinstance(policy, PeftModel):
         return save_base(policy, folder)
-    return save_policy(policy, folder, name="", merge=False)
+    return save_policy(policy, folder, name="")
 
 
-def _copy_on_cpu(policy: PeftModel) -> PeftModel:
-    """A copy in the host's memory, as a GPU may have no room for a second base.
-
-    The policy stays where it is: parameters that move lose the hooks by which processes exchange gradients.
-    """
-    copies: dict[int, Any] = {}
-    for tensor in [*policy.parameters(), *policy.buffers()]:
-        there = tensor.detach().to("cpu", copy=True)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        copies[id(tensor)] = nn.Parameter(there, requires_grad=False) if is_parameter else there
-    return copy.deepcopy(policy, copies)
-
-
-def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> bool:
-    """Saves a full model; or the adapter `name` as a PEFT folder, or merged with `merge`.
+def save_policy(policy: LanguageModel, folder: Path, name: str) -> bool:
+    """Saves a full model, or the adapter `name` as a PEFT folder.
 
     The policy in memory is unchanged. Of several processes the main one writes, but if the policy
     is sharded, all must call this. Returns whether this process wrote.
@@ -137,9 +124,6 @@ def save_policy(policy: LanguageModel, folder: Path, name: str, merge: bool) -> 
         weights = whole_weights(policy, "lora_" if isinstance(policy, PeftModel) else "")
     if not is_main():
         return False
-    if merge and isinstance(policy, PeftModel):
-        # A copy: merging and unmerging in place would leave rounding errors in the base.
-        policy = _copy_on_cpu(policy).merge_and_unload(adapter_names=[name])
     if not isinstance(policy, PeftModel):
         with quiet():
             policy.save_pretrained(folder, state_dict=weights)

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory.config import SamplingConfig
 from cory.models.by_generate import keeps_keys_and_values, sample_by_generate
 from cory.models.drawing import Stopping, draw, warpers
-from cory.models.static import StaticTexts, check_family
 from cory.models.texts import Texts, padded, unread, with_stems_read
 from cory.models.tokenization import end_tokens, pad_token
 from cory.models.window import read_stems
@@ -40,9 +39,9 @@ def sample(
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
     Draws what `model.generate` would, with less work: what prompts have in common is read once, and
-    rows that have ended leave the batch. That changes logits in their last bits, as does a static
-    cache (`settings.cache`, `static.py`). A model that remembers more than keys and values, such as
-    Mamba, is run by `generate`, which knows its cache; the tokens are drawn here all the same.
+    rows that have ended leave the batch. That changes logits in their last bits. A model that
+    remembers more than keys and values, such as Mamba, is run by `generate`, which knows its cache;
+    the tokens are drawn here all the same.
 
     The program waits for the device once per token, to learn which responses have ended.
 
@@ -54,8 +53,6 @@ def sample(
         ends: the end tokens; by default the model's and the tokenizer's.
         keep_logits: whether the logits are returned.
     """
-    if settings.cache == "static":
-        check_family(model)
     prompts = [tuple(query.tolist()) for query in queries]
     ends = end_tokens(model, tokenizer) if ends is None else ends
     stopping = Stopping(tokenizer, ends, settings.stop)
@@ -67,12 +64,7 @@ def sample(
         )
         return Sampled(*sampled)
 
-    texts: Texts | StaticTexts
     texts, logits = _read_prompts(model, prompts, pad_token(tokenizer))
-    if settings.cache == "static":
-        # Room for the longest response of any batch: each length of the cache is compiled anew.
-        texts = StaticTexts(texts, max(max_new_tokens, settings.max_new_tokens))
-
     responses: list[list[int]] = [[] for _ in queries]
     kept_logits: list[list[torch.Tensor]] = [[] for _ in queries]
     unfinished = set(range(len(queries)))

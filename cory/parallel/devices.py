@@ -24,8 +24,7 @@ def choose_device(name: str) -> torch.device:
     """The device that a name stands for. Raises a UserError if there is none of that name on this
     machine.
 
-    `auto` is a CUDA GPU or the CPU. Apple's GPU (MPS) has to be asked for: it lacks float64 and is
-    not tested. Of several processes each has its own GPU.
+    `auto` is a CUDA GPU or the CPU. Of several processes each has its own GPU.
     """
     gpus = torch.cuda.device_count()
     if name == "auto":
@@ -33,16 +32,12 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}") from None
+        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
     if device.type == "cuda":
         device = _gpu_of_process(device, gpus)
     if device.type == "cuda" and device.index >= gpus:
         raise UserError(
             f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}"
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError(
-            f"device: expected a device of this machine, which has no Apple GPU, got {name!r}"
         )
     return device
 
@@ -116,7 +111,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor on `device`; one of the CPU without waiting for it: page-locked memory is read while
     the program goes on.
     """
-    if device.type in ("cpu", "mps") or tensor.device.type != "cpu":
+    if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

@@ -23,7 +23,7 @@ checkpoint together (`Checkpoints.saved_on_error`). Then each says what is saved
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -62,19 +62,15 @@ class FailedElsewhere(UserError):
         self.of_writing = failure.of_writing
 
 
-def start(device: torch.device, offload: bool = False) -> None:
+def start(device: torch.device) -> None:
     """Starts the process group if torchrun or accelerate has launched several processes; `device`
     is this one's.
 
     Call this before any other use of accelerate, or each process takes itself for the only one.
-    `offload`: sums over shards in the host's memory are made there.
 
     Raises a UserError if this process is one of several and has begun on another kind of device.
     """
-    backend: dict[str, Any] = {}
-    if offload and device.type == "cuda" and "RANK" in os.environ:
-        backend = {"backend": "cuda:nccl,cpu:gloo"}
-    state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT, **backend)
+    state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT)
     if state.num_processes > 1 and state.device.type != device.type:
         raise UserError(
             f"device: expected {state.device}, which this process uses already, got {str(device)!r}"
@@ -137,8 +133,6 @@ def _check_sharding(config: Config, processes: int) -> None:
         raise UserError(
             "parallel.shard: expected none in a single process, or a start by torchrun, got 'full'"
         )
-    if config.parallel.offload and PartialState().device.type == "cpu":
-        raise UserError("parallel.offload: expected false on a CPU, got True")
     optimizer = config.ppo.optimizer
     if optimizer in NOT_SHARDED:
         others = ", ".join(NOT_SHARDED)
@@ -152,8 +146,6 @@ def _check_sharding(config: Config, processes: int) -> None:
             raise UserError(
                 f"model.quantization: expected none with parallel.shard: full, got {bits!r}"
             )
-        if settings.lora.rank and settings.lora.merge:
-            raise UserError("lora.merge: expected false with parallel.shard: full, got True")
 
 
 def world_size() -> int:

@@ -8,19 +8,13 @@ after. So all processes must run equally many passes, whatever their prompts and
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cory.config import ParallelConfig
@@ -39,13 +33,12 @@ def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
     if parallel.shard == "none":
         return wrapped
     policy: nn.Module = wrapped.pretrained_model  # type: ignore[assignment]
-    offload = CPUOffloadPolicy() if parallel.offload else OffloadPolicy()
     half = (
         MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         if precision == "bf16"
         else MixedPrecisionPolicy()
     )
-    shard = partial(fully_shard, mesh=_mesh(), reshard_after_forward=True, offload_policy=offload)
+    shard = partial(fully_shard, mesh=_mesh(), reshard_after_forward=True)
     if not is_sharded(policy):  # LoRA agents may share it
         names = getattr(policy, "_no_split_modules", None) or ()
         layers = [module for module in policy.modules() if type(module).__name__ in names]
@@ -81,50 +74,24 @@ def placed(wrapped: W, device: torch.device) -> W:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a policy computes; offloaded shards are elsewhere."""
-    return PartialState().device if is_sharded(model) else next(model.parameters()).device
+    """Where a policy computes."""
+    return next(model.parameters()).device
 
 
 @contextmanager
-def gathered(policy: nn.Module, gather: str) -> Iterator[None]:
+def gathered(policy: nn.Module) -> Iterator[None]:
     """In this context, processes may run the policy, without gradient, on batches and lengths of
-    their own.
-
-    `gather`, of `parallel`: with `rollout` it is put together in the first pass and kept until the
-    end. With `layer`, processes that are done run along with those that are not.
+    their own: it is put together in the first pass and kept until the end.
     """
     if not isinstance(policy, FSDPModule):
         yield
         return
-    if gather == "rollout":
-        policy.set_reshard_after_forward(False)
-        yield
-        policy.set_reshard_after_forward(True)
-        for module in policy.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-        return
-    with _asking_before_each_pass(policy):
-        yield
-    token = torch.zeros(1, 1, dtype=torch.long, device=device_of(policy))
-    with torch.no_grad():
-        while any_goes_on(False):
-            policy(input_ids=token, use_cache=False)
-
-
-@contextmanager
-def _asking_before_each_pass(policy: nn.Module) -> Iterator[None]:
-    def ask(*_: Any) -> None:
-        any_goes_on(True)
-
-    hook = policy.register_forward_pre_hook(ask, prepend=True)  # before layers are put together
+    policy.set_reshard_after_forward(False)
     yield
-    hook.remove()
-
-
-def any_goes_on(this: bool) -> bool:
-    """Whether a process still samples; they all ask before each pass."""
-    return bool(distributed.all_reduce_max(this))
+    policy.set_reshard_after_forward(True)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def least(value: int) -> int:
@@ -142,8 +109,7 @@ def part_like(tensor: Tensor, other: Tensor) -> Tensor:
     tensor = tensor.to(other.device)
     if not isinstance(other, DTensor) or tensor.shape != other.shape:
         return tensor
-    part = distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
-    return part.to(other.device)  # the CPU's where parameters are offloaded
+    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
 
 
 def whole_weights(policy: nn.Module, name: str = "") -> dict[str, Tensor]:

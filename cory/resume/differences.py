@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 from cory.config import AgentConfig
 
 # How a run computes, which changes its numbers by rounding alone.
-ROUNDING = frozenset(
-    {"device", "ppo.micro_batch", "model.gradient_checkpointing", "sampling.cache"}
-)
+ROUNDING = frozenset({"device", "ppo.micro_batch", "model.gradient_checkpointing"})
 # Keys of config.yaml that may differ on resume.
 FREE = frozenset(
     {
@@ -29,7 +27,6 @@ FREE = frozenset(
         "parallel",
         "sampling.engine",
         "sampling.engine_url",
-        "sampling.engine_folder",
         *ROUNDING,
         "changes",
         "versions",

@@ -29,7 +29,7 @@ SCRIPTS: dict[str, tuple[type[Config], str | None]] = {
     "-m cory.train": (OwnConfig, None),
 }
 TEXTS = {
-    "output", "device", "callbacks", "model.name", "model.revision", "ppo.optimizer", "sampling.engine_folder",
+    "output", "device", "callbacks", "model.name", "model.revision", "ppo.optimizer",
     "checkpoint.best", "task.dataset", "task.subset", "task.split", "task.eval_dataset", "task.eval_split",
     "task.prompt_column", "task.text_column", "task.reward", "task.team_reward", "task.metrics", "task.reward_model",
     "task.pioneer_prompt", "task.observer_prompt", "task.extract", "task.accepts",
@@ -47,7 +47,6 @@ CONTRADICTIONS = [
     ("ppo.warmup", "--iterations 5 --ppo.warmup 5"),
     ("sampling.max_new_tokens", "--sampling.min_new_tokens 9 --sampling.max_new_tokens 8"),
     ("model.quantization", "--model.quantization 4bit --lora.rank 0"),
-    ("lora.merge", "--model.quantization 4bit --lora.rank 8 --lora.merge"),
     ("cory.exchange", "--cory.num_agents 3 --cory.chain_length 2 --cory.exchange none"),
     ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer false"),
     ("agents", '--agents=[{"learning_rate":0.1}]'),
@@ -57,7 +56,6 @@ CONTRADICTIONS = [
         "--algorithm rloo --group_size 64 --ppo.batch_size 64 --ppo.mini_batch_size 64 "
         "--cory.knowledge_transfer shuffled",
     ),
-    ("parallel.offload", "--parallel.offload"),
     ("agents[1].device", '--agents=[{"device":"cpu"},{"learning_rate":0.1}]'),
     ("branches", "--branches 2 --cory.knowledge_transfer false"),
     ("roles", '--roles=[{"name":"first"}]'),

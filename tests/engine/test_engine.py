@@ -15,7 +15,7 @@ from conftest import ROOT, make_gpt2, sentences
 from vllm_server import serving
 
 from cory.agents import make_agents
-from cory.config import Config, CoryConfig, LoraConfig, ParallelConfig, RoleConfig
+from cory.config import Config, LoraConfig, ParallelConfig, RoleConfig
 from cory.errors import UserError
 from cory.models.engine import MAX_DIFFERENCE, Engine
 from cory.prompts import RolePrompts
@@ -78,6 +78,19 @@ def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
     )
     assert records[0]["engine_difference"] < 1e-5  # before the first update
     assert records[-1]["engine_difference"] > 1e-3
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_weights_go_through_the_folder_of_the_run(settings, server, rank):
+    train(learner(settings, "ppo", rank))
+    places = [
+        body["lora_path"] if path == "/v1/load_lora_adapter" else body["kwargs"]["weights_path"]
+        for path, body in server.requests
+        if path in ("/v1/load_lora_adapter", "/collective_rpc")
+    ]
+    folder = Path(settings.output).resolve()
+    assert places and all(Path(place).is_relative_to(folder) for place in places)
+    assert not any(Path(place).parent.exists() for place in places)  # the run has ended
 
 
 def test_a_lora_run_restores_the_base_that_another_run_has_left(settings, server):
@@ -283,10 +296,6 @@ def test_prompts_must_fit_the_context_of_the_server(settings, server):
         ({"agents": [{"model": {"name": "other"}}, {}]}, "agents of one base"),
         ({"agents": [{"lora": {"rank": 4}}, {}]}, "agents of one base"),
         ({"agents": [{"model": {"revision": "v1"}}, {}]}, "agents of one base"),
-        (
-            {"cory": CoryConfig(num_agents=2), "engine_folder": "missing"},
-            "engine_folder: expected null or an existing",
-        ),
         ({"engine_url": "localhost:8000"}, "engine_url: expected an address"),
     ],
 )

@@ -15,7 +15,6 @@ from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.responses import respond
 from cory.models.load import attach, load_policy
-from cory.models.lora import save_policy
 from cory.prompts import RolePrompts
 from cory.provenance.models import policy_models
 from cory.task import Task
@@ -89,9 +88,11 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
 
 
 def test_shared_base_equals_separate_copies(config, tmp_path):
+    """Agents with devices of their own have copies."""
     results = []
     for shared in (True, False):
-        trainer = make_trainer(lora(config, shared_base=shared))
+        agents = [] if shared else [{"device": "cpu"}, {"device": "cpu"}]
+        trainer = make_trainer(replace(lora(config), agents=agents))
         records = [record for k in range(4) for record in run_iteration(trainer, k)]
         results.append((records, [adapters(agent) for agent in trainer.agents]))
         assert (trainer.agents[0].learner.policy is trainer.agents[1].learner.policy) == shared
@@ -114,34 +115,13 @@ def test_reference_is_the_base_with_adapters_off(config):
     assert all(record["kl"] > 1e-3 for record in later)
 
 
-def test_a_merged_copy_leaves_the_policy_where_it_is(config, tmp_path):
-    """Its parameters keep the nodes of autograd on which several processes hang the exchange of gradients."""
-    agent = make_trainer(lora(config)).agents[0]
-    parameter = next(p for p in agent.policy.parameters() if p.requires_grad)
-    calls = []
-    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    node.register_hook(lambda *_: calls.append(1))
-    before = {name: (p, p.data_ptr()) for name, p in agent.policy.named_parameters()}
-    assert save_policy(agent.policy, tmp_path / "merged", agent.name, merge=True)
-    for name, after in agent.policy.named_parameters():
-        parameter_before, place = before[name]
-        assert after is parameter_before and after.data_ptr() == place
-    parameter.sum().backward()
-    assert calls == [1]
-
-
-@pytest.mark.parametrize("merge", [False, True])
-def test_saved_adapters_open_without_trl_and_answer_alike(config, merge):
-    trainer = make_trainer(lora(config, merge=merge))
+def test_saved_adapters_open_without_trl_and_answer_alike(config):
+    trainer = make_trainer(lora(config))
     run = trainer.train()
     for agent in trainer.agents:
         folder = run.folder / agent.name
-        assert (folder / "adapter_config.json").exists() != merge
-        if merge:
-            model = AutoModelForCausalLM.from_pretrained(folder)
-        else:
-            base = AutoModelForCausalLM.from_pretrained(config.model.name)
-            model = peft.PeftModel.from_pretrained(base, folder)
+        base = AutoModelForCausalLM.from_pretrained(config.model.name)
+        model = peft.PeftModel.from_pretrained(base, folder)
         ids = torch.tensor([agent.tokenizer(sentences(1)[0])["input_ids"]])
         agent.activate()
         with torch.no_grad():
@@ -311,16 +291,15 @@ def llama_folder(tokenizer, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("bits", ["4bit", "8bit"])
-def test_quantized_base_with_lora(config, llama_folder, bits):
+def test_quantized_base_with_lora(config, llama_folder):
     pytest.importorskip("bitsandbytes")
     config = replace(
-        config, model=ModelConfig(str(llama_folder), quantization=bits), lora=LoraConfig(rank=4)
+        config, model=ModelConfig(str(llama_folder), quantization="4bit"), lora=LoraConfig(rank=4)
     )
     config.ppo.mini_batch_size, config.ppo.gradient_accumulation_steps = 2, 4
     trainer = make_trainer(config)
     kinds = {type(module).__name__ for module in trainer.agents[0].learner.policy.modules()}
-    assert ("Linear4bit" if bits == "4bit" else "Linear8bitLt") in kinds
+    assert "Linear4bit" in kinds
     before = [adapters(agent) for agent in trainer.agents]
     records = run_iteration(trainer, 0)
     assert [record["kl"] for record in records] == pytest.approx([0, 0], abs=1e-4)
@@ -329,12 +308,9 @@ def test_quantized_base_with_lora(config, llama_folder, bits):
     )
 
 
-@pytest.mark.parametrize("bits", ["4bit", "8bit"])
-def test_a_frozen_agent_on_a_quantized_base_is_saved_as_that_base(
-    config, llama_folder, tmp_path, bits
-):
+def test_a_frozen_agent_on_a_quantized_base_is_saved_as_that_base(config, llama_folder, tmp_path):
     pytest.importorskip("bitsandbytes")
-    model = ModelConfig(str(llama_folder), quantization=bits)
+    model = ModelConfig(str(llama_folder), quantization="4bit")
     config = replace(lora(config), model=model, agents=[{}, {"trained": False}])
     frozen = make_trainer(config).agents[1]
     frozen.save(tmp_path / "frozen")

@@ -27,7 +27,7 @@ from cory.config import (
 from cory.errors import UserError
 from cory.parallel import distributed
 
-FULL, LAYER = ParallelConfig(shard="full"), ParallelConfig(shard="full", gather="layer")
+FULL = ParallelConfig(shard="full")
 AGENTS = ["agent_1", "agent_2"]
 
 
@@ -141,7 +141,6 @@ def sharded(base, tmp_path_factory):
     split = {
         name: replace(c, output=f"{c.output}-sharded", parallel=FULL) for name, c in whole.items()
     }
-    split["grpo"].parallel = LAYER
     alone(resumed := base("resumed", iterations=1, checkpoint=saved))
     resumed = replace(resumed, iterations=2, resume=resumed.output)
     killed = base("killed_full", iterations=1000, checkpoint=saved, parallel=FULL)
@@ -158,7 +157,7 @@ def test_two_sharded_processes_train_as_one(sharded, name):
     assert distance(whole[name], split[name]) < 1e-5
 
 
-def test_sharding_layer_by_layer_equals_data_parallelism(sharded):
+def test_sharding_equals_data_parallelism(sharded):
     """Responses are drawn, of different lengths, with micro-batches, accumulation, checkpointing and clipping."""
     whole, split, *_ = sharded
     assert distance(whole["grpo"], split["grpo"]) < 1e-9
@@ -299,14 +298,9 @@ def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, mon
     )
     for settings, message in [
         (quantized, "model.quantization: expected none with parallel.shard: full"),
-        (replace(sharded, lora=LoraConfig(rank=4, merge=True)), "lora.merge: expected false"),
         (
             replace(sharded, ppo=replace(config.ppo, optimizer="Adafactor")),
             "ppo.optimizer: expected none of Adafactor",
-        ),
-        (
-            replace(sharded, parallel=replace(FULL, offload=True)),
-            "parallel.offload: expected false on a CPU",
         ),
         (
             replace(config, agents=[{"device": "cpu"}] * 2),
@@ -315,7 +309,3 @@ def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, mon
     ]:
         with pytest.raises(UserError, match=message):
             make_agents(settings)
-    with pytest.raises(
-        UserError, match=r"parallel.offload: expected false with parallel.shard: none"
-    ):
-        ParallelConfig(offload=True).check()

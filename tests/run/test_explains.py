@@ -221,14 +221,13 @@ def test_evaluating_a_run_that_has_not_ended_says_so(config, monkeypatch, tmp_pa
         evaluate.run()
 
 
-@pytest.mark.parametrize("merge", [False, True])
-def test_cards_name_library_and_base(config, merge):
-    adapter = replace(config, iterations=1, lora=LoraConfig(rank=2, merge=merge))
+def test_cards_name_library_and_base(config):
+    adapter = replace(config, iterations=1, lora=LoraConfig(rank=2))
     card = (make_trainer(adapter).train().folder / "agent_1/README.md").read_text()
     header = yaml.safe_load(card.split("---")[1])
     assert header["base_model"] == config.model.name
-    assert header["library_name"] == ("transformers" if merge else "peft")
-    assert ("PeftModel.from_pretrained" in card) != merge
+    assert header["library_name"] == "peft"
+    assert "PeftModel.from_pretrained" in card
 
 
 def test_piped_output_is_lines_of_text_alone(world, tmp_path):
