@@ -228,16 +228,14 @@ class CoryConfig(Settings):
         chain_length: Number of roles in the chain; null: as many as agents. Fewer: a population, from which members are
             drawn for each period. More: agents hold several roles, so that one LLM can be both pioneer and observer.
         exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
-            of agents); `shuffle`: roles are assigned at random; `none`: nothing.
-        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never; with `shuffle`, roles are
-            assigned at random once.
+            of agents); `none`: nothing.
+        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
         credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own` or `counterfactual`:
             docs/learners.md.
         weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
             independent, negative competitive. Not read with `credit: own`.
         knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
-            by the pioneer's template. `shuffled`: in training it reads the response to another query of the batch, a
-            placebo; held-out queries are answered as with `true`.
+            by the pioneer's template.
         reset_every: Iterations after which the learners restart: every agent's optimizer state, KL coefficient and
             reward moments, as the authors' published code does for CORY every 5. For one agent, too. 0: never.
     """
@@ -245,24 +243,23 @@ class CoryConfig(Settings):
     block: ClassVar[str] = "cory"
     num_agents: PositiveInt = 2
     chain_length: Annotated[int | None, Field(ge=1)] = None
-    exchange: Literal["rotate", "shuffle", "none"] = "rotate"
+    exchange: Literal["rotate", "none"] = "rotate"
     exchange_period: NonNegativeInt = 5
     credit: Literal["collective", "mean", "causal", "own", "counterfactual"] = "collective"
     weight: float = 1.0
-    knowledge_transfer: bool | Literal["shuffled"] = True
+    knowledge_transfer: bool = True
     reset_every: NonNegativeInt = 0
 
     def check(self) -> None:
         if self.num_roles < self.num_agents and not self.exchanges_roles:
             raise UserError(
-                f"cory.exchange: expected rotate or shuffle, and an exchange_period above 0, to train "
+                f"cory.exchange: expected rotate, and an exchange_period above 0, to train "
                 f"{self.num_agents} agents in a chain of {self.num_roles}, "
                 f"got {self.exchange} and {self.exchange_period}"
             )
-        if self.credit == "counterfactual" and self.knowledge_transfer is not True:
-            shown = "shuffled" if self.knowledge_transfer else "false"
+        if self.credit == "counterfactual" and not self.knowledge_transfer:
             raise UserError(
-                f"cory.credit: expected knowledge_transfer: true with counterfactual, got {shown}"
+                "cory.credit: expected knowledge_transfer: true with counterfactual, got false"
             )
 
     @property
@@ -712,7 +709,6 @@ class Config(Settings):
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
         self._check_branches()
         self._check_static_cache()
-        self._check_shuffled_transfer()
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
             raise UserError(
@@ -763,15 +759,6 @@ class Config(Settings):
             reason = f"model.quantization: {self.model.quantization}"
         if reason:
             raise UserError(f"sampling.cache: expected dynamic with {reason}, got static")
-
-    def _check_shuffled_transfer(self) -> None:
-        if not self.shuffles_transfer:
-            return
-        if self.queries_per_iteration < 2:
-            raise UserError(
-                f"cory.knowledge_transfer: expected true or false with {self.queries_per_iteration} query in an "
-                "iteration, got shuffled"
-            )
 
     def _check_roles(self) -> None:
         """An entry for each role, names that differ, and templates that say what is read."""
@@ -843,11 +830,6 @@ class Config(Settings):
         config.device = device
         config.agents = [replace(agent, device=None) for agent in self.agents]
         return config
-
-    @property
-    def shuffles_transfer(self) -> bool:
-        """Whether observers read responses to other queries; a chain of one role has none."""
-        return self.cory.knowledge_transfer == "shuffled" and self.cory.num_roles > 1
 
     @property
     def longest_response(self) -> int:

@@ -121,5 +121,4 @@ def _agents_without_a_role(cory: CoryConfig, iterations: int) -> int:
     if not cory.exchanges_roles:
         return 0  # and so no population
     exchanges = (iterations - 1) // cory.exchange_period
-    joining = 1 if cory.exchange == "rotate" else cory.num_roles  # at each exchange
-    return max(0, cory.num_agents - cory.num_roles - exchanges * joining)
+    return max(0, cory.num_agents - cory.num_roles - exchanges)

@@ -91,7 +91,7 @@ def test_settings_that_are_read_are_not_said(said):
     assert said(Config(agents=agents, lora=LoraConfig(alpha=8.0))) == []
 
 
-@pytest.mark.parametrize("exchange", ["rotate", "shuffle"])
+@pytest.mark.parametrize("exchange", ["rotate"])
 @pytest.mark.parametrize("period", [3, 5, 9, 10])
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_agents_without_a_role_are_counted(said, exchange, period, length):

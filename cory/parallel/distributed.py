@@ -119,11 +119,6 @@ def check(config: Config) -> None:
         raise UserError(
             f"ppo.batch_size: expected a multiple of {what} = {per_query} in each of {processes} processes, got {share}"
         )
-    if config.shuffles_transfer and share // per_query < 2:
-        raise UserError(
-            f"cory.knowledge_transfer: expected true or false with {share // per_query} query in each of {processes} "
-            "processes, got shuffled"
-        )
     fewest = config.ppo.gradient_accumulation_steps
     if config.branches > 1 and share // config.branches < fewest:
         raise UserError(

@@ -51,12 +51,6 @@ CONTRADICTIONS = [
     ("cory.exchange", "--cory.num_agents 3 --cory.chain_length 2 --cory.exchange none"),
     ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer false"),
     ("agents", '--agents=[{"learning_rate":0.1}]'),
-    ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer shuffled"),
-    (
-        "cory.knowledge_transfer",
-        "--algorithm rloo --group_size 64 --ppo.batch_size 64 --ppo.mini_batch_size 64 "
-        "--cory.knowledge_transfer shuffled",
-    ),
     ("parallel.offload", "--parallel.offload"),
     ("agents[1].device", '--agents=[{"device":"cpu"},{"learning_rate":0.1}]'),
     ("branches", "--branches 2 --cory.knowledge_transfer false"),

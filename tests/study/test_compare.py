@@ -449,7 +449,7 @@ def test_a_difference_of_single_seeds_has_no_interval(tmp_path):
 def test_populations_are_compared_though_their_seeds_drew_others(tmp_path):
     for seed, others in ((0, {}), (1, {"agent_2": "agent_10"})):
         run = make_run(tmp_path / f"p{seed}", seed, agents=2)
-        changed(run, others, num_agents=12, chain_length=2, exchange="shuffle")
+        changed(run, others, num_agents=12, chain_length=2)
     study = compared(tmp_path)
     drawn = {row["agent"]: row["n"] for row in ends_by_agent(study)}
     kind = "12 agents in 2 roles"
