@@ -520,8 +520,6 @@ class GuardsConfig(Settings):
     """What is watched while a run trains.
 
     Args:
-        on_nonfinite: A loss or gradient that is not finite never reaches the weights. `stop`: end the run, and save
-            its state if no weights have changed in that iteration; `skip`: leave out that optimizer step.
         kl_bound: KL, in nats per response, above which an iteration is flagged.
         stop_at_kl: KL above which the run saves its agents and ends early; null for never.
         patience: Held-out evaluations (`eval_every`) without a better reward, task and team, after which the run ends
@@ -529,7 +527,6 @@ class GuardsConfig(Settings):
     """
 
     block: ClassVar[str] = "guards"
-    on_nonfinite: Literal["stop", "skip"] = "stop"
     kl_bound: PositiveFloat = 50.0
     stop_at_kl: OptionalPositive = None
     patience: Annotated[int | None, Field(ge=1)] = None

@@ -38,24 +38,7 @@ def one_of(where: str, names: Sequence[str], came: Any) -> None:
 
 
 class NotFinite(Exception):
-    """A loss or gradient of an update is not finite; the weights are as before that optimizer step.
-
-    Args:
-        what: `the loss` or `the gradient`.
-        learner: whose, e.g. `agent_1 as pioneer`.
-        rows: the rows of the rollout that cause it, counted from 0 (the message counts from 1);
-            empty if each is finite and only their sum is not.
-        text: of the first of these rows.
-    """
-
-    def __init__(self, what: str, learner: str, rows: Sequence[int] = (), text: str = "") -> None:
-        self.rows = list(rows)
-        where = (
-            f" in rows {[row + 1 for row in self.rows]}, the first of them {text}"
-            if self.rows
-            else ""
-        )
-        super().__init__(f"{learner}: {what} is not finite{where}")
+    """A loss or gradient of an update is not finite; the weights are as before that optimizer step."""
 
 
 def described(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from cory.parallel import distributed
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.resume import checkpoint
-from cory.resume.advice import AS_BEFORE, MENDED_REWARD, SKIPPING, how_to_continue
+from cory.resume.advice import AS_BEFORE, MENDED_REWARD, after_not_finite, how_to_continue
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
 from cory.run.folder import Run
@@ -111,10 +111,8 @@ def _advice(run: Run, config: Config, error: Exception) -> str:
     of_reward = isinstance(error, RewardError)
     if isinstance(error, distributed.FailedElsewhere):
         of_reward = error.of_reward
-    changes = AS_BEFORE
-    if of_reward:
-        changes = MENDED_REWARD
-    elif isinstance(error, NotFinite):
-        changes = SKIPPING
     newest = next(iter(checkpoint.folders(run.folder / "checkpoints")), None)
+    if isinstance(error, NotFinite):
+        return after_not_finite(run.folder, newest)
+    changes = MENDED_REWARD if of_reward else AS_BEFORE
     return how_to_continue(run.folder, newest, config, run.iterations_done, changes)

@@ -108,7 +108,7 @@ class CoryTrainer:
 
         Raises:
             UserError: `config.resume` names no run that can be continued; a reward is not finite;
-                an update is not finite (`guards.on_nonfinite`).
+                the loss or gradient of an update is not finite.
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         self.should_stop = False

@@ -203,7 +203,7 @@ def test_run_folder(config):
     ]
     expected = {
         "iteration", "agent", "role", "task_reward", "kl", "combined_reward", "kl_coef", "entropy", "response_tokens",
-        "policy_loss", "value_loss", "explained_variance", "clip_fraction", "gradient_norm", "skipped_steps",
+        "policy_loss", "value_loss", "explained_variance", "clip_fraction", "gradient_norm",
         "dropped_steps", "distinct_2", "flags",
     }  # fmt: skip
     assert set(metrics[0]) == expected

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MEASURED = ("task_reward", "combined_reward", "distinct_2")
 # Of those of an update, the ones of which a larger one is no better, so that no checkpoint is the best by it.
 BEST_IS_SMALL = {"kl", "kl_coef", "policy_loss", "value_loss", "clip_fraction", "gradient_norm"}
-BEST_IS_SMALL |= {"skipped_steps", "dropped_steps", "engine_difference"}
+BEST_IS_SMALL |= {"dropped_steps", "engine_difference"}
 
 
 def recorded_metrics(config: Config, task: Task) -> list[str]:

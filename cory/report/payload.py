@@ -24,7 +24,7 @@ TITLES = {
     "response_tokens": "Response length (tokens)", "entropy": "Entropy (nats per token)", "kl_coef": "KL coefficient",
     "policy_loss": "Policy loss", "value_loss": "Value loss",
     "explained_variance": "Explained variance of the critic", "clip_fraction": "Clip fraction",
-    "gradient_norm": "Gradient norm", "skipped_steps": "Skipped steps", "dropped_steps": "Dropped steps",
+    "gradient_norm": "Gradient norm", "dropped_steps": "Dropped steps",
 }  # fmt: skip
 
 

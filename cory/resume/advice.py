@@ -14,7 +14,6 @@ from cory.resume.checkpoint import may_have_none
 AS_BEFORE: Mapping[str, Any] = MappingProxyType({})
 MENDED_REWARD: Mapping[str, Any] = MappingProxyType({"accept_changes": "reward"})
 WITHOUT_PATIENCE: Mapping[str, Any] = MappingProxyType({"guards.patience": None})
-SKIPPING: Mapping[str, Any] = MappingProxyType({"guards.on_nonfinite": "skip"})
 
 
 def resume_command(run: Path, changes: Mapping[str, Any] = AS_BEFORE) -> str:
@@ -47,16 +46,23 @@ def how_to_continue(
     Args:
         newest: checkpoint, if there is one.
         recorded: iterations that are done.
-        changes: AS_BEFORE; MENDED_REWARD if the reward function failed, so that it will be another one; SKIPPING if an
-            update was not finite, which it would be again.
+        changes: AS_BEFORE; MENDED_REWARD if the reward function failed, so that it will be another one.
     """
-    saved = f"The last good state is {newest}." if newest else "No state is saved."
+    saved = _saved_state(newest)
     may_begin_again = may_have_none(config.checkpoint.save_every, recorded)
     if newest is None and not may_begin_again:  # --resume would refuse
         return f"{saved} {new_run(run)}"
     first = "Continue with"
     if changes == MENDED_REWARD:
         first = "Mend the reward, then continue with"
-    elif changes == SKIPPING:
-        first = "Continue without such optimizer steps"
     return f"{saved}\n{first}: {resume_command(run, changes)}"
+
+
+def after_not_finite(run: Path, newest: Path | None) -> str:
+    """What the message of a run ends with that met a number that is not finite, as it would again."""
+    settings = "a smaller ppo.learning_rate, ppo.max_grad_norm: 1, or precision: fp32"
+    return f"{_saved_state(newest)}\nContinued, it would fail again. Try {settings}. {new_run(run)}"
+
+
+def _saved_state(newest: Path | None) -> str:
+    return f"The last good state is {newest}." if newest else "No state is saved."

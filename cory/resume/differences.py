@@ -79,17 +79,6 @@ def differences(
     yield from _different_keys(saved, wanted, free, "")
 
 
-def differences_in_training(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], free_keys: frozenset[str] = FREE
-) -> list[Difference]:
-    """As `differences`, but for a run that was continued with `guards.on_nonfinite: skip`, as its error has advised."""
-    return [
-        change
-        for change in differences(saved, wanted, free_keys)
-        if change.key != "guards.on_nonfinite" or {change.old, change.new} != {"stop", "skip"}
-    ]
-
-
 def in_words(
     changes: Sequence[Difference], saved: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> list[str]:

@@ -19,7 +19,6 @@ from test_resume import (
     make_trainer,
     one,  # noqa: F401
     same,
-    spoil,
 )
 
 from cory.cli.load import load
@@ -163,20 +162,6 @@ def test_how_to_extend_a_finished_run_is_printed_where_it_can_be(one, capsys, sc
         return
     make_trainer(with_printed(config, "To extend it", said)).train()
     assert json.loads((folder / "summary.json").read_text())["iterations"] == 4
-
-
-def test_after_an_update_that_is_not_finite_the_printed_command_continues(one, tmp_path):  # noqa: F811
-    """The same settings would end in the same error."""
-    trainer = make_trainer(one)
-    spoil(trainer.agents[0], 2)
-    with pytest.raises(UserError, match=r"iteration 2: agent_1 .* the loss is not finite") as error:
-        trainer.train()
-    printed = with_printed(one, "Continue without such optimizer steps", str(error.value))
-    again = make_trainer(printed)
-    spoil(again.agents[0], 1)
-    run = again.train()
-    skipped = {record["iteration"] for record in run.history if record["skipped_steps"]}
-    assert skipped == {1} and len(run.seconds) == 6
 
 
 @pytest.mark.parametrize("resume", ["folder", "auto", "checkpoint"])

@@ -424,24 +424,6 @@ def rewrite(path: Path, change) -> None:
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_value_that_is_not_finite_is_never_the_best(one):
-    checkpoints = CheckpointConfig(save_every=1, keep=1, best="entropy")
-    config = replace(one, checkpoint=checkpoints, guards=GuardsConfig(on_nonfinite="skip"))
-    trainer = make_trainer(config)
-    spoil(trainer.agents[0], 3)
-    run = trainer.train()
-
-    def entropy(k):
-        return sum(record["entropy"] for record in run.history if record["iteration"] == k)
-
-    assert math.isnan(entropy(2))
-    best = max((1, 3, 4, 5), key=entropy)
-    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {
-        "iter-000006",
-        f"iter-{best:06d}",
-    }
-
-
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_state_that_is_saved_already_is_not_written_again(one, whole, damaged):
     """Else a process that is killed between two renames would leave none."""
@@ -787,10 +769,10 @@ def test_update_that_is_not_finite_ends_the_run(one, whole, tmp_path, agent):
     spoil(spoiled, 2)
     before = [p.detach().clone() for p in spoiled.learner.model_params]
     with pytest.raises(
-        UserError, match=rf"iteration 2: {agent} as \w+: the loss is not finite in rows \[4\]"
+        UserError, match=rf"iteration 2: {agent} as \w+: the loss is not finite"
     ) as error:
         trainer.train()
-    assert "iter-000001" in str(error.value)
+    assert "iter-000001" in str(error.value) and "A new run" in str(error.value)
     weights = spoiled.learner.model_params
     assert all(p.isfinite().all() for p in weights)
     # The first iteration's stay.
@@ -801,21 +783,16 @@ def test_update_that_is_not_finite_ends_the_run(one, whole, tmp_path, agent):
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 @pytest.mark.parametrize("rank", [0, 4])
-def test_a_gradient_that_is_not_finite_names_its_row(one, rank, algorithm):
+def test_a_gradient_that_is_not_finite_ends_the_run(one, rank, algorithm):
     ppo = replace(one.ppo, micro_batch=3)
     trainer = make_trainer(
         replace(one, lora=LoraConfig(rank=rank), ppo=ppo, algorithm=algorithm, group_size=2)
     )
     spoil(trainer.agents[1], 2, "gradient")
-    heard = []
-    respond = trainer.agents[1].respond
-    trainer.agents[1].respond = lambda *args: heard.append(respond(*args)) or heard[-1]
     with pytest.raises(
-        UserError, match="iteration 2: agent_2 as observer: the gradient is not finite"
-    ) as error:
+        UserError, match=r"iteration 2: agent_2 as observer: the gradient is not finite\n"
+    ):
         trainer.train()
-    text = f" in rows [4], the first of them {heard[-1].prompts[3]!r} -> {heard[-1].completions[3]!r}\n"
-    assert text in str(error.value)
 
 
 def test_a_run_may_go_on_with_other_sizes_of_passes(one, whole):
@@ -831,21 +808,6 @@ def test_a_run_may_go_on_with_other_sizes_of_passes(one, whole):
     for record, other in zip(run.history, expected, strict=True):
         assert record["task_reward"] == pytest.approx(other["task_reward"], abs=1e-4)
         assert record["kl"] == pytest.approx(other["kl"], abs=1e-3)
-
-
-def test_update_that_is_not_finite_can_be_skipped(one):
-    config = replace(one, guards=GuardsConfig(on_nonfinite="skip"))
-    trainer = make_trainer(config)
-    spoil(trainer.agents[0], 2)
-    run = trainer.train()
-    skipped = {
-        (r["iteration"], r["agent"]): r["skipped_steps"] for r in run.history if r["skipped_steps"]
-    }
-    assert skipped == {(1, "agent_1"): config.ppo.ppo_epochs}
-    assert "not_finite" in next(
-        r["flags"] for r in run.history if (r["iteration"], r["agent"]) == (1, "agent_1")
-    )
-    assert all(p.isfinite().all() for agent in trainer.agents for p in agent.learner.model_params)
 
 
 def test_flags_are_raised_and_said_once(one, capsys):
