@@ -603,10 +603,8 @@ class Config(Settings):
         device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda, cuda:N or
             mps (Apple; not tested).
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
-        resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
+        resume: Run to continue from its newest checkpoint: its folder, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.
-        overwrite: With `resume` of an older checkpoint: delete what the run has done since.
-        accept_changes: With `resume`: `reward` accepts that the reward function has changed, and records it.
         tracker: Where metrics and sample texts go besides the run's folder. wandb works offline without an account.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
@@ -633,8 +631,6 @@ class Config(Settings):
     roles: list[RoleConfig] = Field(default_factory=list)
     output: str | None = None
     resume: str | None = None
-    overwrite: bool = False
-    accept_changes: Literal["none", "reward"] = "none"
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
@@ -674,10 +670,6 @@ class Config(Settings):
                 raise UserError(
                     "lora.merge: expected false with model.quantization, as rounded weights cannot be merged, got true"
                 )
-        if self.accept_changes != "none" and self.resume is None:
-            raise UserError(
-                f"accept_changes: expected none without resume, got {self.accept_changes!r}"
-            )
         if self.ppo.warmup >= self.iterations:
             raise UserError(
                 f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}"

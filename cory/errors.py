@@ -19,10 +19,6 @@ class NotContinued(UserError):
     status = 3
 
 
-class RewardError(UserError):
-    """An error of a reward function: once that is mended, the run continues with `--accept_changes reward`."""
-
-
 def expect(ok: bool, where: str, expected: str, came: Any) -> None:
     """Raises the UserError "WHERE: expected EXPECTED, got CAME" unless `ok`."""
     if not ok:

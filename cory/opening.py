@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from cory.callbacks.upload import push_command
 from cory.config import Config
-from cory.errors import NotFinite, RewardError, UserError
+from cory.errors import NotFinite, UserError
 from cory.parallel import distributed
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.resume import checkpoint
-from cory.resume.advice import AS_BEFORE, MENDED_REWARD, after_not_finite, how_to_continue
+from cory.resume.advice import after_not_finite, how_to_continue
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
 from cory.run.folder import Run
@@ -57,7 +57,6 @@ def open_run(
     if resumed is None:
         return RunState(config=record), Run(config, trainer.name, record, exits=exits)
 
-    record["changes"] = resumed.changes
     state = resumed.state
     if resumed.checkpoint is not None:
         checkpoint.load(resumed.checkpoint, state, trainer.trained_agents)
@@ -108,11 +107,7 @@ def _advice(run: Run, config: Config, error: Exception) -> str:
     """What is saved, and the command that continues from there."""
     if run.finished:
         return f"The run is complete and saved in {run.folder}."
-    of_reward = isinstance(error, RewardError)
-    if isinstance(error, distributed.FailedElsewhere):
-        of_reward = error.of_reward
     newest = next(iter(checkpoint.folders(run.folder / "checkpoints")), None)
     if isinstance(error, NotFinite):
         return after_not_finite(run.folder, newest)
-    changes = MENDED_REWARD if of_reward else AS_BEFORE
-    return how_to_continue(run.folder, newest, config, run.iterations_done, changes)
+    return how_to_continue(run.folder, newest, config, run.iterations_done)

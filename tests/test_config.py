@@ -487,8 +487,8 @@ def test_help_documents_every_key_and_print_config_prints_them(printed):
 
 
 def test_a_boolean_flag_alone_means_true():
-    assert load(ImdbConfig, None, ["--overwrite", "--iterations", "3"]).overwrite is True
-    assert load(ImdbConfig, None, ["--overwrite", "false"]).overwrite is False
+    assert load(ImdbConfig, None, ["--lora.merge", "--iterations", "3"]).lora.merge is True
+    assert load(ImdbConfig, None, ["--lora.merge", "false"]).lora.merge is False
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,8 @@ class Checkpoints(Callback):
             return
         # Values of another metric or reward do not compare, and a checkpoint may have been removed since.
         is_of_metric = all(state.best.get(key) == value for key, value in _metric(trainer).items())
-        is_of_reward = _measured_in(state.best) >= state.rewarded_alike_since
         path = checkpoint.path_of(run.folder / "checkpoints", state.best["iteration"])
-        if not distributed.broadcast_object(is_of_metric and is_of_reward and path.exists()):
+        if not distributed.broadcast_object(is_of_metric and path.exists()):
             state.best = None
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:

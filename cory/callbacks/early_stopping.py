@@ -49,14 +49,11 @@ class EarlyStopping(Callback):
         if patience is None:
             return
         distributed.fail_together(partial(_check_place, run))
-        # Rewards of another reward function do not compare.
-        since = trainer.state.rewarded_alike_since
-        records = [record for record in run.history if record["iteration"] >= since]
         folder = best_folder(run.folder)
         saved = distributed.broadcast_object(
             (finished_iterations(folder) or 0, sum(rewards_of_best(folder).values()))
         )
-        for index, rewards in held_out_rewards(records).items():
+        for index, rewards in held_out_rewards(run.history).items():
             if self.waited >= patience:  # the run was continued past that
                 self.waited = 0
             if not self._is_better(rewards):

@@ -61,7 +61,7 @@ class Arguments(ArgumentParser):
 
 
 def allow_bare_flags(parser: ArgumentParser) -> None:
-    """Lets a boolean flag alone, such as `--overwrite`, mean `--overwrite true`."""
+    """Lets a boolean flag alone, such as `--lora.merge`, mean `--lora.merge true`."""
     for action in parser._actions:
         if getattr(action, "_typehint", None) is bool:
             action.nargs = "?"

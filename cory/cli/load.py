@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 # What a run's config.yaml holds beside its settings.
-BESIDE_SETTINGS = ("versions", "fingerprint", "changes")
+BESIDE_SETTINGS = ("versions", "fingerprint")
 # As flags, so that --print_config shows them, too.
 SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 # Refused as flags where a single agent is trained; in a file they are for the scripts that train several.
@@ -253,9 +253,7 @@ def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{key}", nargs="?")
     chosen, _ = parser.parse_known_args(argv)
     if chosen.resume not in (None, "", "auto") and _run_of(chosen.resume) is None:
-        raise UserError(
-            f"resume: expected auto, or the folder of a run or of a checkpoint, got {chosen.resume!r}"
-        )
+        raise UserError(f"resume: expected auto, or the folder of a run, got {chosen.resume!r}")
     return chosen
 
 
@@ -289,12 +287,11 @@ def resumed_run(argv: Sequence[str]) -> Path | None:
 
 
 def _run_of(resume: str | None) -> Path | None:
-    """The run folder named by `--resume`: itself, or that of a checkpoint; None: no such folder."""
+    """The run folder named by `--resume`; None: no such folder."""
     if resume in (None, "", "auto"):
         return None
-    path = Path(resume)
-    runs = (path, run_of_checkpoint(path))
-    return next((run for run in runs if (run / "config.yaml").is_file()), None)
+    run = Path(resume)
+    return run if (run / "config.yaml").is_file() else None
 
 
 def run_of_checkpoint(path: Path) -> Path:

@@ -55,12 +55,6 @@ class RunState:
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
     stopped_by: str | None = None
 
-    @property
-    def rewarded_alike_since(self) -> int:
-        """The first iteration with the current reward function: that of the last accepted change."""
-        changes = self.config.get("changes")
-        return changes[-1]["iteration"] if changes else 0
-
 
 def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:
     """Writes a checkpoint atomically: each process what it alone has, the main one the rest.

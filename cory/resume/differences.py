@@ -15,8 +15,6 @@ FREE = frozenset(
         "iterations",  # unless the learning rate depends on it
         "output",
         "resume",
-        "overwrite",
-        "accept_changes",
         "tracker",
         "sample_every",
         "eval_every",
@@ -32,7 +30,6 @@ FREE = frozenset(
         "sampling.engine_url",
         "sampling.engine_folder",
         *ROUNDING,
-        "changes",
         "versions",
         "fingerprint.dataset_is_local",
         "fingerprint.models",  # compared by cory/provenance/models.py

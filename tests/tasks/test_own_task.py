@@ -813,7 +813,7 @@ def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
         (
             "cory.train",
             ["--resume", "runs/nope"],
-            "resume: expected auto, or the folder of a run or of a checkpoint, got",
+            "resume: expected auto, or the folder of a run, got",
         ),
     ],
 )
