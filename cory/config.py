@@ -500,19 +500,13 @@ class CheckpointConfig(Settings):
     """What survives an interruption (docs/reliability.md).
 
     Args:
-        save_every: Iterations between checkpoints; one is also saved on a signal. 0: on signals only.
-        save_final: Also save one after the last iteration, where `save_every` does not: a run can be extended from it.
+        save_every: Iterations between checkpoints; one is also saved on a signal and at the end. 0: only then.
         keep: Number of newest checkpoints kept.
-        best: Metric whose best checkpoint is kept as well, mean over the agents that have it, larger is better; null
-            for none. Held-out rewards (`eval_task_reward`, `eval_team_reward`) are measured after an iteration's
-            update; other metrics are of the agents before it, so the last checkpoint is never the best by them.
     """
 
     block: ClassVar[str] = "checkpoint"
     save_every: NonNegativeInt = 10
-    save_final: bool = True
     keep: PositiveInt = 2
-    best: str | None = None
 
 
 @dataclass
@@ -523,7 +517,7 @@ class GuardsConfig(Settings):
         kl_bound: KL, in nats per response, above which an iteration is flagged.
         stop_at_kl: KL above which the run saves its agents and ends early; null for never.
         patience: Held-out evaluations (`eval_every`) without a better reward, task and team, after which the run ends
-            early. The best agents are kept in RUN/RUN-best. null: never, and they are not.
+            early. The best agents are kept in RUN/best. null: never, and they are not.
     """
 
     block: ClassVar[str] = "guards"
@@ -673,13 +667,6 @@ class Config(Settings):
         if self.ppo.warmup >= self.iterations:
             raise UserError(
                 f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}"
-            )
-        best = self.checkpoint.best
-        best_is_held_out = best in HELD_OUT_REWARDS and self.eval_every > 0
-        if best_is_held_out and self.checkpoint.save_every % self.eval_every:
-            raise UserError(
-                f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "
-                f"checkpoint.best: {best}, got {self.checkpoint.save_every}"
             )
         if self.guards.patience is not None and not self.eval_every:
             raise UserError(

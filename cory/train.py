@@ -18,7 +18,6 @@ from cory.cli.main import main
 from cory.config import Config
 from cory.errors import UserError
 from cory.plural import counted
-from cory.resume.best import check_resumed
 from cory.resume.run_name import run_name
 from cory.run.record import read_settings
 from cory.tasks.config import OWN
@@ -40,7 +39,6 @@ def train(
     _check_resumed_kind(kind)
     line = read_command_line(kind.config, default, prefix=prefix, single_agent=single_agent)
     config = line.config
-    check_resumed(config)
     name = run_name(line.setting, line.changed)
     announce(config, name)
 

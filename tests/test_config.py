@@ -249,13 +249,6 @@ def test_flags_override_the_file():
             ["--ppo.batch_size", "256", "--ppo.mini_batch_size", "256", "--ppo.kl_horizon", "10"],
             "ppo.kl_horizon: expected more than 0.2 \\* ppo.batch_size = 51.2, .* got 10",
         ),
-        *[
-            (
-                ["--eval_every", "3", "--checkpoint.best", name],
-                f"checkpoint.save_every: expected a multiple of eval_every = 3 with checkpoint.best: {name}, got 10",
-            )
-            for name in ("eval_task_reward", "eval_team_reward")
-        ],
         (
             ["--agents", "[{}]"],
             "agents: expected an empty list, or an entry for each of 2 agents, got 1",

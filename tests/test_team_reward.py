@@ -14,7 +14,7 @@ from test_credit import spy
 from test_trainer import PROMPTS, count_good
 
 from cory.agents import make_agents
-from cory.config import CheckpointConfig, CoryConfig
+from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.report.plots import plot_curves
@@ -63,9 +63,7 @@ def test_every_role_gets_its_chains_team_reward_on_top(config, credit, branches)
 
 
 def test_it_is_a_metric_of_its_own(config):
-    config = replace(
-        config, eval_every=2, checkpoint=CheckpointConfig(save_every=2, best="eval_team_reward")
-    )
+    config = replace(config, eval_every=2)
     trainer = make_trainer(config)
     folder = trainer.train().folder
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]

@@ -140,8 +140,7 @@ def _saved_agents(path: Path, run: Path, config: Config) -> Iterator[tuple[Path,
     """
     if path == run and (run / "summary.json").exists():
         summary: Mapping[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        # The folder of a run's best agents has no samples.
-        before = summary.get("samples", {}).get("before", {})
+        before = summary["samples"]["before"]
         yield run, counted(summary["iterations"], "iteration"), _first_prompt(before)
         return
     trained = [number for number in range(config.cory.num_agents) if config.is_trained(number)]

@@ -69,7 +69,7 @@ def stage(
         evaluation: folder of the run's evaluation; None: the newest one beside the run, if any.
         place: puts a file (first argument) into the folder (second argument).
 
-    Raises a UserError: the run has not ended, its folder holds the best agents alone, `evaluation` is none of it, or
+    Raises a UserError: the run has not ended, `evaluation` is none of it, or
     its agents have different local bases and `hub.base` names one.
     """
     agents = run_agents(run)
@@ -79,11 +79,6 @@ def stage(
         )
     settings = read_settings(run)
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    if "agents" not in summary:
-        raise UserError(
-            f"run: expected the folder of a run, with its curves and results, got {str(run)!r}, which holds its best "
-            "agents alone"
-        )
     results = _evaluation(run, evaluation)
     bases = _bases(config, hub, len(agents), settings.get("fingerprint") or {})
     _warn_of_local_bases(bases, config)

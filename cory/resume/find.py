@@ -18,7 +18,6 @@ from cory.plural import counted
 from cory.provenance.models import check_models
 from cory.resume import checkpoint
 from cory.resume.advice import new_run, resume_command
-from cory.resume.best import check_resumed
 from cory.resume.checkpoint import RunState
 from cory.resume.differences import Difference, differences, in_words
 from cory.run.output import lock
@@ -67,7 +66,6 @@ def find_resumed(
         lock(run, locks)
         return _from_newest(run, config, wanted, agents)
 
-    check_resumed(config)
     path = Path(config.resume)
     if not (path / "config.yaml").exists():
         raise UserError(f"resume: expected auto, or the folder of a run, got {config.resume!r}")

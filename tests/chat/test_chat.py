@@ -80,7 +80,7 @@ def train(config, tmp_path):
         task.observer_prompt = observer_prompt
         if team_reward:
             task.team_reward = f"{tmp_path}/rewards.py:{team_reward}"
-        saving = CheckpointConfig(save_every=1, save_final=True)
+        saving = CheckpointConfig(save_every=1)
         own = OwnConfig(
             **{**vars(config), "iterations": 2, "checkpoint": saving, "task": task, **changes}
         )

@@ -30,7 +30,7 @@ SCRIPTS: dict[str, tuple[type[Config], str | None]] = {
 }
 TEXTS = {
     "output", "device", "callbacks", "model.name", "model.revision", "ppo.optimizer", "sampling.engine_folder",
-    "checkpoint.best", "task.dataset", "task.subset", "task.split", "task.eval_dataset", "task.eval_split",
+    "task.dataset", "task.subset", "task.split", "task.eval_dataset", "task.eval_split",
     "task.prompt_column", "task.text_column", "task.reward", "task.team_reward", "task.metrics", "task.reward_model",
     "task.pioneer_prompt", "task.observer_prompt", "task.extract", "task.accepts",
 }  # fmt: skip

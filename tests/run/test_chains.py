@@ -54,7 +54,7 @@ def make_chain(name: str, config: Config, llama_folder: Path) -> Config:
         settings["agents"] = [{}, other | ({"lora": {"rank": 2}} if "lora" in settings else {})]
     if "frozen" in name:  # a GPT-2 beside a Llama
         settings["agents"] = [*settings["agents"], other]
-    checkpoints = CheckpointConfig(save_every=2, save_final=True)
+    checkpoints = CheckpointConfig(save_every=2)
     return replace(config, iterations=ITERATIONS, checkpoint=checkpoints, **settings)
 
 

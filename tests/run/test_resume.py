@@ -77,7 +77,7 @@ def settings(request, config):
             kl_horizon=100.0,
             mini_batch_size=4,
         ),
-        checkpoint=CheckpointConfig(save_every=3, save_final=True),
+        checkpoint=CheckpointConfig(save_every=3),
     )
 
 
@@ -302,13 +302,6 @@ def test_a_checkpoint_whose_files_do_not_fit_is_not_taken(one, change):
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_best_by_a_metric_that_is_none_is_refused_before_training(one):
-    with pytest.raises(
-        UserError, match=r"checkpoint.best: expected null or one of the metrics .*'task_rewards'"
-    ):
-        make_trainer(replace(one, checkpoint=CheckpointConfig(best="task_rewards")))
-
-
 def test_checkpoint_of_another_model_is_an_error(one):
     folder = make_trainer(replace(one, iterations=1)).train().folder
     agents = make_agents(replace(one, lora=LoraConfig(rank=2)))
@@ -321,24 +314,6 @@ def test_no_pickle_is_written(one):
     folder = make_trainer(replace(one, iterations=2)).train().folder
     kinds = {file.suffix for file in (folder / "checkpoints").rglob("*") if file.is_file()}
     assert kinds == {".json", ".safetensors"}
-
-
-def test_the_newest_and_the_best_stay(one):
-    config = replace(one, checkpoint=CheckpointConfig(save_every=1, keep=1, best="task_reward"))
-    run = make_trainer(config).train()
-    # Those of iteration k are of responses that were sampled before its update, by the agents in iter-00000k.
-    rewards = [sum(r["task_reward"] for r in run.history if r["iteration"] == k) for k in range(6)]
-    best = max(range(1, 6), key=rewards.__getitem__)
-    names = {path.name for path in (run.folder / "checkpoints").iterdir()}
-    assert names == {"iter-000006", f"iter-{best:06d}"}
-
-
-def test_the_best_is_one_of_the_checkpoints_that_are_saved(one):
-    """Those of every second iteration; what the others measure is of agents that are not kept."""
-    config = replace(one, checkpoint=CheckpointConfig(save_every=2, keep=1, best="entropy"))
-    run = make_trainer(config, callbacks=[Values(9.0, 9.0, 2.0, 9.0, 5.0, 9.0)]).train()
-    names = {path.name for path in (run.folder / "checkpoints").iterdir()}
-    assert names == {"iter-000004", "iter-000006"}
 
 
 def test_memory_that_runs_out_while_responses_are_sampled_leaves_the_state(one, monkeypatch):
@@ -357,28 +332,6 @@ def test_memory_that_runs_out_while_responses_are_sampled_leaves_the_state(one, 
     done = trainer.run.iterations_done
     assert done > 0
     assert (trainer.run.folder / f"checkpoints/iter-{done:06d}").exists()
-
-
-@pytest.mark.parametrize("lacking", AGENTS)
-def test_the_best_is_judged_by_the_roles_that_have_the_metric(one, lacking):
-    """A metric of the task is left out of a role's record where it applies to none of its responses."""
-
-    class Sometimes(Callback):
-        """A metric that one agent has in every second iteration, and the other one never."""
-
-        def on_iteration_end(self, trainer, iteration):
-            for record in iteration.records:
-                if record["agent"] != lacking and iteration.index % 2:
-                    record["entropy"] = 9.0 - iteration.index
-                else:
-                    del record["entropy"]
-
-    config = replace(
-        one, iterations=4, checkpoint=CheckpointConfig(save_every=1, keep=1, best="entropy")
-    )
-    run = make_trainer(config, callbacks=[Sometimes()]).train()
-    names = {path.name for path in (run.folder / "checkpoints").iterdir()}
-    assert names == {"iter-000001", "iter-000004"}
 
 
 def rewrite(path: Path, change) -> None:
@@ -470,60 +423,6 @@ def test_full_disk_leaves_the_run_alive(one, whole, tmp_path, monkeypatch, where
         run = trainer.train()
     same(whole, run.folder)
     assert not list((run.folder / "checkpoints").glob(".partial*"))
-
-
-class Values(Callback):
-    """Sets a metric of each iteration."""
-
-    def __init__(self, *values, metric="entropy"):
-        self.values = values
-        self.metric = metric
-
-    def on_iteration_end(self, trainer, iteration):
-        for record in iteration.records:
-            record[self.metric] = self.values[iteration.index]
-
-
-@pytest.mark.parametrize("changed", ["metric", "held-out queries", "nothing"])
-def test_values_of_different_metrics_are_not_compared(one, changed):
-    """Else the best checkpoint by the new metric would be removed."""
-    checkpoints = CheckpointConfig(save_every=1, keep=1, best="eval_task_reward")
-    config = replace(one, iterations=3, eval_every=1, eval_queries=2, checkpoint=checkpoints)
-    first = Values(8.0, 9.0, 1.0, metric="eval_task_reward")
-    folder = make_trainer(config, callbacks=[first]).train().folder
-
-    config = replace(config, iterations=6, resume=str(folder))
-    if changed == "metric":
-        config = replace(config, checkpoint=replace(checkpoints, best="entropy"))
-    if changed == "held-out queries":
-        config = replace(config, eval_queries=3)
-    later = Values(0.0, 0.0, 0.0, 2.0, 4.0, 3.0, metric=config.checkpoint.best)
-    make_trainer(config, callbacks=[later]).train()
-    # A held-out reward is measured after its iteration's update, entropy before it.
-    best = {"nothing": "iter-000002", "held-out queries": "iter-000005", "metric": "iter-000004"}[
-        changed
-    ]
-    assert {path.name for path in (folder / "checkpoints").iterdir()} == {best, "iter-000006"}
-
-
-def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(one, monkeypatch):
-    write = checkpoint.write
-
-    def failing(folder, state, agents):
-        if state.iteration == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(folder, state, agents)
-
-    monkeypatch.setattr(checkpoint, "write", failing)
-    settings = CheckpointConfig(save_every=1, keep=1, best="eval_task_reward")
-    trainer = make_trainer(
-        replace(one, iterations=4, eval_every=1, eval_queries=2, checkpoint=settings),
-        callbacks=[Values(8.0, 1.0, 9.0, 2.0, metric="eval_task_reward")],
-    )
-    with pytest.warns(UserWarning, match="No space left on device"):
-        run = trainer.train()
-    names = {path.name for path in (run.folder / "checkpoints").iterdir()}
-    assert names == {"iter-000001", "iter-000004"}
 
 
 def test_folder_that_cannot_be_written_is_refused_before_training(one, tmp_path, monkeypatch):
