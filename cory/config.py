@@ -11,7 +11,7 @@ import difflib
 import importlib.util
 import keyword
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
@@ -126,8 +126,8 @@ def _explain(settings: type[Settings], errors: list[ErrorDetails]) -> str:
         key = fields(settings)[key].name
     if first["type"] in ("no_such_attribute", "unexpected_keyword_argument"):
         names = [field.name for field in fields(settings)]
-        near = difflib.get_close_matches(key, names, n=1)
-        hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(names)}"
+        near = nearest(key, names)
+        hint = f". Did you mean {near!r}?" if near else f", which has {', '.join(names)}"
         return f"{settings.block or settings.__name__}: unknown key {key!r}{hint}"
 
     # A key that takes several types has an error for each of them.
@@ -143,6 +143,19 @@ def _expectation(message: str) -> str:
     if expected.startswith(("greater", "less")):
         return f"a number {expected}"
     return expected
+
+
+def nearest(word: str, keys: Sequence[str]) -> str | None:
+    """The key that an unknown one stands for: by its name without the block, or by its spelling."""
+    word = word.lower().replace("-", "_")
+    name = word.rpartition(".")[2]
+    names = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several, the first
+    if name in names:
+        return names[name]
+    for candidates, wanted in ((dict(zip(keys, keys, strict=True)), word), (names, name)):
+        if near := difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.7):
+            return candidates[near[0]]
+    return None
 
 
 def changed(block: S, changes: Mapping[str, Any]) -> S:

@@ -3,7 +3,7 @@
 python -m cory.train --config my.yaml                       # two agents: CORY
 python -m cory.train --config my.yaml --cory.num_agents 1   # any key as a flag; one agent: PPO
 python -m cory.train --resume runs/my                       # continues a run
-python -m cory.train --help                                 # common keys; --help all: every key
+python -m cory.train --help                                 # every key
 """
 
 import os
@@ -22,7 +22,6 @@ from cory.resume.run_name import run_name
 from cory.run.record import read_settings
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_run
-from cory.unused import warn_of_unused
 
 
 def train(
@@ -83,7 +82,6 @@ def announce(config: Config, name: str) -> None:
     config.hub.check_token()
     config.check_tracker()
     if os.environ.get("RANK", "0") == "0":
-        warn_of_unused(config)
         names = dict.fromkeys(
             config.of_agent(index).model.name for index in range(config.cory.num_agents)
         )

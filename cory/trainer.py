@@ -36,7 +36,6 @@ from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
 from cory.streams import Purpose, Stream, response_limit
 from cory.task import Task
-from cory.unused import warn_of_unused
 
 
 class CoryTrainer:
@@ -83,8 +82,6 @@ class CoryTrainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         config.check()
-        if distributed.is_main():
-            warn_of_unused(config)
         self.config = config
         self.agents = list(agents)
         self.task = task.with_roles(config.roles)

@@ -10,7 +10,8 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from cory.cli.arguments import Verbatim
-from cory.cli.messages import YAML, explained, nearest, similar_file
+from cory.cli.messages import YAML, explained, similar_file
+from cory.config import nearest
 from cory.errors import UserError
 
 

@@ -27,7 +27,7 @@ else:
     register_type(Verbatim, serializer=lambda value: value, deserializer=lambda value: value)
 
 
-class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+class Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """Keeps the line breaks of the description."""
 
 
@@ -36,7 +36,7 @@ class Arguments(ArgumentParser):
 
     def __init__(self, description: str | None) -> None:
         super().__init__(
-            exit_on_error=False, allow_abbrev=False, description=description, formatter_class=_Help
+            exit_on_error=False, allow_abbrev=False, description=description, formatter_class=Help
         )
 
     def of(self, argv: Sequence[str] | None = None) -> Any:

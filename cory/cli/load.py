@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import yaml
 
 from cory.cli import invocation
-from cory.cli.help import help_text
 from cory.cli.messages import YAML, explained, similar_file
 from cory.config import Config, Settings, blocks, keys
 from cory.errors import UserError
@@ -91,7 +90,7 @@ def read_command_line(
         argv = sys.argv[1:]
     argv = _with_shipped_files(argv)
     if {"-h", "--help"} & {*argv}:
-        _print_help(config_class, default, argv)
+        _parser(config_class).print_help()  # type: ignore[arg-type]
         sys.exit(0)
     # Read without it first, as the parser would print before it has read what follows, and without its mistakes.
     print_config = [word for word in argv if word.split("=")[0] == "--print_config"]
@@ -111,7 +110,7 @@ def read_command_line(
             )
         argv = ["--config", files[0], *argv]
 
-    from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
+    from jsonargparse import ArgumentError
 
     parser = _parser(config_class)  # type: ignore[arg-type]
 
@@ -142,14 +141,6 @@ def read_command_line(
     if print_config:
         parse([*argv, *print_config])  # prints, and ends the program
     return CommandLine(config, _setting_name(files, prefix), changed)
-
-
-def _print_help(config_class: type[Config], default: Path | None, argv: Sequence[str]) -> None:
-    """What `--help`, or `--help TOPIC`, asks for."""
-    after = argv[argv.index("--help" if "--help" in argv else "-h") + 1 :]
-    topic = after[0] if after and not after[0].startswith("-") else ""
-    about = sys.modules["__main__"].__doc__ or ""
-    print(help_text(invocation.command(), config_class(), default, topic, about))
 
 
 def _check_file(file: Path) -> None:
@@ -268,9 +259,16 @@ def _check_single_agent(chosen: argparse.Namespace) -> None:
 def _parser(kind: type[Config]) -> "ArgumentParser":
     from jsonargparse import ArgumentParser
 
-    from cory.cli.arguments import Verbatim, allow_bare_flags
+    from cory.cli.arguments import Help, Verbatim, allow_bare_flags
 
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser = ArgumentParser(
+        prog=invocation.command(),
+        usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
+        description=sys.modules["__main__"].__doc__,
+        formatter_class=Help,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(kind, skip={"agents", "roles"})
     for key in ("agents", "roles"):  # the class checks the entries, and names them by their index

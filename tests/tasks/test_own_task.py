@@ -704,7 +704,7 @@ print("torch" in sys.modules)
 
 
 def test_help_names_every_key_of_the_task(command):
-    _, out, _ = command("cory.train", "--help", "task")
+    _, out, _ = command("cory.train", "--help")
     assert all(f"--task.{key}" in out for key in keys(OwnTaskConfig))
     assert "--split" in command("cory.evaluation", "--help")[1]
 
