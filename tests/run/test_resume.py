@@ -40,10 +40,6 @@ def count_good(prompts, completions):
     return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
 
 
-def count_letters(prompts, completions):
-    return [float(len(completion)) for completion in completions]
-
-
 def count_words(prompts, chains):
     """A team reward: the number of different words that a chain's responses have."""
     return [float(len({*" ".join(chain).split()})) for chain in chains]
