@@ -141,7 +141,7 @@ class Planned:
     def _changed_files(self, recorded: dict[str, Any]) -> Iterator[str]:
         """What has changed since a run of these settings recorded it: rewards, data, and the folders of its models."""
         now = self.settings | {"fingerprint": self.fingerprint()}
-        yield from in_words(differences(recorded, now), recorded, now)
+        yield from in_words(list(differences(recorded, now)), recorded, now)
         models = (recorded.get("fingerprint") or {}).get("models") or {}
         for key, model in models.items():
             folder = (self.cwd or Path()) / model["name"]
