@@ -168,8 +168,8 @@ class Agent:
             shuffle: draws the order of the rows in each epoch.
             lr_factor: factor of the learning rate.
 
-        Raises NotFinite, which names agent, role and rows, if a loss or gradient is not finite
-        (`guards.on_nonfinite`). A frozen agent learns nothing, and its statistics have the rest.
+        Raises NotFinite, which names agent and role, if a loss or gradient is not finite. A frozen
+        agent learns nothing, and its statistics have the rest.
         """
         if self.learner is None:
             return [

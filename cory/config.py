@@ -10,7 +10,7 @@ checked by `check()`, which whoever uses the settings calls first.
 import difflib
 import importlib.util
 import keyword
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
@@ -118,8 +118,8 @@ def _explain(settings: type[Settings], errors: list[ErrorDetails]) -> str:
         key = fields(settings)[key].name
     if first["type"] in ("no_such_attribute", "unexpected_keyword_argument"):
         names = [field.name for field in fields(settings)]
-        near = difflib.get_close_matches(key, names, n=1)
-        hint = f". Did you mean {near[0]!r}?" if near else f", which has {', '.join(names)}"
+        near = nearest(key, names)
+        hint = f". Did you mean {near!r}?" if near else f", which has {', '.join(names)}"
         return f"{settings.block or settings.__name__}: unknown key {key!r}{hint}"
 
     # A key that takes several types has an error for each of them.
@@ -135,6 +135,19 @@ def _expectation(message: str) -> str:
     if expected.startswith(("greater", "less")):
         return f"a number {expected}"
     return expected
+
+
+def nearest(word: str, keys: Sequence[str]) -> str | None:
+    """The key that an unknown one stands for: by its name without the block, or by its spelling."""
+    word = word.lower().replace("-", "_")
+    name = word.rpartition(".")[2]
+    names = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several, the first
+    if name in names:
+        return names[name]
+    for candidates, wanted in ((dict(zip(keys, keys, strict=True)), word), (names, name)):
+        if near := difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.7):
+            return candidates[near[0]]
+    return None
 
 
 def changed(block: S, changes: Mapping[str, Any]) -> S:
@@ -216,16 +229,14 @@ class CoryConfig(Settings):
         chain_length: Number of roles in the chain; null: as many as agents. Fewer: a population, from which members are
             drawn for each period. More: agents hold several roles, so that one LLM can be both pioneer and observer.
         exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
-            of agents); `shuffle`: roles are assigned at random; `none`: nothing.
-        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never; with `shuffle`, roles are
-            assigned at random once.
+            of agents); `none`: nothing.
+        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
         credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own` or `counterfactual`:
             docs/learners.md.
         weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
             independent, negative competitive. Not read with `credit: own`.
         knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
-            by the pioneer's template. `shuffled`: in training it reads the response to another query of the batch, a
-            placebo; held-out queries are answered as with `true`.
+            by the pioneer's template.
         reset_every: Iterations after which the learners restart: every agent's optimizer state, KL coefficient and
             reward moments, as the authors' published code does for CORY every 5. For one agent, too. 0: never.
     """
@@ -233,24 +244,23 @@ class CoryConfig(Settings):
     block: ClassVar[str] = "cory"
     num_agents: PositiveInt = 2
     chain_length: Annotated[int | None, Field(ge=1)] = None
-    exchange: Literal["rotate", "shuffle", "none"] = "rotate"
+    exchange: Literal["rotate", "none"] = "rotate"
     exchange_period: NonNegativeInt = 5
     credit: Literal["collective", "mean", "causal", "own", "counterfactual"] = "collective"
     weight: float = 1.0
-    knowledge_transfer: bool | Literal["shuffled"] = True
+    knowledge_transfer: bool = True
     reset_every: NonNegativeInt = 0
 
     def check(self) -> None:
         if self.num_roles < self.num_agents and not self.exchanges_roles:
             raise UserError(
-                f"cory.exchange: expected rotate or shuffle, and an exchange_period above 0, to train "
+                f"cory.exchange: expected rotate, and an exchange_period above 0, to train "
                 f"{self.num_agents} agents in a chain of {self.num_roles}, "
                 f"got {self.exchange} and {self.exchange_period}"
             )
-        if self.credit == "counterfactual" and self.knowledge_transfer is not True:
-            shown = "shuffled" if self.knowledge_transfer else "false"
+        if self.credit == "counterfactual" and not self.knowledge_transfer:
             raise UserError(
-                f"cory.credit: expected knowledge_transfer: true with counterfactual, got {shown}"
+                "cory.credit: expected knowledge_transfer: true with counterfactual, got false"
             )
 
     @property
@@ -485,19 +495,13 @@ class CheckpointConfig(Settings):
     """What survives an interruption (docs/reliability.md).
 
     Args:
-        save_every: Iterations between checkpoints; one is also saved on a signal. 0: on signals only.
-        save_final: Also save one after the last iteration, where `save_every` does not: a run can be extended from it.
+        save_every: Iterations between checkpoints; one is also saved on a signal and at the end. 0: only then.
         keep: Number of newest checkpoints kept.
-        best: Metric whose best checkpoint is kept as well, mean over the agents that have it, larger is better; null
-            for none. Held-out rewards (`eval_task_reward`, `eval_team_reward`) are measured after an iteration's
-            update; other metrics are of the agents before it, so the last checkpoint is never the best by them.
     """
 
     block: ClassVar[str] = "checkpoint"
     save_every: NonNegativeInt = 10
-    save_final: bool = True
     keep: PositiveInt = 2
-    best: str | None = None
 
 
 @dataclass
@@ -505,16 +509,13 @@ class GuardsConfig(Settings):
     """What is watched while a run trains.
 
     Args:
-        on_nonfinite: A loss or gradient that is not finite never reaches the weights. `stop`: end the run, and save
-            its state if no weights have changed in that iteration; `skip`: leave out that optimizer step.
         kl_bound: KL, in nats per response, above which an iteration is flagged.
         stop_at_kl: KL above which the run saves its agents and ends early; null for never.
         patience: Held-out evaluations (`eval_every`) without a better reward, task and team, after which the run ends
-            early. The best agents are kept in RUN/RUN-best. null: never, and they are not.
+            early. The best agents are kept in RUN/best. null: never, and they are not.
     """
 
     block: ClassVar[str] = "guards"
-    on_nonfinite: Literal["stop", "skip"] = "stop"
     kl_bound: PositiveFloat = 50.0
     stop_at_kl: OptionalPositive = None
     patience: Annotated[int | None, Field(ge=1)] = None
@@ -554,10 +555,8 @@ class Config(Settings):
         output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
         device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
-        resume: Run to continue: the folder of a run or of one of its checkpoints, from which settings are read; or
+        resume: Run to continue from its newest checkpoint: its folder, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.
-        overwrite: With `resume` of an older checkpoint: delete what the run has done since.
-        accept_changes: With `resume`: `reward` accepts that the reward function has changed, and records it.
         tracker: Where metrics and sample texts go besides the run's folder. wandb works offline without an account.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
@@ -583,8 +582,6 @@ class Config(Settings):
     roles: list[RoleConfig] = Field(default_factory=list)
     output: str | None = None
     resume: str | None = None
-    overwrite: bool = False
-    accept_changes: Literal["none", "reward"] = "none"
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     tracker: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
@@ -618,20 +615,9 @@ class Config(Settings):
             raise UserError(
                 f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
             )
-        if self.accept_changes != "none" and self.resume is None:
-            raise UserError(
-                f"accept_changes: expected none without resume, got {self.accept_changes!r}"
-            )
         if self.ppo.warmup >= self.iterations:
             raise UserError(
                 f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}"
-            )
-        best = self.checkpoint.best
-        best_is_held_out = best in HELD_OUT_REWARDS and self.eval_every > 0
-        if best_is_held_out and self.checkpoint.save_every % self.eval_every:
-            raise UserError(
-                f"checkpoint.save_every: expected a multiple of eval_every = {self.eval_every} with "
-                f"checkpoint.best: {best}, got {self.checkpoint.save_every}"
             )
         if self.guards.patience is not None and not self.eval_every:
             raise UserError(
@@ -649,7 +635,6 @@ class Config(Settings):
         if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
             raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
         self._check_branches()
-        self._check_shuffled_transfer()
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
             raise UserError(
@@ -688,14 +673,6 @@ class Config(Settings):
                 f"pioneer has {fewest} responses, got {self.branches}"
             )
 
-    def _check_shuffled_transfer(self) -> None:
-        if not self.shuffles_transfer:
-            return
-        if self.queries_per_iteration < 2:
-            raise UserError(
-                f"cory.knowledge_transfer: expected true or false with {self.queries_per_iteration} query in an "
-                "iteration, got shuffled"
-            )
 
     def _check_roles(self) -> None:
         """An entry for each role, names that differ, and templates that say what is read."""
@@ -757,11 +734,6 @@ class Config(Settings):
         config.device = device
         config.agents = [replace(agent, device=None) for agent in self.agents]
         return config
-
-    @property
-    def shuffles_transfer(self) -> bool:
-        """Whether observers read responses to other queries; a chain of one role has none."""
-        return self.cory.knowledge_transfer == "shuffled" and self.cory.num_roles > 1
 
     @property
     def longest_response(self) -> int:

@@ -19,10 +19,6 @@ class NotContinued(UserError):
     status = 3
 
 
-class RewardError(UserError):
-    """An error of a reward function: once that is mended, the run continues with `--accept_changes reward`."""
-
-
 def expect(ok: bool, where: str, expected: str, came: Any) -> None:
     """Raises the UserError "WHERE: expected EXPECTED, got CAME" unless `ok`."""
     if not ok:
@@ -38,24 +34,7 @@ def one_of(where: str, names: Sequence[str], came: Any) -> None:
 
 
 class NotFinite(Exception):
-    """A loss or gradient of an update is not finite; the weights are as before that optimizer step.
-
-    Args:
-        what: `the loss` or `the gradient`.
-        learner: whose, e.g. `agent_1 as pioneer`.
-        rows: the rows of the rollout that cause it, counted from 0 (the message counts from 1);
-            empty if each is finite and only their sum is not.
-        text: of the first of these rows.
-    """
-
-    def __init__(self, what: str, learner: str, rows: Sequence[int] = (), text: str = "") -> None:
-        self.rows = list(rows)
-        where = (
-            f" in rows {[row + 1 for row in self.rows]}, the first of them {text}"
-            if self.rows
-            else ""
-        )
-        super().__init__(f"{learner}: {what} is not finite{where}")
+    """A loss or gradient of an update is not finite; the weights are as before that optimizer step."""
 
 
 def described(error: BaseException) -> str:

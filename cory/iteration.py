@@ -19,13 +19,11 @@ class Batch(NamedTuple):
 
     columns: of the task's data, a row for each response of the first role. max_new_tokens: longest response of roles
     without a limit of their own. branches: responses of the second role to each of the first (`Config.branches`).
-    read_from: for each row, that of the chain whose responses later roles read; None: their own.
     """
 
     columns: dict[str, list[Any]]
     max_new_tokens: int
     branches: int = 1
-    read_from: Sequence[int] | None = None
 
     def branches_of(self, role: int) -> int:
         """How many rows of a role answer the same response of the role before."""
@@ -42,16 +40,6 @@ class Batch(NamedTuple):
         """The responses of each role before `role`, with a row for each response of `role`."""
         return [
             repeated(rollout.completions, self.branches_of(role)) for rollout in rollouts[:role]
-        ]
-
-    def responses_read(self, role: int, rollouts: Sequence[Rollout]) -> list[list[str]]:
-        """What `role` reads, of each role before it, with a row for each response of `role`."""
-        if self.read_from is None:
-            return self.earlier_responses(role, rollouts)
-        # Only two-role chains branch, so each role that is read has a response per row.
-        return [
-            repeated([rollout.completions[row] for row in self.read_from], self.branches_of(role))
-            for rollout in rollouts[:role]
         ]
 
 

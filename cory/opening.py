@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cory.config import Config
-from cory.errors import NotFinite, RewardError, UserError
+from cory.errors import NotFinite, UserError
 from cory.parallel import distributed
 from cory.report import NAME as REPORT
 from cory.report import write_run_report
 from cory.resume import checkpoint
-from cory.resume.advice import AS_BEFORE, MENDED_REWARD, SKIPPING, how_to_continue
+from cory.resume.advice import after_not_finite, how_to_continue
 from cory.resume.checkpoint import RunState
 from cory.resume.find import Resumed, find_resumed
 from cory.run.folder import Run
@@ -59,7 +59,6 @@ def open_run(
         state = RunState(config=record)
         run = Run(config, trainer.name, record, exits=exits)
     else:
-        record["changes"] = resumed.changes
         state = resumed.state
         if resumed.checkpoint is not None:
             checkpoint.load(resumed.checkpoint, state, trainer.trained_agents)
@@ -113,13 +112,7 @@ def _advice(run: Run, config: Config, error: Exception) -> str:
     """What is saved, and the command that continues from there."""
     if run.finished:
         return f"The run is complete and saved in {run.folder}."
-    of_reward = isinstance(error, RewardError)
-    if isinstance(error, distributed.FailedElsewhere):
-        of_reward = error.of_reward
-    changes = AS_BEFORE
-    if of_reward:
-        changes = MENDED_REWARD
-    elif isinstance(error, NotFinite):
-        changes = SKIPPING
     newest = next(iter(checkpoint.folders(run.folder / "checkpoints")), None)
-    return how_to_continue(run.folder, newest, config, run.iterations_done, changes)
+    if isinstance(error, NotFinite):
+        return after_not_finite(run.folder, newest)
+    return how_to_continue(run.folder, newest, config, run.iterations_done)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from datasets import Dataset
 
 from cory.agent import Agent
-from cory.callbacks.metrics import BEST_IS_SMALL, recorded_metrics
 from cory.config import Config
 from cory.errors import UserError
 from cory.models.tokenization import check_lengths
@@ -44,7 +43,6 @@ def check_run(
     if not task.rewards and task.team is None:
         raise UserError("task.reward: expected a reward function, or a team_reward, got neither")
     _check_number_of_rows(config, task)
-    _check_best(config, task)
 
     # One check per tokenizer and context length.
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
@@ -66,16 +64,6 @@ def _check_number_of_rows(config: Config, task: Task) -> None:
     raise UserError(
         f"dataset: expected at least {size} = {config.queries_per_iteration} rows, got {len(task.dataset)}"
     )
-
-
-def _check_best(config: Config, task: Task) -> None:
-    metrics = [name for name in recorded_metrics(config, task) if name not in BEST_IS_SMALL]
-    best = config.checkpoint.best
-    if best is not None and best not in metrics:
-        raise UserError(
-            f"checkpoint.best: expected null or one of the metrics {metrics}, of which the largest is the best, "
-            f"got {best!r}"
-        )
 
 
 def _roles_with_distinct_prompts(config: Config, task: Task) -> list[int]:

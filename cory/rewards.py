@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from cory.errors import RewardError, UserError
 from cory.row_functions import (
     Columns,
     Function,
@@ -103,14 +102,14 @@ def score_by_function(
 ) -> Scores:
     """The rewards of responses, in sum and by function.
 
-    Raises a RewardError, with the function and the row, if one raises or does not return one finite
+    Raises a UserError, with the function and the row, if one raises or does not return one finite
     number or None per completion. Without any function all rewards are 0.
     """
     rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
     if not rewards:
         return Scores(torch.zeros(len(completions)), {})
     rows = responses_as_columns(prompts, completions, columns)
-    values = _numbers(rewards, rows)
+    values = numbers_per_row(rewards, rows)
     if values.isnan().all(0).any():
         warnings.warn(
             f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0",
@@ -129,20 +128,11 @@ def score_chains(
     Args:
         chains: of each, the responses by role.
 
-    Raises a RewardError, with the function and the chain, if it raises or does not return one
+    Raises a UserError, with the function and the chain, if it raises or does not return one
     finite number per chain.
     """
     rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
-    return _numbers([reward], rows)[0]
-
-
-def _numbers(rewards: Sequence[RowFunction], rows: Columns) -> torch.Tensor:
-    try:
-        return numbers_per_row(rewards, rows)
-    except RewardError:
-        raise
-    except UserError as error:
-        raise RewardError(str(error)) from error.__cause__
+    return numbers_per_row([reward], rows)[0]
 
 
 def names(rewards: Sequence[Reward]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cory import coroutines
-from cory.errors import RewardError, UserError, described
+from cory.errors import UserError, described
 
 # function(prompts, completions, **columns) -> one number per completion, None where it does not apply: the signature of
 # TRL's GRPO reward functions, `async def` ones included. `columns` are the other columns of the dataset and `role`; a
@@ -61,7 +61,7 @@ class RowFunction:
         return {name: values for name, values in columns.items() if takes_all or name in parameters}
 
 
-class MissingColumns(RewardError):
+class MissingColumns(UserError):
     """A function needs columns that the data or a query does not have: `names`."""
 
     def __init__(self, function: RowFunction, columns: Columns, names: list[str]) -> None:

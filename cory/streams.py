@@ -25,7 +25,6 @@ class Purpose(IntEnum):
 
     SHUFFLE = 1  # the order of rows in an update
     QUERIES = 2  # the order of queries in a pass over the data
-    ROLES = 3  # the order of agents, with `cory.exchange: shuffle`
     LENGTH = 4  # the maximum length of an iteration's responses
     SAMPLING = 5  # responses that agents learn from
     UNREAD = 6  # responses of observers that do not read, for counterfactual credit
@@ -34,7 +33,6 @@ class Purpose(IntEnum):
     EVALUATION = 9  # responses of saved agents: evaluation and chat
     INITIALIZATION = 10  # value heads and adapters
     MODEL_CHECK = 11  # responses that check whether a model can be sampled
-    TRANSFER = 12  # whose response an observer reads, with `cory.knowledge_transfer: shuffled`
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Stream:
     Args:
         seed: of the run.
         purpose: what the numbers are for.
-        iteration: from 0; of queries the pass over the data, of roles the round.
+        iteration: from 0; of queries the pass over the data.
         agent, role, process: from 0.
 
     >>> first, second = (Stream(seed=0, purpose=Purpose.SHUFFLE, iteration=3).numpy() for _ in range(2))
@@ -95,16 +93,3 @@ def response_limit(seed: int, k: int, smallest: int, largest: int) -> int:
     """The limit of the responses of iteration `k` in tokens, drawn from [smallest, largest]."""
     # Of no process, so the same in all of them.
     return int(Stream(seed, Purpose.LENGTH, k).numpy().integers(smallest, largest + 1))
-
-
-def derangement(n: int, random: np.random.Generator) -> list[int]:
-    """A permutation of 0 to n - 1 that leaves nothing in its place, drawn uniformly among them; n is
-    at least 2.
-
-    >>> derangement(2, np.random.default_rng(0))
-    [1, 0]
-    """
-    while True:  # of the permutations, a third or more leave nothing in its place
-        order = random.permutation(n)
-        if not (order == np.arange(n)).any():
-            return [int(place) for place in order]

@@ -3,7 +3,7 @@
 python -m cory.train --config my.yaml                       # two agents: CORY
 python -m cory.train --config my.yaml --cory.num_agents 1   # any key as a flag; one agent: PPO
 python -m cory.train --resume runs/my                       # continues a run
-python -m cory.train --help                                 # common keys; --help all: every key
+python -m cory.train --help                                 # every key
 """
 
 import os
@@ -18,13 +18,11 @@ from cory.cli.main import main
 from cory.config import Config
 from cory.errors import UserError
 from cory.plural import counted
-from cory.resume.best import check_resumed
 from cory.resume.run_name import run_name
 from cory.run.record import read_settings
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_run
 from cory.tasks.python_files import announce_files
-from cory.unused import warn_of_unused
 
 
 def train(
@@ -41,7 +39,6 @@ def train(
     _check_resumed_kind(kind)
     line = read_command_line(kind.config, default, prefix=prefix, single_agent=single_agent)
     config = line.config
-    check_resumed(config)
     name = run_name(line.setting, line.changed)
     announce(config, name)
     if line.run is not None:
@@ -87,7 +84,6 @@ def announce(config: Config, name: str) -> None:
     """
     config.check_tracker()
     if os.environ.get("RANK", "0") == "0":
-        warn_of_unused(config)
         names = dict.fromkeys(
             config.of_agent(index).model.name for index in range(config.cory.num_agents)
         )

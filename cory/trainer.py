@@ -34,9 +34,8 @@ from cory.run.clock import timed
 from cory.run.folder import Run, run_record
 from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
-from cory.streams import Purpose, Stream, derangement, response_limit
+from cory.streams import Purpose, Stream, response_limit
 from cory.task import Task
-from cory.unused import warn_of_unused
 
 
 class CoryTrainer:
@@ -83,8 +82,6 @@ class CoryTrainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         config.check()
-        if distributed.is_main():
-            warn_of_unused(config)
         self.config = config
         self.agents = list(agents)
         self.task = task.with_roles(config.roles)
@@ -95,7 +92,6 @@ class CoryTrainer:
             period=config.cory.exchange_period,
             length=config.cory.num_roles,
             exchange=config.cory.exchange,
-            seed=config.seed,
         )
         self.checkpoints = Checkpoints()
         self.callbacks = in_order(callbacks, self.checkpoints)
@@ -109,7 +105,7 @@ class CoryTrainer:
 
         Raises:
             UserError: `config.resume` names no run that can be continued; a reward is not finite;
-                an update is not finite (`guards.on_nonfinite`).
+                the loss or gradient of an update is not finite.
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         self.should_stop = False
@@ -213,7 +209,7 @@ class CoryTrainer:
         for role, agent in enumerate(chain):
             responses = None
             if role > 0 and self.config.cory.knowledge_transfer:
-                responses = batch.responses_read(role, rollouts)
+                responses = batch.earlier_responses(role, rollouts)
             # Eq. 3: a_1 ~ pi_1(. | s_0), a_2 ~ pi_2(. | s_0, a_1)
             rollouts.append(self._respond(agent, role, batch, responses, generators[role]))
         return rollouts
@@ -358,17 +354,7 @@ class CoryTrainer:
         max_new_tokens = response_limit(
             config.seed, k, config.sampling.min_new_tokens, config.sampling.max_new_tokens
         )
-        read_from = None
-        if config.shuffles_transfer:
-            read_from = self._other_chains(k, len(columns["prompt"]))
-        return Batch(columns, max_new_tokens, config.branches, read_from)
-
-    def _other_chains(self, k: int, rows: int) -> list[int]:
-        """For each row of this process, one of another query: the same for all chains of a query, in their order."""
-        per_query = self.config.chains_per_query
-        stream = Stream(self.config.seed, Purpose.TRANSFER, k, process=distributed.rank())
-        other_query = derangement(rows // per_query, stream.numpy())
-        return [query * per_query + chain for query in other_query for chain in range(per_query)]
+        return Batch(columns, max_new_tokens, config.branches)
 
     def _respond(
         self,

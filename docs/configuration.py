@@ -6,16 +6,18 @@
 A test runs it with --check.
 """
 
+import inspect
 import re
 import sys
 from dataclasses import fields
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from cory.cli.help import default_text, documented  # noqa: E402
 from cory.config import AgentConfig, Config, RoleConfig, Settings  # noqa: E402
 from cory.evaluation.settings import EvaluationConfig  # noqa: E402
 from cory.tasks.config import OwnTaskConfig  # noqa: E402
@@ -25,6 +27,27 @@ from imdb_train.config import ImdbTaskConfig  # noqa: E402
 PAGE = ROOT / "docs/configuration.md"
 MARKER = "<!-- Below: written by `python docs/configuration.py`. -->\n"
 TASKS = {"own prompts and rewards": OwnTaskConfig, "IMDB": ImdbTaskConfig, "GSM8K": Gsm8kTaskConfig}
+
+
+def documented(settings: type[Settings]) -> tuple[str, dict[str, str]]:
+    """A class's summary and the documentation of its own keys, from its docstring."""
+    summary, _, args = (inspect.getdoc(settings) or "").partition("\nArgs:\n")
+    keys: dict[str, str] = {}
+    name = ""
+    for line in args.splitlines():
+        if match := re.match(r" {4}(\w+): (.*)", line):
+            name = match[1]
+            keys[name] = match[2]
+        elif line.strip():
+            keys[name] += " " + line.strip()
+    return " ".join(summary.split()), keys
+
+
+def default_text(value: object) -> str:
+    """A default as YAML, on one line."""
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
+    )
 
 
 def linked(text: str) -> str:

@@ -2,7 +2,7 @@
 
     python gsm8k_train/cory.py                                               # the toy setting: minutes on any machine
     python gsm8k_train/cory.py --config configs/gsm8k/llama2_7b_lr1e-4.yaml  # the paper's Table 2
-    python gsm8k_train/cory.py --config FILE --ppo.init_kl_coef 0.1          # any key as a flag; --help all lists them
+    python gsm8k_train/cory.py --config FILE --ppo.init_kl_coef 0.1          # any key as a flag; --help lists them
 
 Departures from the paper: none in the method. Differences from the authors' published code: docs/paper.md.
 `gsm8k_train/ppo.py` is the baseline, identical but for the number of agents.

@@ -2,7 +2,7 @@
 
     python imdb_train/cory.py                                        # the toy setting: minutes on any machine
     python imdb_train/cory.py --config configs/imdb/gpt2_large.yaml  # the paper's Table 1
-    python imdb_train/cory.py --config FILE --ppo.init_kl_coef 0.1   # any key as a flag; --help all lists them
+    python imdb_train/cory.py --config FILE --ppo.init_kl_coef 0.1   # any key as a flag; --help lists them
 
 Departures from the paper: none in the method. Differences from the authors' published code: docs/paper.md.
 `imdb_train/ppo.py` is the baseline, identical but for the number of agents.

@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from cory.plural import counted
-from study.frame import RUN, Study
+from study.frame import Study
 from study.records import short_version
 
 
@@ -15,7 +14,6 @@ def caveats(study: Study) -> list[str]:
     return [
         *notes,
         *_ended_early(study),
-        *_skipped_steps(study),
         *_several_versions(study),
         *_unequal_lengths(study),
     ]
@@ -57,21 +55,6 @@ def _of_group(study: Study, name: str) -> list[str]:
 def _seeds(study: Study, name: str) -> set[int]:
     """The seeds of a group's runs that count."""
     return {int(seed) for seed in study.whole.loc[study.whole["group"] == name, "seed"]}
-
-
-def _skipped_steps(study: Study) -> list[str]:
-    """The runs in which optimizer steps were left out, as what they computed was not finite."""
-    if "skipped_steps" not in study.metrics:
-        return []
-    notes = []
-    # An agent that has several roles has a row for each, with the steps of its one update.
-    of_updates = study.metrics.drop_duplicates([*RUN, "iteration", "agent"])
-    for (name, seed), steps in of_updates.groupby(RUN, sort=False)["skipped_steps"].sum().items():
-        if steps:
-            notes.append(
-                f"{name}, seed {seed}: {counted(int(steps), 'optimizer step')} left out, not finite"
-            )
-    return notes
 
 
 def _ended_early(study: Study) -> list[str]:

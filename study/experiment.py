@@ -34,7 +34,7 @@ from cory.errors import UserError, expect, one_of
 from cory.plural import counted
 from cory.provenance.models import is_local
 from cory.provenance.versions import versions
-from cory.resume.differences import differences_in_training
+from cory.resume.differences import differences
 from cory.run.output import LOCK, locked, replace_text
 from study import local_engine, ray_engine
 from study.compare import check_out, write
@@ -393,7 +393,7 @@ def _write(
             continue
         record = read(item.folder)
         # The row may have been made elsewhere, and the folder hold a run of other settings.
-        if not differences_in_training(record.settings, item.settings):
+        if not differences(record.settings, item.settings):
             study.records.append(record)
     missing = _missing_runs(results.planned, study.runs)
     missing += [

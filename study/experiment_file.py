@@ -10,8 +10,9 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from cory.cli.arguments import Verbatim
-from cory.cli.messages import YAML, explained, nearest, similar_file
+from cory.cli.messages import YAML, explained, similar_file
 from cory.cli.yaml_file import read_yaml
+from cory.config import nearest
 from cory.errors import UserError
 
 

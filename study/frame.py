@@ -31,7 +31,7 @@ RUN = ["group", "seed"]
 STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
 TEAM = "team_reward"
 # Stored beside them where runs have them.
-OPTIONAL = (TEAM, "explained_variance", "gradient_norm", "skipped_steps", "dropped_steps")
+OPTIONAL = (TEAM, "explained_variance", "gradient_norm", "dropped_steps")
 PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cory.errors import UserError
-from cory.resume.differences import FREE, ROUNDING, differences_in_training
+from cory.resume.differences import FREE, ROUNDING, differences
 from study.records import Record, flat, num_agents, num_roles
 
 # Hash and length of a run's data. Queries may be drawn from the seed, as IMDB's are, so only runs of one seed compare.
@@ -122,7 +122,7 @@ def typical(runs: Sequence[Record]) -> dict[str, Any]:
 
 def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The dotted keys in which two runs differ, of those that matter, data apart (`other_data`)."""
-    keys = [change.key for change in differences_in_training(a, b, FREE - ROUNDING)]
+    keys = [change.key for change in differences(a, b, FREE - ROUNDING)]
     return [key for key in keys if key not in DATA]
 
 

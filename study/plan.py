@@ -18,7 +18,6 @@ from cory.errors import UserError, one_of
 from cory.evaluation.command import parse_settings
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_script
-from cory.unused import unread
 from study.experiment_file import Experiment
 from study.groups import is_about_several
 from study.planned import Planned
@@ -72,15 +71,14 @@ def plan(
 
 
 def _check_groups_differ(planned: Sequence[Planned]) -> None:
-    """Raises a UserError if two groups would be the same runs, but for what nothing reads."""
+    """Raises a UserError if two groups would be the same runs."""
     group_of: dict[str, str] = {}
     for item in planned:
-        not_read = unread(item.settings)
-        read = {key: value for key, value in flat(item.settings).items() if key not in not_read}
-        group = group_of.setdefault(json.dumps(read, sort_keys=True, default=str), item.of.name)
+        settings = json.dumps(flat(item.settings), sort_keys=True, default=str)
+        group = group_of.setdefault(settings, item.of.name)
         if group != item.of.name:
             raise UserError(
-                f"runs: expected groups whose settings differ in what a run reads, got {group!r} and "
+                f"runs: expected groups whose settings differ, got {group!r} and "
                 f"{item.of.name!r}, which are the same"
             )
 

@@ -11,7 +11,7 @@ from typing import Any
 from cory.errors import UserError
 from cory.evaluation.agents import agent_folders
 from cory.provenance.models import model_identity
-from cory.resume.differences import FREE, ROUNDING, differences_in_training, in_words
+from cory.resume.differences import FREE, ROUNDING, differences, in_words
 from study.groups import Group, group_name, value_of
 from study.records import flat, read
 from study.scripts import ROOT
@@ -113,7 +113,7 @@ class Planned:
         if not (self.folder / "metrics.jsonl").exists():
             return "begun"
         run = read(self.folder)
-        changed = dict.fromkeys(map(str, differences_in_training(run.settings, self.settings)))
+        changed = dict.fromkeys(map(str, differences(run.settings, self.settings)))
         planned = run.settings["iterations"]
         wanted = self.settings["iterations"]
         can_go_on = run.problems or any((self.folder / "checkpoints").glob("iter-*"))
@@ -141,7 +141,7 @@ class Planned:
     def _changed_files(self, recorded: dict[str, Any]) -> Iterator[str]:
         """What has changed since a run of these settings recorded it: rewards, data, and the folders of its models."""
         now = self.settings | {"fingerprint": self.fingerprint()}
-        yield from in_words(differences_in_training(recorded, now), recorded, now)
+        yield from in_words(list(differences(recorded, now)), recorded, now)
         models = (recorded.get("fingerprint") or {}).get("models") or {}
         for key, model in models.items():
             folder = (self.cwd or Path()) / model["name"]

@@ -219,11 +219,11 @@ def test_flags_override_the_file():
         (["--cory.chain_length", "1"], None),
         (
             ["--cory.chain_length", "1", "--cory.exchange", "none"],
-            "cory.exchange: expected rotate or shuffle.*got none and",
+            "cory.exchange: expected rotate.*got none and",
         ),
         (
             ["--cory.chain_length", "1", "--cory.exchange_period", "0"],
-            "cory.exchange: expected rotate or shuffle.*and 0",
+            "cory.exchange: expected rotate.*and 0",
         ),
         (["--cory.exchange", "turn"], "cory.exchange.*rotate.*turn"),
         (["--cory.credit", "casual"], "cory.credit.*causal.*casual"),
@@ -231,7 +231,6 @@ def test_flags_override_the_file():
             ["--cory.credit", "counterfactual", "--cory.knowledge_transfer", "false"],
             "cory.credit: expected knowledge_",
         ),
-        (["--cory.knowledge_transfer", "shufled"], "cory.knowledge_transfer.*shuffled.*shufled"),
         (["--cory.reset_every", "-1"], "cory.reset_every: expected a number .* got -1"),
         (["--cory.weight", ".inf"], "cory.weight: expected a finite number, got inf"),
         (["--cory.other_coef", "1"], "unknown key 'cory.other_coef'"),
@@ -250,13 +249,6 @@ def test_flags_override_the_file():
             ["--ppo.batch_size", "256", "--ppo.mini_batch_size", "256", "--ppo.kl_horizon", "10"],
             "ppo.kl_horizon: expected more than 0.2 \\* ppo.batch_size = 51.2, .* got 10",
         ),
-        *[
-            (
-                ["--eval_every", "3", "--checkpoint.best", name],
-                f"checkpoint.save_every: expected a multiple of eval_every = 3 with checkpoint.best: {name}, got 10",
-            )
-            for name in ("eval_task_reward", "eval_team_reward")
-        ],
         (
             ["--agents", "[{}]"],
             "agents: expected an empty list, or an entry for each of 2 agents, got 1",
@@ -468,27 +460,21 @@ def test_quantized_agents_may_have_adapters_of_their_own():
         config.check()
 
 
-def test_help_documents_every_key_and_print_config_prints_them(printed):
+def test_help_names_every_key_and_print_config_prints_them(printed):
     script = "imdb_train/cory.py"
     shown = subprocess.run(
-        [sys.executable, str(ROOT / script), "--help", "all"],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True, check=True
     ).stdout
-    positions = []
-    for key in keys(ImdbConfig):
-        entry = re.search(rf"^  --{key}( .*)?\n((      .*\n)+)", shown, re.MULTILINE)
-        assert entry and len(entry[2].split("(default")[0].split()) > 1, key
-        positions.append(entry.start())
-    assert positions == sorted(positions)  # those of the top level first, then block by block
-    assert "  --ppo.schedule {constant,linear,cosine}\n" in shown and "(default: 1.41e-05)" in shown
+    assert all(f"--{key} " in shown for key in keys(ImdbConfig))
+    assert "The optimizer's learning rate. (type: float, default: 1.41e-05)" in " ".join(
+        shown.split()
+    )
     assert set(printed(script)) == set(keys(ImdbConfig))
 
 
 def test_a_boolean_flag_alone_means_true():
-    assert load(ImdbConfig, None, ["--overwrite", "--iterations", "3"]).overwrite is True
-    assert load(ImdbConfig, None, ["--overwrite", "false"]).overwrite is False
+    assert load(ImdbConfig, None, ["--lora.merge", "--iterations", "3"]).lora.merge is True
+    assert load(ImdbConfig, None, ["--lora.merge", "false"]).lora.merge is False
 
 
 @pytest.mark.parametrize(

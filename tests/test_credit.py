@@ -194,7 +194,7 @@ def test_equal_rewards_are_those_that_a_role_is_trained_on(config, credit, flagg
 
 
 def test_answers_of_one_word_have_no_texts_that_collapse():
-    record = {"kl": 1.0, "dropped_steps": 0, "skipped_steps": 0, "distinct_2": 0.0}
+    record = {"kl": 1.0, "dropped_steps": 0, "distinct_2": 0.0}
     rewards = torch.tensor([0.0, 1.0])
     assert flags(record, record, rewards, ["yes", "no"], kl_bound=10.0) == []
     assert flags(record, record, rewards, ["yes", "no"], kl_bound=0.5) == ["kl", "collapse"]

@@ -46,11 +46,8 @@ def test_period_zero_never_exchanges_and_three_agents_take_every_role():
 @pytest.mark.parametrize(
     ("agents", "length"), [(4, 2), (5, 2), (6, 4), (3, 3), (2, 3), (1, 2), (4, 3)]
 )
-@pytest.mark.parametrize("exchange", ["rotate", "shuffle"])
-def test_every_agent_is_trained_equally_often_and_none_twice_where_enough_are(
-    agents, length, exchange
-):
-    schedule = RoleSchedule(agents, 2, length, exchange, seed=3)
+def test_every_agent_is_trained_equally_often_and_none_twice_where_enough_are(agents, length):
+    schedule = RoleSchedule(agents, 2, length)
     periods = 60  # a multiple of all cycles
     chains = [schedule.order(2 * period) for period in range(periods)]
     assert all(
@@ -61,13 +58,8 @@ def test_every_agent_is_trained_equally_often_and_none_twice_where_enough_are(
     assert all(
         schedule.order(2 * period) == schedule.order(2 * period + 1) for period in range(periods)
     )
-    if exchange == "shuffle" and agents > 2:
-        assert len(set(chains)) > agents  # more than a rotation has
-        assert chains != [
-            RoleSchedule(agents, 2, length, exchange, seed=4).order(2 * p) for p in range(periods)
-        ]
-    if exchange == "rotate":  # in each role equally often, too
-        assert all(len({chain[role] for chain in chains}) == agents for role in range(length))
+    # In each role equally often, too.
+    assert all(len({chain[role] for chain in chains}) == agents for role in range(length))
 
 
 def test_without_exchange_the_chain_stays():

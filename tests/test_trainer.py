@@ -22,7 +22,6 @@ from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.models.tokenization import plain_texts
 from cory.prompts import RolePrompts
-from cory.streams import Purpose, Stream, derangement
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -167,59 +166,6 @@ def test_learners_restart_every_so_many_iterations(config, agents):
     assert max(moves) < 0.1 < heads[0].abs().max()
 
 
-def test_a_placebo_reads_the_response_to_another_query(config):
-    config.cory = CoryConfig(exchange_period=0, knowledge_transfer="shuffled")
-    trainer = make_trainer(config)
-    plain = make_trainer(replace(config, cory=CoryConfig(exchange_period=0)))
-    orders = []
-    for k in range(3):
-        rollouts = trainer.iteration(k).rollouts
-        assert rollouts[0].prompts == trainer.task.batch(k, 8, config.seed)["prompt"]
-        order = derangement(8, Stream(config.seed, Purpose.TRANSFER, k).numpy())
-        assert rollouts[1].prompts == [
-            f'Improve "{query}{rollouts[0].completions[row]}": {query}'
-            for query, row in zip(rollouts[0].prompts, order, strict=True)
-        ]
-        orders.append(order)
-    assert orders[0] != orders[1] != orders[2]
-    # Nothing else draws other numbers: the first pioneer answers as without the placebo.
-    first = make_trainer(config).iteration(0).rollouts[0].completions
-    assert first == plain.iteration(0).rollouts[0].completions
-
-
-def test_chains_of_a_group_read_the_chains_of_one_other_query(config):
-    config = replace(config, algorithm="rloo", group_size=4)
-    config.cory = CoryConfig(exchange_period=0, knowledge_transfer="shuffled")
-    trainer = make_trainer(config)
-    first, second = trainer.iteration(0).rollouts
-    assert len(set(first.completions)) > 2
-    read = [*first.completions[4:], *first.completions[:4]]  # of two queries, the other one
-    assert second.prompts == [
-        f'Improve "{query}{response}": {query}'
-        for query, response in zip(first.prompts, read, strict=True)
-    ]
-
-
-def test_held_out_queries_and_samples_of_a_placebo_are_answered_by_a_real_chain(config):
-    task = make_trainer(config).task
-    config = replace(config, iterations=2, eval_every=2, eval_queries=6)
-    config.cory = CoryConfig(exchange_period=0, knowledge_transfer="shuffled")
-    trainer = CoryTrainer(config, make_agents(config), task, eval_dataset=held_out(task))
-    respond, prompts = trainer.agents[1].respond, []
-    trainer.agents[1].respond = lambda *args: prompts.append(args[0]) or respond(*args)
-    run = trainer.train()
-    chain = json.loads((run.folder / "summary.json").read_text())["samples"]["after"]["chain"]
-    first, second = chain[:4], chain[4:]
-    for pioneer, observer in zip(first, second, strict=True):
-        query = pioneer["query"]
-        assert observer["prompt"] == f'Improve "{query}{pioneer["completion"]}": {query}'
-    of_held_out = next(texts for texts in prompts if len(texts) == 6)
-    queries = held_out(task)["prompt"][:6]
-    assert all(
-        text.startswith(f'Improve "{q}') for text, q in zip(of_held_out, queries, strict=True)
-    )
-
-
 def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config):
     trainer = make_trainer(config)
     first, second = trainer.agents
@@ -257,7 +203,7 @@ def test_run_folder(config):
     ]
     expected = {
         "iteration", "agent", "role", "task_reward", "kl", "combined_reward", "kl_coef", "entropy", "response_tokens",
-        "policy_loss", "value_loss", "explained_variance", "clip_fraction", "gradient_norm", "skipped_steps",
+        "policy_loss", "value_loss", "explained_variance", "clip_fraction", "gradient_norm",
         "dropped_steps", "distinct_2", "flags",
     }  # fmt: skip
     assert set(metrics[0]) == expected

@@ -5,49 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cory.callbacks.callback import Callback
-from cory.config import Config
 from cory.credit import per_response
 from cory.iteration import Iteration
-from cory.learners.stats import UpdateStats
 from cory.metrics import combined_reward, distinct
 from cory.parallel import distributed
 from cory.run.clock import timed
 from cory.run.flags import flags
-from cory.task import Task
 from cory.task_metrics import measure_responses
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
-
-# Metrics besides those of updates and the task's own.
-MEASURED = ("task_reward", "combined_reward", "distinct_2")
-# Of those of an update, the ones of which a larger one is no better, so that no checkpoint is the best by it.
-BEST_IS_SMALL = {"kl", "kl_coef", "policy_loss", "value_loss", "clip_fraction", "gradient_norm"}
-BEST_IS_SMALL |= {"skipped_steps", "dropped_steps", "engine_difference"}
-
-
-def recorded_metrics(config: Config, task: Task) -> list[str]:
-    """The names of all numbers that `measure` will record in a run of a task."""
-    names = {*MEASURED, *task.metrics, *task.reward_metrics}
-    for field in fields(UpdateStats):
-        if field.name in ("value_loss", "explained_variance") and config.algorithm != "ppo":
-            continue
-        if field.name == "engine_difference" and config.sampling.engine == "native":
-            continue
-        names.add(field.name)
-    if task.team is not None:
-        names.add("team_reward")
-    if config.eval_every:
-        names.add("eval_task_reward")
-    if config.eval_every and task.team is not None:
-        names.add("eval_team_reward")
-    return sorted(names)
 
 
 class Metrics(Callback):

@@ -19,7 +19,7 @@ from cory.report.ending import ended_early
 from cory.report.summary import summarise, summarise_roles
 from cory.report.tables import sample_table, summary_table
 from cory.run.clock import peak_memory_mb
-from cory.run.record import best_folder
+from cory.run.record import BEST
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -69,7 +69,7 @@ class Results(Callback):
             speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
             best = ""
             if summary["stopped"] and "best" in summary:
-                best = f", the best agents in {best_folder(run.folder)}"
+                best = f", the best agents in {run.folder / BEST}"
             print(
                 f"\n{speed}. Curves, samples and agents are in {run.folder}{best}; report.html shows them"
             )

@@ -36,7 +36,7 @@ else:
     register_type(Verbatim, serializer=lambda value: value, deserializer=lambda value: value)
 
 
-class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+class Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """Keeps the line breaks of the description."""
 
 
@@ -45,7 +45,7 @@ class Arguments(ArgumentParser):
 
     def __init__(self, description: str | None) -> None:
         super().__init__(
-            exit_on_error=False, allow_abbrev=False, description=description, formatter_class=_Help
+            exit_on_error=False, allow_abbrev=False, description=description, formatter_class=Help
         )
 
     def of(self, argv: Sequence[str] | None = None) -> Any:
@@ -70,7 +70,7 @@ class Arguments(ArgumentParser):
 
 
 def allow_bare_flags(parser: ArgumentParser) -> None:
-    """Lets a boolean flag alone, such as `--overwrite`, mean `--overwrite true`."""
+    """Lets a boolean flag alone, such as `--lora.merge`, mean `--lora.merge true`."""
     for action in parser._actions:
         if getattr(action, "_typehint", None) is bool:
             action.nargs = "?"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import yaml
 
 from cory.cli import invocation
-from cory.cli.help import help_text
 from cory.cli.messages import YAML, explained, similar_file
 from cory.cli.yaml_file import check_data, read_yaml
 from cory.config import Config, Settings, blocks, keys
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 # What a run's config.yaml holds beside its settings.
-BESIDE_SETTINGS = ("versions", "fingerprint", "changes")
+BESIDE_SETTINGS = ("versions", "fingerprint")
 # As flags, so that --print_config shows them, too.
 SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 # Refused as flags where a single agent is trained; in a file they are for the scripts that train several.
@@ -96,7 +95,7 @@ def read_command_line(
         argv = sys.argv[1:]
     argv = _with_shipped_files(argv)
     if {"-h", "--help"} & {*argv}:
-        _print_help(config_class, default, argv)
+        _parser(config_class).print_help()  # type: ignore[arg-type]
         sys.exit(0)
     # Read without it first, as the parser would print before it has read what follows, and without its mistakes.
     print_config = [word for word in argv if word.split("=")[0] == "--print_config"]
@@ -117,7 +116,7 @@ def read_command_line(
         argv = ["--config", files[0], *argv]
         _check_file(Path(files[0]))
 
-    from jsonargparse import ArgumentError  # here and below, so that `--help` need not import it
+    from jsonargparse import ArgumentError
 
     parser = _parser(config_class)  # type: ignore[arg-type]
 
@@ -148,14 +147,6 @@ def read_command_line(
     if print_config:
         parse([*argv, *print_config])  # prints, and ends the program
     return CommandLine(config, _setting_name(files, prefix), changed, _read_run(files, resumed))
-
-
-def _print_help(config_class: type[Config], default: Path | None, argv: Sequence[str]) -> None:
-    """What `--help`, or `--help TOPIC`, asks for."""
-    after = argv[argv.index("--help" if "--help" in argv else "-h") + 1 :]
-    topic = after[0] if after and not after[0].startswith("-") else ""
-    about = sys.modules["__main__"].__doc__ or ""
-    print(help_text(invocation.command(), config_class(), default, topic, about))
 
 
 def _check_file(file: Path) -> None:
@@ -270,9 +261,7 @@ def _files_and_run(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{key}", nargs="?")
     chosen, _ = parser.parse_known_args(argv)
     if chosen.resume not in (None, "", "auto") and _run_of(chosen.resume) is None:
-        raise UserError(
-            f"resume: expected auto, or the folder of a run or of a checkpoint, got {chosen.resume!r}"
-        )
+        raise UserError(f"resume: expected auto, or the folder of a run, got {chosen.resume!r}")
     return chosen
 
 
@@ -287,9 +276,16 @@ def _check_single_agent(chosen: argparse.Namespace) -> None:
 def _parser(kind: type[Config]) -> "ArgumentParser":
     from jsonargparse import ArgumentParser
 
-    from cory.cli.arguments import Verbatim, allow_bare_flags
+    from cory.cli.arguments import Help, Verbatim, allow_bare_flags
 
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser = ArgumentParser(
+        prog=invocation.command(),
+        usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
+        description=sys.modules["__main__"].__doc__,
+        formatter_class=Help,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(kind, skip={"agents", "roles"})
     for key in ("agents", "roles"):  # the class checks the entries, and names them by their index
@@ -306,12 +302,11 @@ def resumed_run(argv: Sequence[str]) -> Path | None:
 
 
 def _run_of(resume: str | None) -> Path | None:
-    """The run folder named by `--resume`: itself, or that of a checkpoint; None: no such folder."""
+    """The run folder named by `--resume`; None: no such folder."""
     if resume in (None, "", "auto"):
         return None
-    path = Path(resume)
-    runs = (path, run_of_checkpoint(path))
-    return next((run for run in runs if (run / "config.yaml").is_file()), None)
+    run = Path(resume)
+    return run if (run / "config.yaml").is_file() else None
 
 
 def run_of_checkpoint(path: Path) -> Path:

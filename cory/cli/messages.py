@@ -5,45 +5,9 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from cory.config import nearest
+
 YAML = (".yaml", ".yml")  # endings of configuration files
-# Words that other programs have for a key.
-SYNONYMS = {
-    "lr": "ppo.learning_rate",
-    "step_size": "ppo.learning_rate",
-    "bs": "ppo.batch_size",
-    "train_batch_size": "ppo.batch_size",
-    "per_device_train_batch_size": "ppo.batch_size",
-    "mini_batch": "ppo.mini_batch_size",
-    "gradient_accumulation": "ppo.gradient_accumulation_steps",
-    "epochs": "ppo.ppo_epochs",
-    "num_epochs": "ppo.ppo_epochs",
-    "num_ppo_epochs": "ppo.ppo_epochs",
-    "num_train_epochs": "ppo.ppo_epochs",
-    "kl_coef": "ppo.init_kl_coef",
-    "eta": "ppo.init_kl_coef",
-    "beta": "ppo.init_kl_coef",
-    "clip_range": "ppo.cliprange",
-    "epsilon": "ppo.cliprange",
-    "steps": "iterations",
-    "max_steps": "iterations",
-    "num_steps": "iterations",
-    "num_generations": "group_size",
-    "max_length": "sampling.max_new_tokens",
-    "max_tokens": "sampling.max_new_tokens",
-    "max_completion_length": "sampling.max_new_tokens",
-    "model_name": "model.name",
-    "model_name_or_path": "model.name",
-    "data": "task.dataset",
-    "dataset_name": "task.dataset",
-    "reward_funcs": "task.reward",
-    "lora_r": "lora.rank",
-    "lora_alpha": "lora.alpha",
-    "out": "output",
-    "output_dir": "output",
-    "report_to": "tracker",
-    "num_queries": "queries",
-    "num_samples": "samples",
-}
 TYPES = {
     "<class 'int'>": "an integer",
     "<class 'float'>": "a number",
@@ -53,21 +17,6 @@ TYPES = {
     "<class 'dict'>": "a mapping",
     "<class 'NoneType'>": "null",
 }
-
-
-def nearest(word: str, keys: Sequence[str]) -> str | None:
-    """The key that an unknown one stands for: by a synonym, by its name without the block, or by its spelling."""
-    word = word.lower().replace("-", "_")
-    name = word.rpartition(".")[2]
-    if SYNONYMS.get(name) in keys:
-        return SYNONYMS[name]
-    names = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several, the first
-    if name in names:
-        return names[name]
-    for candidates, wanted in ((dict(zip(keys, keys, strict=True)), word), (names, name)):
-        if near := difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.7):
-            return candidates[near[0]]
-    return None
 
 
 def similar_file(path: Path, endings: Collection[str]) -> str:

@@ -18,7 +18,7 @@ from torch.nn.utils import get_total_norm
 from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
-from cory.learners import not_finite
+from cory.errors import NotFinite
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.passes import Passes
@@ -79,7 +79,7 @@ class Learner(ABC):
 
         self.model_params = [p for p in model.parameters() if p.requires_grad]
         self.reward_moments = RewardMoments(accelerator)
-        # In this process; those left out count, as other state has changed after them.
+        # In this process.
         self.optimizer_steps = 0
 
     @abstractmethod
@@ -128,8 +128,8 @@ class Learner(ABC):
             shuffle: draws the order of the rows in each epoch.
 
         Returns the statistics of each rollout. Raises a ValueError if the number of rows is
-        another, and NotFinite if a loss or gradient is not finite (`guards.on_nonfinite`); the
-        weights are then as before that optimizer step.
+        another, and NotFinite if a loss or gradient is not finite; the weights are then as before
+        that optimizer step.
         """
         self._check_rows(rollouts, rewards)
         self.passes.switch_dropout_off()
@@ -243,8 +243,7 @@ class Learner(ABC):
                 value_loss=terms.get("value_loss"),
                 explained_variance=explained_variance,
                 clip_fraction=terms["clip_fraction"],
-                gradient_norm=statistics.fmean(update.gradient_norms or [math.nan]),
-                skipped_steps=update.skipped_steps,
+                gradient_norm=statistics.fmean(update.gradient_norms),
                 dropped_steps=update.dropped_steps,
                 response_tokens=length,
                 engine_difference=update.engine_difference,
@@ -259,13 +258,9 @@ class Learner(ABC):
 
         if not math.isfinite(step.norm + step.sum_of_terms):
             self.optimizer.zero_grad()
-            if self.config.guards.on_nonfinite == "stop":
-                if math.isfinite(step.sum_of_terms):
-                    raise not_finite.of_gradient(self, update, mini_batches)
-                raise not_finite.of_loss(self, update, mini_batches)
-            update.skipped_steps += 1
-            self.optimizer_steps += 1
-            return
+            roles = " and ".join(rollout.role for rollout in update.rollouts)
+            what = "gradient" if math.isfinite(step.sum_of_terms) else "loss"
+            raise NotFinite(f"{update.rollouts[0].agent} as {roles}: the {what} is not finite")
 
         update.terms += step.terms
         update.gradient_norms.append(step.norm)

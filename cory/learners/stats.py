@@ -10,8 +10,8 @@ class UpdateStats:
 
     `kl` and `response_tokens` are the rollout's own: the means over its rows of a response's summed
     KL and of its length, under the policy that sampled, before the first optimizer step. The others
-    are of the whole update, the same for all its rollouts; a frozen agent has none of them but the
-    counts, which are 0.
+    are of the whole update, the same for all its rollouts; a frozen agent has none of them but
+    `dropped_steps`, which is 0.
     """
 
     kl: float
@@ -22,7 +22,6 @@ class UpdateStats:
     explained_variance: float | None = None  # PPO only
     clip_fraction: float | None = None
     gradient_norm: float | None = None
-    skipped_steps: int = 0
     dropped_steps: int = 0
     response_tokens: float
     engine_difference: float | None = None  # where an engine has sampled

@@ -1,6 +1,5 @@
 """The data of one update: the batch, its forward passes, targets, and what the optimizer steps have given."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -93,7 +92,6 @@ class Update:
     first_pass: ForwardPass | None = None
     terms: list[LossTerms] = field(default_factory=list)  # of each mini-batch
     gradient_norms: list[float] = field(default_factory=list)  # of each optimizer step
-    skipped_steps: int = 0
     dropped_steps: int = 0
 
     def rollout_means(self) -> tuple[list[float], list[float]]:
@@ -115,14 +113,10 @@ class Update:
         )
 
     def term_means(self) -> dict[str, float]:
-        """Each of the `LossTerms` that there are, on average over the mini-batches of all epochs; NaN where every
-        optimizer step was skipped.
-        """
+        """Each of the `LossTerms` that there are, on average over the mini-batches of all epochs."""
         names = [*LossTerms._fields]
         if self.targets.returns is None:
             names.remove("value_loss")
-        if not self.terms:
-            return dict.fromkeys(names, math.nan)
         means = torch.stack([terms.vector() for terms in self.terms]).mean(0)
         return dict(zip(names, means.tolist(), strict=True))
 

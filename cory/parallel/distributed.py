@@ -30,7 +30,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 
 from cory.config import Config
-from cory.errors import NotFinite, RewardError, UserError, is_not_written
+from cory.errors import NotFinite, UserError, is_not_written
 
 # That a process waits for the others before it takes them for dead.
 TIME_LIMIT = timedelta(minutes=20)
@@ -40,17 +40,16 @@ T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """What processes tell each other of an error: its text, and whether a reward function or a disk is to blame."""
+    """What processes tell each other of an error: its text, and whether it is one of writing files."""
 
     text: str
-    of_reward: bool
     of_writing: bool
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
         """The report on an error; one that is not meant for users is named by its class, too."""
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        return cls(f"{kind}{error}", isinstance(error, RewardError), is_not_written(error))
+        return cls(f"{kind}{error}", is_not_written(error))
 
 
 class FailedElsewhere(UserError):
@@ -58,7 +57,6 @@ class FailedElsewhere(UserError):
 
     def __init__(self, rank: int, failure: Failure) -> None:
         super().__init__(f"process {rank} failed ({failure.text})")
-        self.of_reward = failure.of_reward
         self.of_writing = failure.of_writing
 
 
@@ -112,11 +110,6 @@ def check(config: Config) -> None:
         what = "group_size" if config.branches == 1 else "group_size * branches"
         raise UserError(
             f"ppo.batch_size: expected a multiple of {what} = {per_query} in each of {processes} processes, got {share}"
-        )
-    if config.shuffles_transfer and share // per_query < 2:
-        raise UserError(
-            f"cory.knowledge_transfer: expected true or false with {share // per_query} query in each of {processes} "
-            "processes, got shuffled"
         )
     fewest = config.ppo.gradient_accumulation_steps
     if config.branches > 1 and share // config.branches < fewest:

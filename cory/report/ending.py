@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cory.run.record import best_folder
+from cory.run.record import BEST
 
 REASONS = {
     "guards.patience": "the reward on held-out prompts had stopped rising (guards.patience)",
@@ -37,7 +37,7 @@ def explained_end(folder: Path, summary: Mapping[str, Any], planned: int) -> lis
         reward = best["eval_task_reward"] + best.get("eval_team_reward", 0.0)
         text += (
             f" The best held-out {name}, {reward:.3f}, is that after iteration "
-            f"{best['iterations']}; the agents of then are in {folder.name}/{best_folder(folder).name}, those of the "
+            f"{best['iterations']}; the agents of then are in {folder.name}/{BEST}, those of the "
             f"end in {folder.name}."
         )
     return [text]

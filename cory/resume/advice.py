@@ -1,32 +1,23 @@
 """What a message says about continuing a run: what is saved, and the command."""
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from cory.cli import invocation
 from cory.config import Config
 from cory.resume.checkpoint import may_have_none
 
-# Changed settings, by their keys, with which a run may continue where it failed.
-AS_BEFORE: Mapping[str, Any] = MappingProxyType({})
-MENDED_REWARD: Mapping[str, Any] = MappingProxyType({"accept_changes": "reward"})
-WITHOUT_PATIENCE: Mapping[str, Any] = MappingProxyType({"guards.patience": None})
-SKIPPING: Mapping[str, Any] = MappingProxyType({"guards.on_nonfinite": "skip"})
 
-
-def resume_command(run: Path, changes: Mapping[str, Any] = AS_BEFORE) -> str:
+def resume_command(run: Path, iterations: int | None = None) -> str:
     """How to continue the run of this process: the command, or the settings if it was started from Python code.
 
-    `changes`: settings that are changed, by their keys.
+    `iterations`: how many there then are; None: as many as before.
     """
     flags = f"--resume {shlex.quote(str(run))}"
     settings = f"config.resume = {str(run)!r}"
-    for key, value in changes.items():
-        flags += f" --{key} {'null' if value is None else shlex.quote(str(value))}"
-        settings += f"; config.{key} = {value!r}"
+    if iterations is not None:
+        flags += f" --iterations {iterations}"
+        settings += f"; config.iterations = {iterations}"
     if invocation.from_command_line:
         return f"{invocation.command()} {flags}"
     return f"{settings} (as flags: {flags})"
@@ -39,24 +30,25 @@ def new_run(run: Path) -> str:
     return f"A new run with its settings: {command}"
 
 
-def how_to_continue(
-    run: Path, newest: Path | None, config: Config, recorded: int, changes: Mapping[str, Any]
-) -> str:
+def how_to_continue(run: Path, newest: Path | None, config: Config, recorded: int) -> str:
     """What the message of a run that failed ends with: what is saved, and the command that continues from there.
 
     Args:
         newest: checkpoint, if there is one.
         recorded: iterations that are done.
-        changes: AS_BEFORE; MENDED_REWARD if the reward function failed, so that it will be another one; SKIPPING if an
-            update was not finite, which it would be again.
     """
-    saved = f"The last good state is {newest}." if newest else "No state is saved."
+    saved = _saved_state(newest)
     may_begin_again = may_have_none(config.checkpoint.save_every, recorded)
     if newest is None and not may_begin_again:  # --resume would refuse
         return f"{saved} {new_run(run)}"
-    first = "Continue with"
-    if changes == MENDED_REWARD:
-        first = "Mend the reward, then continue with"
-    elif changes == SKIPPING:
-        first = "Continue without such optimizer steps"
-    return f"{saved}\n{first}: {resume_command(run, changes)}"
+    return f"{saved}\nContinue with: {resume_command(run)}"
+
+
+def after_not_finite(run: Path, newest: Path | None) -> str:
+    """What the message of a run ends with that met a number that is not finite, as it would again."""
+    settings = "a smaller ppo.learning_rate, ppo.max_grad_norm: 1, or precision: fp32"
+    return f"{_saved_state(newest)}\nContinued, it would fail again. Try {settings}. {new_run(run)}"
+
+
+def _saved_state(newest: Path | None) -> str:
+    return f"The last good state is {newest}." if newest else "No state is saved."

@@ -42,8 +42,7 @@ class RunState:
         iteration: the next one, from 0.
         config: the contents of config.yaml: settings, the task's fingerprint, versions.
         lengths: bytes of the run's files, by name. before: sample texts before training, by agent.
-        best: `metric`, `value` and `iteration` of the best checkpoint, if any, and of a held-out
-            reward `held_out_sha256`. agents: by name, the numbers of its learner.
+        agents: by name, the numbers of its learner.
         stopped_by: the guard that has ended the run, such as `guards.patience`, or "a callback"; None: nothing has.
     """
 
@@ -51,15 +50,8 @@ class RunState:
     config: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     before: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    best: dict[str, Any] | None = None
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
     stopped_by: str | None = None
-
-    @property
-    def rewarded_alike_since(self) -> int:
-        """The first iteration with the current reward function: that of the last accepted change."""
-        changes = self.config.get("changes")
-        return changes[-1]["iteration"] if changes else 0
 
 
 def write(folder: Path, state: RunState, agents: Sequence[SavedAgent]) -> Path:

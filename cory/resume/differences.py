@@ -13,8 +13,6 @@ FREE = frozenset(
         "iterations",  # unless the learning rate depends on it
         "output",
         "resume",
-        "overwrite",
-        "accept_changes",
         "tracker",
         "sample_every",
         "eval_every",
@@ -28,7 +26,6 @@ FREE = frozenset(
         "sampling.engine",
         "sampling.engine_url",
         *ROUNDING,
-        "changes",
         "versions",
         "fingerprint.models",  # compared by cory/provenance/models.py
     }
@@ -72,17 +69,6 @@ def differences(
     if not (has_patience and all("held_out_sha256" in each for each in fingerprints)):
         free.add(HELD_OUT)
     yield from _different_keys(saved, wanted, free, "")
-
-
-def differences_in_training(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], free_keys: frozenset[str] = FREE
-) -> list[Difference]:
-    """As `differences`, but for a run that was continued with `guards.on_nonfinite: skip`, as its error has advised."""
-    return [
-        change
-        for change in differences(saved, wanted, free_keys)
-        if change.key != "guards.on_nonfinite" or {change.old, change.new} != {"stop", "skip"}
-    ]
 
 
 def in_words(

@@ -16,8 +16,6 @@ MEANING = {
     "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",
     "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
     "ppo.learning_rate or fewer ppo.ppo_epochs.",
-    "not_finite": "a loss or gradient was not finite, and its optimizer step was left out (guards.on_nonfinite: skip). "
-    "Try a smaller ppo.learning_rate, ppo.max_grad_norm: 1, or precision: fp32.",
     "collapse": "distinct-2 of the responses fell below half of what it was at the start, so they grow alike, or KL is "
     "above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
 }
@@ -42,7 +40,6 @@ def flags(
         "empty_responses": sum(not text.strip() for text in completions)
         > EMPTY_SHARE * len(completions),
         "ratio": record["dropped_steps"] > 0,
-        "not_finite": record["skipped_steps"] > 0,
         "collapse": collapsed(
             share_of_start(record["distinct_2"], start["distinct_2"]), record["kl"], kl_bound
         ),

@@ -38,11 +38,10 @@ def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]
     fingerprint, versions.
 
     What concerns one start alone, such as `output` and `resume`, has its default, so that the file
-    can configure a new run. `changes` lists what was accepted with `accept_changes`.
+    can configure a new run.
     """
-    of_this_start = {"output": None, "resume": None, "overwrite": False, "accept_changes": "none"}
-    record = {**asdict(config), **of_this_start}
-    return {**record, "fingerprint": dict(fingerprint), "versions": versions(), "changes": []}
+    record = asdict(config) | {"output": None, "resume": None}
+    return {**record, "fingerprint": dict(fingerprint), "versions": versions()}
 
 
 class Run:

@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 
 from cory.cli.yaml_file import read_yaml
-from cory.config import HELD_OUT_REWARDS
 from cory.errors import UserError
 
 
@@ -31,7 +30,7 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name
-BEST = "best_agents"  # in the summary.json of a run's best agents, the name of their folder
+BEST = "best"  # in a run's folder, that of its best agents (`guards.patience`)
 LINE_BREAKS = "\x85\u2028\u2029"  # which YAML reads as spaces or other line breaks
 
 
@@ -98,37 +97,9 @@ def stopped_by(run: Path) -> str | None:
     return _summary(run).get("stopped_by")
 
 
-def best_folder(run: Path) -> Path:
-    """Where the best agents of a run are (`guards.patience`). It is named by the run, as rows of an evaluation are.
-
-    In a run's folder that was renamed or copied it has the former name. A folder that somebody has renamed to keep it
-    is none, nor is another run in this run's folder.
-    """
-    folder = run / f"{run.resolve().name}-best"  # by whatever path it was reached
-    saved = [path for path in run.glob("[!.]*-best") if best_of(path) == path.name]
-    return saved[0] if len(saved) == 1 else folder
-
-
-def best_of(folder: Path) -> str | None:
-    """The name under which a run has saved its best agents in a folder; None: it has not."""
-    return _summary(folder).get(BEST)
-
-
-def rewards_of_best(folder: Path) -> dict[str, float]:
-    """The held-out rewards, by name, for which the agents in a folder were saved as a run's best; empty: none were."""
-    return {name: value for name, value in _summary(folder).items() if name in HELD_OUT_REWARDS}
-
-
 def _summary(folder: Path) -> dict[str, Any]:
     """The summary.json of a run; empty if it has none that can be read."""
     with suppress(OSError, ValueError):
         content = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
     return {}
-
-
-def run_of_best(folder: Path) -> Path | None:
-    """The run whose best agents are in a folder; None if it is no such folder."""
-    run = folder.parent
-    is_best = best_of(folder) is not None and (folder / "config.yaml").is_file()
-    return run if is_best and (run / "config.yaml").is_file() else None

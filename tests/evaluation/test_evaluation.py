@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cory import evaluate
 from cory.agents import make_agents
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
-from cory.errors import NotContinued, RewardError, UserError
+from cory.errors import NotContinued, UserError
 from cory.evaluation import responses
 from cory.evaluation.evaluator import Evaluator
 from cory.evaluation.folder import COLUMNS, read_responses
@@ -191,7 +191,7 @@ def test_an_evaluation_that_fails_says_how_it_goes_on(held_out, policy_folder, t
     def fails(prompts, completions):
         raise OSError("away")
 
-    with pytest.raises(RewardError):
+    with pytest.raises(UserError):
         evaluate([policy_folder], replace(held_out, reward=fails), settings(tmp_path))
     assert f"kept: --output {tmp_path / 'evaluation'} goes on" in capsys.readouterr().err
 

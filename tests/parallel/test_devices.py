@@ -161,7 +161,7 @@ def test_an_update_that_fails_ends_the_run_and_it_continues(config, tmp_path, fa
         spoil(trainer.agents[index], 2)
     names = [f"agent_{index + 1} as {('pioneer', 'observer')[index]}" for index in faulty]
     with pytest.raises(
-        UserError, match=rf"^iteration 2: {names[0]}: the loss is not finite in rows \[4\]"
+        UserError, match=rf"^iteration 2: {names[0]}: the loss is not finite"
     ) as caught:
         trainer.train()
     assert f"The last good state is {tmp_path}/failing/checkpoints/iter-000001." in str(

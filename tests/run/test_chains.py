@@ -19,9 +19,7 @@ from cory.run.signals import Interrupted
 
 CHAINS = {
     "three agents": {"cory": CoryConfig(num_agents=3, exchange_period=1, credit="counterfactual")},
-    "population": {
-        "cory": CoryConfig(num_agents=4, chain_length=2, exchange="shuffle", exchange_period=1)
-    },
+    "population": {"cory": CoryConfig(num_agents=4, chain_length=2, exchange_period=1)},
     "competitive": {
         "cory": CoryConfig(num_agents=3, chain_length=2, exchange_period=1, weight=-0.5)
     },
@@ -40,8 +38,6 @@ CHAINS = {
     "frozen": {"cory": CoryConfig(exchange_period=2), "agents": [{"trained": False}]},
     "restarting": {"cory": CoryConfig(exchange_period=2, reset_every=3)},
     "restarting, one agent": {"cory": CoryConfig(num_agents=1, reset_every=2)},
-    "placebo": {"cory": CoryConfig(exchange_period=2, knowledge_transfer="shuffled")},
-    "placebo, branches": {"cory": CoryConfig(knowledge_transfer="shuffled"), "branches": 2},
     "branches, PPO": {"branches": 2},
     "branches, RLOO": {"branches": 2, "algorithm": "rloo", "group_size": 2},
 }
@@ -58,7 +54,7 @@ def make_chain(name: str, config: Config, llama_folder: Path) -> Config:
         settings["agents"] = [{}, other | ({"lora": {"rank": 2}} if "lora" in settings else {})]
     if "frozen" in name:  # a GPT-2 beside a Llama
         settings["agents"] = [*settings["agents"], other]
-    checkpoints = CheckpointConfig(save_every=2, save_final=True)
+    checkpoints = CheckpointConfig(save_every=2)
     return replace(config, iterations=ITERATIONS, checkpoint=checkpoints, **settings)
 
 
@@ -121,7 +117,7 @@ def test_two_processes_keep_its_agents_equal(chain, whole, in_two_processes):
 
 
 def test_a_population_trains_everybody_equally_often(config):
-    cory = CoryConfig(num_agents=4, chain_length=2, exchange="shuffle", exchange_period=2)
+    cory = CoryConfig(num_agents=4, chain_length=2, exchange_period=2)
     run = make_trainer(replace(config, iterations=8, cory=cory)).train()
     drawn = [row["agent"] for row in run.history]
     assert sorted(drawn.count(f"agent_{i}") for i in range(1, 5)) == [4, 4, 4, 4]

@@ -1,4 +1,4 @@
-"""A finished run is never harmed: not by a resume, not by going back, not by a kill while it is extended."""
+"""A finished run is never harmed: not by a resume, not by a kill while it is extended."""
 
 import json
 import re
@@ -19,7 +19,6 @@ from test_resume import (
     make_trainer,
     one,  # noqa: F401
     same,
-    spoil,
 )
 
 from cory.cli.load import load
@@ -71,32 +70,32 @@ def test_the_state_after_the_last_iteration_is_kept(finished, tmp_path):
 def test_resuming_a_finished_run_changes_nothing(finished, capsys):
     config, folder = finished
     before = content(folder)
-    for resume in (str(folder), str(folder / "checkpoints/iter-000004")):
-        trainer = make_trainer(replace(config, resume=resume))
-        run = trainer.train()
-        assert run.folder == folder and len(run.history) == 2 * 4 and trainer.run is run
-        assert "is finished: all 4 iterations are done" in capsys.readouterr().out
+    trainer = make_trainer(config)
+    run = trainer.train()
+    assert run.folder == folder and len(run.history) == 2 * 4 and trainer.run is run
+    assert "is finished: all 4 iterations are done" in capsys.readouterr().out
     make_trainer(replace(config, resume="auto", output=str(folder))).train()
     assert content(folder) == before
 
 
-def test_a_run_that_a_guard_has_ended_stays_so_until_asked_for_more(one, capsys, tmp_path):  # noqa: F811
+def test_a_run_that_a_guard_has_ended_stays_so(one, capsys):  # noqa: F811
     guards = replace(one.guards, stop_at_kl=1e-9)
     config = replace(one, iterations=4, checkpoint=EVERY_TEN, guards=guards)
     folder = make_trainer(config).train().folder
     done = json.loads((folder / "summary.json").read_text())["iterations"]
     assert done < 4
     before = content(folder)
-    config = replace(config, output=None, resume=str(folder), guards=replace(guards, kl_bound=9.0))
-    make_trainer(config).train()
-    said = capsys.readouterr().out
-    assert f"guards.stop_at_kl ended it after {done} of 4 iterations" in said
+    for iterations in (4, 4 + done):
+        make_trainer(
+            replace(config, output=None, resume=str(folder), iterations=iterations)
+        ).train()
+        said = capsys.readouterr().out
+        assert f"guards.stop_at_kl ended it after {done} of 4 iterations" in said
+        assert f"start a new run from them (model.name: {folder}/agent_1)" in said
+    other = replace(config, output=None, resume=str(folder), guards=one.guards)
+    with pytest.raises(UserError, match=r"got others: guards.stop_at_kl: 1e-09 -> None"):
+        make_trainer(other).train()
     assert content(folder) == before
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    make_trainer(replace(config, resume=str(copy), iterations=4 + done)).train()
-    assert json.loads((copy / "summary.json").read_text())["iterations"] == done + 1
-    make_trainer(with_printed(config, "To go on all the same", said)).train()
-    assert json.loads((folder / "summary.json").read_text())["iterations"] == 4
 
 
 def test_a_guard_has_ended_nothing_in_the_last_iteration(one, tmp_path):  # noqa: F811
@@ -121,11 +120,6 @@ def test_a_guards_verdict_outlives_a_signal(one, capsys, tmp_path):  # noqa: F81
 
     broken = stopped_after(replace(config, output=str(tmp_path / "broken")), ended["iterations"])
     assert not (broken / "summary.json").exists()
-    changed = {
-        "guard": {"guards": one.guards},
-        "planned": {"iterations": 5},
-    }
-    copies = {name: shutil.copytree(broken, tmp_path / name) for name in changed}
     capsys.readouterr()
     make_trainer(replace(config, resume=str(broken))).train()
     said = capsys.readouterr().out
@@ -134,20 +128,12 @@ def test_a_guards_verdict_outlives_a_signal(one, capsys, tmp_path):  # noqa: F81
     summary = json.loads((broken / "summary.json").read_text())
     assert summary["stopped"] and summary["stopped_by"] == "guards.stop_at_kl"
 
-    for name, changes in changed.items():
-        make_trainer(replace(config, resume=str(copies[name]), **changes)).train()
-        summary = json.loads((copies[name] / "summary.json").read_text())
-        more = 4 if name == "guard" else ended["iterations"] + 1
-        assert summary["iterations"] == more and ("stopped_by" in summary) == (name == "planned")
-
 
 def with_printed(config, what: str, said: str):
     """The settings with those that a message has printed."""
     command = re.search(rf"{what}: .*\(as flags: (.*)\)", said).group(1)
     printed = load(OwnConfig, None, shlex.split(command))
-    return replace(
-        config, resume=printed.resume, iterations=printed.iterations, guards=printed.guards
-    )
+    return replace(config, resume=printed.resume, iterations=printed.iterations)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
@@ -165,28 +151,13 @@ def test_how_to_extend_a_finished_run_is_printed_where_it_can_be(one, capsys, sc
     assert json.loads((folder / "summary.json").read_text())["iterations"] == 4
 
 
-def test_after_an_update_that_is_not_finite_the_printed_command_continues(one, tmp_path):  # noqa: F811
-    """The same settings would end in the same error."""
-    trainer = make_trainer(one)
-    spoil(trainer.agents[0], 2)
-    with pytest.raises(UserError, match=r"iteration 2: agent_1 .* the loss is not finite") as error:
-        trainer.train()
-    printed = with_printed(one, "Continue without such optimizer steps", str(error.value))
-    again = make_trainer(printed)
-    spoil(again.agents[0], 1)
-    run = again.train()
-    skipped = {record["iteration"] for record in run.history if record["skipped_steps"]}
-    assert skipped == {1} and len(run.seconds) == 6
-
-
-@pytest.mark.parametrize("resume", ["folder", "auto", "checkpoint"])
+@pytest.mark.parametrize("resume", ["folder", "auto"])
 def test_fewer_iterations_than_are_done_are_refused(finished, resume):
     config, folder = finished
     before = content(folder)
     changes = {
         "folder": {},
         "auto": {"resume": "auto", "output": str(folder)},
-        "checkpoint": {"resume": str(folder / "checkpoints/iter-000004")},
     }[resume]
     with pytest.raises(
         UserError, match=r"iterations: expected at least 4, as many as .* has done, got 2"
@@ -240,43 +211,6 @@ def stopped_after(config, iterations: int) -> Path:
     with pytest.raises(Interrupted):
         make_trainer(config, reward).train()
     return Path(config.output)
-
-
-def test_a_new_run_has_no_change_to_accept(one):  # noqa: F811
-    with pytest.raises(UserError, match="accept_changes: expected none without resume, got 'rew"):
-        make_trainer(replace(one, accept_changes="reward")).train()
-
-
-def test_going_back_to_an_older_checkpoint_needs_overwrite(one, tmp_path):  # noqa: F811
-    whole = make_trainer(one).train().folder
-    folder = shutil.copytree(whole, tmp_path / "copy")
-    back = replace(one, resume=str(folder / "checkpoints/iter-000005"))
-    before = content(folder)
-    with pytest.raises(
-        UserError, match=r"--overwrite to go back.*6 finished iterations, .* would delete"
-    ):
-        make_trainer(back).train()
-    assert content(folder) == before
-    make_trainer(replace(back, overwrite=True)).train()
-    same(whole, folder)
-    with pytest.raises(
-        UserError, match="overwrite: expected false, unless resume names a checkpoint"
-    ):
-        make_trainer(replace(one, resume=str(folder), overwrite=True)).train()
-
-
-def test_going_back_leaves_nothing_newer_behind(one):  # noqa: F811
-    """Killed right after it went back, the run must not be taken for the one that it was."""
-    folder = make_trainer(one).train().folder
-    back = replace(one, resume=str(folder / "checkpoints/iter-000004"), overwrite=True)
-    stop = after(count_good, 1, interrupt)
-    with pytest.raises(Interrupted):
-        make_trainer(back, stop).train()
-    assert not (folder / "summary.json").exists()
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
-        "iter-000004",
-        "iter-000005",
-    ]
 
 
 def test_stopped_while_it_is_extended_it_is_still_finished_where_it_was(finished, tmp_path):

@@ -104,13 +104,6 @@ def test_results_that_cannot_be_written_leave_the_run_to_be_finished(
     same(whole, run)
 
 
-def test_without_any_checkpoint_the_message_says_so(short, monkeypatch):
-    fills_the_disk(monkeypatch, "agent_2")
-    none = replace(short, checkpoint=CheckpointConfig(save_final=False))
-    with pytest.raises(UserError, match="No state is saved"):
-        make_trainer(none).train()
-
-
 def test_a_run_that_cannot_begin_leaves_its_folder_free(short, monkeypatch):
     write_text = Path.write_text
     with monkeypatch.context() as patch:

@@ -98,7 +98,7 @@ def test_dataset(bomb, tmp_path, name):
 @pytest.mark.parametrize("name", ["agent_1.safetensors", "state.json", "manifest.json"])
 def test_checkpoint(bomb, config, name):
     run = make_trainer(
-        replace(config, iterations=2, checkpoint=CheckpointConfig(save_every=1))
+        replace(config, iterations=2, checkpoint=CheckpointConfig(save_every=2))
     ).train()
     path = run.folder / "checkpoints/iter-000002"
     (path / name).write_bytes(bomb)
@@ -107,13 +107,11 @@ def test_checkpoint(bomb, config, name):
         manifest["files"][name] = {"bytes": len(bomb), "sha256": hashlib.sha256(bomb).hexdigest()}
         (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="resume: expected"):
-        make_trainer(replace(config, resume=str(path), iterations=3)).train()
+        make_trainer(replace(config, resume=str(run.folder), iterations=3)).train()
 
 
 def test_run_folder(bomb, config, tmp_path):
-    run = make_trainer(
-        replace(config, iterations=1, checkpoint=CheckpointConfig(save_final=True))
-    ).train()
+    run = make_trainer(replace(config, iterations=1)).train()
     lengths = checkpoint.newest(run.folder, ["agent_1", "agent_2"])[1].lengths
     (run.folder / "metrics.jsonl").write_bytes((bomb * 99)[: lengths["metrics"]])
     with pytest.raises(UserError, match=r"metrics.jsonl: expected lines of json"):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import time
 import tomllib
 from dataclasses import replace
@@ -134,18 +135,25 @@ def test_wandb_gets_metrics_and_texts_offline(config, monkeypatch):
     assert rows == [[each[column] for column in COLUMNS] for each in samples]
 
 
+def repeat(folder, iterations):
+    """Makes a finished run one that was killed, with an earlier checkpoint as its newest."""
+    (folder / "summary.json").unlink()
+    for path in (folder / "checkpoints").iterdir():
+        if path.name > f"iter-{iterations:06d}":
+            shutil.rmtree(path)
+
+
 def test_tensorboard_shows_repeated_iterations_of_a_resumed_run_once(config):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     every = CheckpointConfig(save_every=1)
     folder, *_ = train(config, tracker="tensorboard", checkpoint=every)
-    resumed = folder / "checkpoints/iter-000002"  # repeats the third iteration
+    repeat(folder, 2)
     *_, rewards = train(
         config,
         tracker="tensorboard",
         checkpoint=every,
-        resume=str(resumed),
-        overwrite=True,
+        resume=str(folder),
         iterations=4,
     )
     files = {file.parent for file in folder.glob("**/events.out.tfevents*")}
@@ -171,8 +179,8 @@ def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(
     }
     folder, samples, rewards = train(config, iterations=2, **settings)
     assert SQLiteStorage.get_runs("cory") == [folder.name]
-    resumed = folder / "checkpoints/iter-000001"  # repeats the second iteration
-    train(config, iterations=3, resume=str(resumed), overwrite=True, **settings)
+    repeat(folder, 1)
+    train(config, iterations=3, resume=str(folder), **settings)
     assert SQLiteStorage.get_runs("cory") == [folder.name]
     logged = SQLiteStorage.get_logs("cory", folder.name)
     values = [

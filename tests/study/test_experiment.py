@@ -860,21 +860,6 @@ def test_a_comparison_of_runs_leaves_an_experiment_s_rows_alone(tmp_path, judged
     assert len((out / "runs.csv").read_text().splitlines()) == 5
 
 
-def test_a_run_that_went_on_with_skipped_steps_is_still_the_run_of_its_experiment(tmp_path, judged):
-    """As the error of a loss that is not finite advises."""
-    for item in judged[:2]:
-        config = yaml.safe_load((item.folder / "config.yaml").read_text())
-        config["guards"]["on_nonfinite"] = "skip"
-        (item.folder / "config.yaml").write_text(yaml.safe_dump(config))
-    trial(tmp_path)
-    rows = list(csv.DictReader(open(tmp_path / "results/a/runs.csv")))
-    assert [row["key"] for row in rows] == [item.key() for item in judged]
-    comparison = compare.command_line
-    comparison([*(str(item.folder) for item in judged), "--out", str(tmp_path / "b")])
-    groups = set(pd.read_csv(tmp_path / "b/runs.csv")["group"])
-    assert len(groups) == 2 and not any("nonfinite" in name for name in groups)
-
-
 def test_an_evaluation_has_the_threads_of_a_run(tmp_path, judged):
     judge = tmp_path / "judge.py"
     says = f"import os\nopen({str(tmp_path / 'threads')!r}, 'w').write(os.environ['OMP_NUM_THREADS'])\n"

@@ -704,7 +704,7 @@ print("torch" in sys.modules)
 
 
 def test_help_names_every_key_of_the_task(command):
-    _, out, _ = command("cory.train", "--help", "task")
+    _, out, _ = command("cory.train", "--help")
     assert all(f"--task.{key}" in out for key in keys(OwnTaskConfig))
     assert "--split" in command("cory.evaluation", "--help")[1]
 
@@ -813,7 +813,7 @@ def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
         (
             "cory.train",
             ["--resume", "runs/nope"],
-            "resume: expected auto, or the folder of a run or of a checkpoint, got",
+            "resume: expected auto, or the folder of a run, got",
         ),
     ],
 )
