@@ -1,7 +1,8 @@
 """The agents of a run in their chain, and their base, answering one query at a time."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ from cory.chat.config import ChatConfig
 from cory.config import Config, ModelConfig
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_folders, agent_weights
-from cory.evaluation.responses import reply
-from cory.models.load import ModelPool
+from cory.evaluation.responses import LoadedModel, reply
+from cory.models.load import adapter_tokenizer, attach, load_answering
 from cory.prompts import check_prompt, text_of
 from cory.rewards import MissingColumns, score, score_chains
 from cory.task import Task
@@ -83,7 +84,8 @@ class Chain:
         self.num_roles = config.cory.num_roles
         self.order = self._order(settings.order, self.num_roles)
         self.bases = self._bases()
-        self.pools: dict[str, ModelPool] = {}  # one for each model, so that none is loaded twice
+        # With their tokenizers, so that none is loaded twice.
+        self.models: dict[str, tuple[Any, Any]] = {}
 
         self.further_columns = further_columns(task)
         self.columns: dict[str, Any] = {}
@@ -134,7 +136,7 @@ class Chain:
 
     def forget(self) -> None:
         """Frees the models, which are loaded again when they are needed: after an interruption they may be in parts."""
-        self.pools.clear()
+        self.models.clear()
 
     def ask(self, query: str) -> list[Answer]:
         """The responses to a query, in the order of `speakers`.
@@ -261,10 +263,7 @@ class Chain:
         role: int,
     ) -> str:
         """A response. `read`: those of the earlier roles."""
-        # The base is the model itself, as no KL is computed.
-        with_itself = Weights(weights.model, weights.adapter, weights.model)
-        pool = self.pools.setdefault(str(weights.model), ModelPool(self.device))
-        with pool.loaded(*with_itself) as loaded:
+        with self._loaded(weights) as loaded:
             responses = reply(
                 loaded,
                 self.task,
@@ -277,6 +276,28 @@ class Chain:
                 kl=False,
             )
         return responses.completions[0]
+
+    @contextmanager
+    def _loaded(self, weights: Weights) -> Iterator[LoadedModel]:
+        """The model to answer with, which stays in memory; an adapter is on it for the response. It has no base, as no
+        KL is computed.
+        """
+        key = str(weights.model)
+        if key not in self.models:
+            self.models[key] = load_answering(weights.model, self.device, merge=True)
+        policy, tokenizer = self.models[key]
+        if weights.adapter is None:
+            yield policy, policy, tokenizer
+            return
+        with_adapter = attach(policy, weights.adapter)
+        try:
+            yield (
+                with_adapter.eval(),
+                None,
+                adapter_tokenizer(weights.adapter, with_adapter, tokenizer),
+            )
+        finally:
+            with_adapter.unload()  # in place: the model is as it was
 
     def _rewards(self, row: Mapping[str, Any], texts: Sequence[str]) -> Sequence[float | None]:
         """The task rewards of the bases' responses, as pioneers, and of each role's."""

@@ -24,7 +24,6 @@ FREE = frozenset(
         "callbacks",
         "task.metrics",
         "task.extract",
-        "task.accepts",
         "checkpoint",
         "hub",
         "parallel",
