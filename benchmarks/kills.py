@@ -113,7 +113,6 @@ COMMANDS = [
     Command("train, --resume", ["cory.train", "--resume=a"], 15, "unfinished", ("a/",), None, RUN),
     Command("train, extend a finished run", LONGER, 23, "short", ("a/",), None, RUN),
     Command("evaluate", ["cory.evaluation", "a", *EVALUATION], 10, "finished", ("e/",)),
-    Command("evaluate, one more run", ["cory.evaluation", "a", "b", *EVALUATION], 5, "evaluated", ("e/",)),
     Command("report on a run", ["study.report", "a"], 5, "finished", ("a/report.html",)),
     Command(
         "report on an evaluation", ["study.report", "e"], 4, "evaluated", ("e/report.html", "e/evaluation."),
@@ -342,6 +341,8 @@ def trial(
     saved = newest_checkpoint(place) if "a/metrics.jsonl" in before else -1
     if not killed(start(command.argv, place), seconds):
         return False
+    if command.name == "evaluate" and (place / "e/evaluation.json").exists():
+        return False  # it had ended, and the same command would be refused
     count.kills += 1
     found = lost(before, content(place), expected, command)
     if saved > (newest_checkpoint(place) if saved >= 0 else -1):

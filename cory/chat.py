@@ -22,8 +22,7 @@ from cory.cli.main import main
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_weights, run_agents
 from cory.evaluation.lineup import reward_differs, with_prompts_of
-from cory.evaluation.responses import reply
-from cory.models.load import ModelPool
+from cory.evaluation.responses import LoadedModel, load, reply
 from cory.parallel.devices import choose_device
 from cory.prompts import check_prompt
 from cory.provenance.models import check_models, policy_models
@@ -55,7 +54,7 @@ class Chat:
         models = policy_models(self.config) | self.task.models()
         check_models(fingerprint.get("models") or {}, models, str(run))
         self.warning = reward_differs(run, fingerprint, self.task)
-        self.pools: dict[str, ModelPool] = {}  # one for each model, so that none is loaded twice
+        self.loaded: dict[str, LoadedModel] = {}  # by their weights, so that none is loaded twice
         self.answered = 0
 
     def answer(self, line: str) -> list[str]:
@@ -112,23 +111,20 @@ class Chat:
         self, weights: Weights, row: Mapping[str, Any], read: Sequence[str], role: int
     ) -> str:
         """A response of a role that reads the earlier responses `read`."""
-        if str(weights.model) not in self.pools:
-            self.pools[str(weights.model)] = ModelPool(choose_device(self.config.device))
-        # The model is its own base, as no KL is computed.
-        with self.pools[str(weights.model)].loaded(
-            weights.model, weights.adapter, weights.model
-        ) as loaded:
-            responses = reply(
-                loaded,
-                self.task,
-                {name: [value] for name, value in row.items()},
-                self.config.sampling.after_training({}),
-                [[text] for text in read] or None,
-                role,
-                seed=self.answered * self.config.cory.num_roles + role,
-                chat_template=weights.model.chat_template,
-                kl=False,
-            )
+        weights = weights._replace(base=weights.model)  # as no KL is computed
+        if str(weights) not in self.loaded:
+            self.loaded[str(weights)] = load(weights, choose_device(self.config.device))
+        responses = reply(
+            self.loaded[str(weights)],
+            self.task,
+            {name: [value] for name, value in row.items()},
+            self.config.sampling.after_training({}),
+            [[text] for text in read] or None,
+            role,
+            seed=self.answered * self.config.cory.num_roles + role,
+            chat_template=weights.model.chat_template,
+            kl=False,
+        )
         return responses.completions[0]
 
     def _rewards(self, row: Mapping[str, Any], texts: Sequence[str]) -> list[float]:

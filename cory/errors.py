@@ -10,14 +10,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or none for this us
 class UserError(Exception):
     """An error that the user can fix: the message says what was expected, given and where. Shown without traceback."""
 
-    status = 2  # of the command that it ends
-
-
-class NotContinued(UserError):
-    """A folder cannot go on, as it was begun with other settings or models: another one can be begun."""
-
-    status = 3
-
 
 def expect(ok: bool, where: str, expected: str, came: Any) -> None:
     """Raises the UserError "WHERE: expected EXPECTED, got CAME" unless `ok`."""

@@ -215,8 +215,6 @@ class Task:
             chain's on top of the rewards of responses.
         extract: the answer that a completion gives, or None, for the votes of an evaluation
             (`maj@k`).
-        accepts: whether a completion accepts the response that it has read, for an evaluation's
-            `verified@k`.
         kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find
             it again; empty for a task that was made in Python.
 
@@ -230,16 +228,14 @@ class Task:
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
     team_reward: Function | TeamReward | None = None
     extract: Callable[[str], Hashable | None] | None = None
-    accepts: Callable[[str], bool] | None = None
     kind: str = ""
 
     def __post_init__(self) -> None:
         for name in self.metrics:
             if name in (*RECORDED, *self.reward_metrics):
                 raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
-        for key in ("extract", "accepts"):
-            if inspect.iscoroutinefunction(getattr(self, key)):
-                raise UserError(f"{key}: expected a function, got an async one")
+        if inspect.iscoroutinefunction(self.extract):
+            raise UserError("extract: expected a function, got an async one")
         self.check_rows(self.dataset)
 
     def check_rows(self, dataset: datasets.Dataset) -> None:

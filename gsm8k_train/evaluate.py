@@ -6,9 +6,7 @@
 Every model answers the question alone (solo). The agents of one CORY run also answer in a chain (joint), and the agent
 of a PPO run answers twice, the second time as its own observer (compute-matched). Base and data are those of the first
 run, unless stated. pass@k is the unbiased estimate from n samples a problem (Chen et al., 2021).
-
-Each finished problem is a line of responses.jsonl in the output folder: the same command with the same --output
-continues where it stopped. See `cory/evaluation/`.
+See `cory/evaluation/`.
 """
 
 import sys

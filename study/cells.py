@@ -17,7 +17,7 @@ TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share, which tables show in percent."""
-    return metric.startswith(("pass@", "maj@", "verified@")) or metric in (
+    return metric.startswith(("pass@", "maj@")) or metric in (
         "greedy",
         "copied",
         "unparseable",

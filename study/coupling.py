@@ -15,8 +15,7 @@ from cory.cli.load import as_config
 from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.agents import agent_weights, run_agents
-from cory.evaluation.responses import answer
-from cory.models.load import ModelPool
+from cory.evaluation.responses import answer, load
 from cory.parallel.devices import choose_device
 from cory.run.record import read_settings
 from cory.tasks.kind import TaskKind
@@ -71,18 +70,18 @@ def coupling(
     device = choose_device(config.device)
     task = kind.make_task(config, kind.held_out_rows(config, "test"))
     columns = repeated(task.dataset[:queries], samples)
-    pool = ModelPool(device)
     rewards: list[np.ndarray] = []
     read: list[list[str]] = []  # what each role has answered
-    for role, (model, adapter, base) in enumerate(models):
-        with pool.loaded(model, adapter, base) as loaded:
-            reads = read if read and config.cory.knowledge_transfer else None
-            responses, scores = answer(
-                loaded, task, columns, config.sampling, reads, role,
-                seed=role, chat_template=model.chat_template, kl=False,
-            )  # fmt: skip
-            read.append(responses.completions)
-            rewards.append(np.reshape(scores.total.numpy(), (-1, samples)))
+    for role, weights in enumerate(models):
+        # The base is the model itself, as no KL is computed.
+        loaded = load(weights._replace(base=weights.model), device)
+        reads = read if read and config.cory.knowledge_transfer else None
+        responses, scores = answer(
+            loaded, task, columns, config.sampling, reads, role,
+            seed=role, chat_template=weights.model.chat_template, kl=False,
+        )  # fmt: skip
+        read.append(responses.completions)
+        rewards.append(np.reshape(scores.total.numpy(), (-1, samples)))
     return correlations(*rewards)
 
 

@@ -78,7 +78,7 @@ def evaluation_markdown(
     if costs:
         parts += ["Cost of a query:", "", _table(rows, costs)]
     parts.append(markdown_table(samples))
-    if records and all("greedy" in answers[0] for answers in records.values()):
+    if "base" in records and all("greedy" in answers[0] for answers in records.values()):
         parts += [
             "## Where models differ from the base",
             "",

@@ -2,27 +2,30 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cory.errors import NotContinued, UserError
-from cory.evaluation.folder import RESPONSES, extends, read_responses, run_agents
+from cory.errors import UserError
+from cory.evaluation.agents import run_agents
 from cory.run.output import replace_text
 from study.planned import Planned
 from study.processes import die_with_parent, environment
 from study.scripts import ROOT, is_module, start
 
+FIRST = "first.json"  # which run is the first of an evaluation, and the command that evaluated it
+
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """The evaluation of all runs of an experiment, in one folder, so that the base answers once.
+    """The evaluation of an experiment's runs, one by one. The base answers once, with the first of them.
 
     Args:
         command: the script and its options.
-        folder: where responses are stored, on this machine alone.
+        folder: where the evaluation of each run has a folder of its own, on this machine alone.
         threads: of the script; None: as many as it takes.
     """
 
@@ -33,31 +36,47 @@ class RunEvaluation:
     def rows(self, item: Planned) -> list[dict[str, Any]]:
         """The rows of a run, and of the base. The run is evaluated for them.
 
-        An evaluation goes on with further models if its first one stays the same, so that one is always named. Where it
-        cannot, as after a change of its options or of the reward, another one is begun.
+        The first run decides on base, task and sampling, so each evaluation names it. Where it is not there any more,
+        or the options have changed, this run is the first.
 
         Raises:
             UserError: the script failed.
         """
-        models = self._models(item)
-        status = self._run(models, item) if models else NotContinued.status
-        if status == NotContinued.status and self.folder.exists():
-            number = 1
-            while Path(f"{self.folder}-older-{number}").exists():
-                number += 1
-            self.folder.rename(f"{self.folder}-older-{number}")
-            status = self._run([str(item.folder)], item)
-        if status:
-            raise UserError(f"{self.command}: failed with status {status}, see {item.folder}.log")
-        rows: list[dict[str, Any]] = json.loads(
-            (self.folder / "evaluation.json").read_text("utf-8")
-        )["rows"]
+        first = self._first()
+        if first is not None and first != item.folder:
+            rows = self._evaluate(item, [str(first), str(item.folder), "--only", str(item.folder)])
+            base = [row for row in self._rows_of(first) if "/" not in row["name"]]
+            return base + rows
+        rows = self._evaluate(item, [str(item.folder)])
+        content = {"command": self.command, "run": str(item.folder)}
+        replace_text(self.folder / FIRST, json.dumps(content))
         return rows
 
-    def _run(self, models: Sequence[str], item: Planned) -> int:
-        """Evaluates runs, with the output in the log of one of them. Returns the exit status."""
+    def needs_agents_of(self, item: Planned) -> bool:
+        """Whether a run's agents are needed by the evaluation of further runs, as it is their first."""
+        return self._first() == item.folder
+
+    def forget(self, item: Planned) -> None:
+        """Removes a run's held-out responses."""
+        shutil.rmtree(self._folder_of(item.folder))
+
+    def _first(self) -> Path | None:
+        """The run that was evaluated first, with the base, by the same command; None if there is none."""
+        try:
+            content = json.loads((self.folder / FIRST).read_text(encoding="utf-8"))
+            run = Path(content["run"])
+            if content["command"] == self.command and run_agents(run) and self._rows_of(run):
+                return run
+        except (OSError, ValueError, UserError):
+            pass
+        return None
+
+    def _evaluate(self, item: Planned, arguments: Sequence[str]) -> list[dict[str, Any]]:
+        """Evaluates a run, with the output in its log. An evaluation of it that is there is made anew."""
+        folder = self._folder_of(item.folder)
+        shutil.rmtree(folder, ignore_errors=True)
         script, *options = shlex.split(self.command)
-        command = [*start(script), *models, *options, "--output", str(self.folder)]
+        command = [*start(script), *arguments, *options, "--output", str(folder)]
         with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
             done = subprocess.run(
                 command,
@@ -67,35 +86,16 @@ class RunEvaluation:
                 env=environment(self.threads),
                 preexec_fn=die_with_parent,
             )
-        return done.returncode
+        if done.returncode:
+            raise UserError(
+                f"{self.command}: failed with status {done.returncode}, see {item.folder}.log"
+            )
+        return self._rows_of(item.folder)
 
-    def needs_agents_of(self, item: Planned) -> bool:
-        """Whether a run's agents are needed by the evaluation of further runs, as it is their first."""
-        try:
-            settings = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return str(item.folder) in settings.get("models", [])[:1]
+    def _rows_of(self, run: Path) -> list[dict[str, Any]]:
+        path = self._folder_of(run) / "evaluation.json"
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        return rows
 
-    def forget(self, item: Planned) -> None:
-        """Removes a run's held-out responses, which each further evaluation would read again."""
-        if not (self.folder / RESPONSES).exists():
-            return
-        others = [
-            json.dumps(record)
-            for (model, _), record in read_responses(self.folder).items()
-            if not model.startswith(f"{item.folder.name}/")
-        ]
-        replace_text(self.folder / RESPONSES, "".join(f"{line}\n" for line in others))
-
-    def _models(self, item: Planned) -> list[str]:
-        """The runs to name: the first of the evaluation so far, and this one; none if it cannot go on with them."""
-        try:
-            settings = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return [str(item.folder)]
-        try:
-            models = list(dict.fromkeys([settings["models"][0], str(item.folder)]))
-            return models if run_agents(Path(models[0])) and extends(models, settings) else []
-        except (LookupError, TypeError, UserError):
-            return []
+    def _folder_of(self, run: Path) -> Path:
+        return self.folder / run.name

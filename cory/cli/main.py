@@ -28,7 +28,7 @@ def main(work: Callable[[], None]) -> None:
         _end_process_group()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.status)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -11,7 +11,7 @@ from cory.tasks.kind import run_config
 
 
 class Weights(NamedTuple):
-    """How a model is loaded, as `ModelPool.loaded` takes it.
+    """How a model is loaded (`load` in cory/evaluation/responses.py).
 
     Args:
         model: its settings.

@@ -1,4 +1,4 @@
-"""Choosing among several responses to a query: what a chain's rivals at equal calls, and a verifier, earn."""
+"""Choosing among several responses to a query: what a chain's rivals at equal calls earn."""
 
 import math
 import statistics
@@ -36,15 +36,6 @@ def majority(answers: Sequence[Hashable | None]) -> int:
     return answers.index(winner)
 
 
-def first_accepted(verdicts: Sequence[bool]) -> int:
-    """The index of the first response that is accepted; 0 if none is.
-
-    >>> first_accepted([False, True, True]), first_accepted([False, False])
-    (1, 0)
-    """
-    return verdicts.index(True) if True in verdicts else 0
-
-
 def reward_at_k(
     choose: Callable[[Sequence[V]], int], values: Sequence[V], rewards: Sequence[float], k: int
 ) -> float:
@@ -53,7 +44,7 @@ def reward_at_k(
     Responses that do not fill a last group are left out.
 
     Args:
-        choose: from the values of a group to the index of one of them: `majority`, `first_accepted`.
+        choose: from the values of a group to the index of one of them: `majority`.
         values, rewards: of the responses to a query.
 
     >>> reward_at_k(majority, ["7", "5", "5", "3", "8", "8"], [0.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3)
@@ -76,20 +67,4 @@ def answers(extract: Callable[[str], Any], completions: Sequence[str]) -> list[H
                 f"for {completion!r}"
             ) from error
         result.append(answer)
-    return result
-
-
-def verdicts(accepts: Callable[[str], Any], completions: Sequence[str]) -> list[bool]:
-    """Whether each completion accepts what it has read (`Task.accepts`). Raises a UserError if that is not said."""
-    result = []
-    for completion in completions:
-        try:
-            verdict = accepts(completion)
-        except Exception as error:  # a task's own function
-            raise UserError(
-                f"accepts: expected True or False, got {type(error).__name__} ({error}) for {completion!r}"
-            ) from error
-        if not isinstance(verdict, bool):
-            raise UserError(f"accepts: expected True or False, got {verdict!r} for {completion!r}")
-        result.append(verdict)
     return result

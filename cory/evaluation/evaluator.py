@@ -1,21 +1,19 @@
-"""Answers every query with every model and chain, in chunks of queries, and stores what is finished."""
+"""Answers every query with every model and chain, in chunks of queries."""
 
 import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from cory.config import SamplingConfig
-from cory.evaluation.folder import RESPONSES, begun_responses
 from cory.evaluation.lineup import Lineup, Row
-from cory.evaluation.responses import LoadedModel, Responses, answer
+from cory.evaluation.responses import LoadedModel, Responses, answer, load
 from cory.evaluation.settings import EvaluationConfig
-from cory.models.load import ModelPool
 from cory.models.tokenization import check_lengths, context_length, encode
 from cory.parallel.devices import autocast
 from cory.rewards import Scores, score_chains
@@ -34,7 +32,7 @@ class Evaluator:
         device: of the models.
 
     Attributes:
-        done: the records so far, by the name of the row and the number of the query.
+        records: those made so far, by the name of the row, in the order of the queries.
     """
 
     def __init__(
@@ -48,48 +46,31 @@ class Evaluator:
         self.columns = columns
         self.count = len(columns["prompt"])
         self.settings = settings
-        self.pool = ModelPool(device)
+        self.device = device
         sampling = lineup.sampling
         self.greedy = SamplingConfig(1, sampling.max_new_tokens, top_k=1, stop=sampling.stop)
-        self.done: dict[tuple[str, int], Record] = {}
+        self.records: dict[str, list[Record]] = {}
         self.last_line = time.monotonic()  # when progress was printed
 
-    def run(self, folder: Path) -> dict[str, list[Record]]:
-        """The records of every row, in the order of the queries; those in the folder are not made again."""
-        if (folder / RESPONSES).exists():
-            self.done = begun_responses(folder)
-        with (folder / RESPONSES).open("a", encoding="utf-8") as file:
-            if file.tell():
-                file.write("\n")  # ends a line that was cut short; empty lines are skipped
+    def run(self, path: Path) -> dict[str, list[Record]]:
+        """The records of every row, in the order of the queries, also written as the lines of a file."""
+        with path.open("w", encoding="utf-8") as file:
             for row in self.lineup.rows:
-                self._answer(row, file)
-        return {
-            row.name: [self.done[row.name, query] for query in range(self.count)]
-            for row in self.lineup.rows
-        }
+                self.records[row.name] = []
+                for record in self._answers(row):
+                    self.records[row.name].append(record)
+                    file.write(json.dumps(record) + "\n")
+        return self.records
 
-    def _answer(self, row: Row, file: TextIO) -> None:
-        """Adds the missing records of a row, and to those of whole chains the missing team rewards."""
+    def _answers(self, row: Row) -> Iterator[Record]:
+        """The records of a row, whose model is loaded for them."""
+        loaded = load(row.weights, self.device)
+        self._check_lengths(row, loaded)
         size = max(1, self.settings.batch_size // self.settings.samples)
-        chunks = [
-            list(range(start, min(start + size, self.count)))
-            for start in range(0, self.count, size)
-        ]
-        # One that was stored in part is answered whole, as its samples are drawn together.
-        missing = [
-            chunk for chunk in chunks if any((row.name, query) not in self.done for query in chunk)
-        ]
-        if missing:
-            with self.pool.loaded(*row.weights) as loaded:
-                self._check_lengths(row, loaded)
-                for chunk in missing:
-                    for record in self._records(row, loaded, chunk):
-                        if (row.name, record["query"]) not in self.done:
-                            self._store(record, file)
-                    file.flush()
-                    self._show_progress(row.name, chunk[-1] + 1)
-        for chunk in chunks:
-            self._add_team_rewards(row, chunk, file)
+        for start in range(0, self.count, size):
+            chunk = range(start, min(start + size, self.count))
+            yield from self._chunk_records(row, loaded, chunk)
+            self._show_progress(row.name, chunk.stop)
 
     def _check_lengths(self, row: Row, loaded: LoadedModel) -> None:
         """Raises a UserError if a query is too long for a model that reads it alone, before any is answered."""
@@ -101,11 +82,6 @@ class Evaluator:
         longest = row.task.prompts.settings(0).sampling(self.lineup.sampling).max_new_tokens
         check_lengths(lengths, longest, context_length(model), prompts)
 
-    def _store(self, record: Record, file: TextIO) -> None:
-        """Keeps a record; of two of the same row and query the later one counts."""
-        self.done[record["model"], record["query"]] = record
-        file.write(json.dumps(record) + "\n")
-
     def _show_progress(self, name: str, done: int) -> None:
         """Counts in a terminal; elsewhere, prints a line when a row is complete, and in long ones twice a minute."""
         if sys.stderr.isatty():
@@ -114,7 +90,7 @@ class Evaluator:
             print(f"{name}: {done}/{self.count} queries", flush=True)
             self.last_line = time.monotonic()
 
-    def _records(self, row: Row, loaded: LoadedModel, chunk: Sequence[int]) -> list[Record]:
+    def _chunk_records(self, row: Row, loaded: LoadedModel, chunk: Sequence[int]) -> list[Record]:
         """A record for each query of a chunk."""
         samples = self.settings.samples
         responses, scores = self._respond(row, loaded, chunk, samples, self.lineup.sampling)
@@ -166,7 +142,7 @@ class Evaluator:
     ) -> tuple[Responses, Scores]:
         """So many responses to each query of a chunk, query by query, and their rewards."""
         columns = self._columns(chunk, samples)
-        with autocast(self.pool.device, self.settings.precision):
+        with autocast(self.device, self.settings.precision):
             return answer(
                 loaded,
                 row.task,
@@ -175,8 +151,7 @@ class Evaluator:
                 read=self._read_texts(row, chunk, sampling),
                 role=row.role,
                 batch_size=self.settings.batch_size,
-                # The same samples, however often it is interrupted; of each role its own random numbers, or an
-                # observer would draw from those that drew what it reads.
+                # Of each role its own random numbers, or an observer would draw from those that drew what it reads.
                 seed=self.settings.seed * 1_000_003 + chunk[0] + row.role * 2**64,
                 chat_template=row.weights.model.chat_template,
             )
@@ -191,9 +166,9 @@ class Evaluator:
     def _team_rewards(
         self, row: Row, chunk: Sequence[int], completions: Sequence[str]
     ) -> list[float] | None:
-        """The team reward of each chain that ends with these completions; None if there are none, or no whole ones."""
+        """The team reward of each chain that ends with these completions; None if none is whole."""
         team = row.task.team
-        if team is None or not completions or row.role + 1 not in self.lineup.team_sizes:
+        if team is None or row.role + 1 not in self.lineup.team_sizes:
             return None
         earlier = self._read_texts(row, chunk, self.lineup.sampling) or []
         columns = self._columns(chunk, self.settings.samples)
@@ -202,29 +177,13 @@ class Evaluator:
             team, prompts, list(zip(*earlier, completions, strict=True)), columns
         ).tolist()
 
-    def _add_team_rewards(self, row: Row, chunk: Sequence[int], file: TextIO) -> None:
-        """Adds those that were not due when a chunk was answered, as no run had as many roles."""
-        records = [self.done[row.name, query] for query in chunk]
-        lacking = [record["query"] for record in records if "team_rewards" not in record]
-        completions = [
-            text for query in lacking for text in self.done[row.name, query]["completions"]
-        ]
-        team_rewards = self._team_rewards(row, lacking, completions)
-        if team_rewards is None:
-            return
-        samples = self.settings.samples
-        for position, query in enumerate(lacking):
-            of_query = team_rewards[position * samples : (position + 1) * samples]
-            self._store({**self.done[row.name, query], "team_rewards": of_query}, file)
-        file.flush()
-
     def _read_texts(
         self, row: Row, chunk: Sequence[int], sampling: SamplingConfig
     ) -> list[list[str]] | None:
         """What a later role reads: of each earlier role the responses that were sampled alike."""
         texts = []
         for earlier in row.earlier:
-            records = [self.done[earlier.name, query] for query in chunk]
+            records = [self.records[earlier.name][query] for query in chunk]
             if sampling is self.greedy:
                 texts.append([record["greedy"] for record in records])
             else:

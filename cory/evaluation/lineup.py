@@ -2,7 +2,6 @@
 
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
-* with `partners`, `B after A` also where B and A are of different runs.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
   observer, so that a chain of two agents is compared with two calls of one; in longer chains as often as they have
   roles. The agent of a run whose only role is none of the first run's chain answers once.
@@ -24,7 +23,7 @@ from cory.evaluation.agents import Weights, agent_folders, agent_weights, run_ag
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.load import vocabulary
 from cory.prompts import RolePrompts
-from cory.provenance.models import Models, check_models, model_identity, policy_models
+from cory.provenance.models import check_models, policy_models
 from cory.run.record import read_settings
 from cory.task import Task
 from cory.tasks.kind import find_kind, run_config
@@ -71,24 +70,25 @@ class Lineup:
         runs: the settings of the runs, by folder.
         solo: the rows that read nothing, by name; `base` is the first.
         chains: those of chains, by name, each after the one that it reads.
-        identities: what identifies the models of this evaluation.
         sampling: of all rows.
         kl_coef: eta of the combined reward.
         longest: the calls of the longest chain, at least two.
+        only: the name of the run whose rows are made; None: all rows.
     """
 
     runs: dict[Path, Config]
     sampling: SamplingConfig
     kl_coef: float
     longest: int
-    identities: Models
+    only: str | None = None
     solo: dict[str, Row] = field(default_factory=dict)
     chains: dict[str, Row] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
-        """All of them, each after the one that it reads."""
-        return [*self.solo.values(), *self.chains.values()]
+        """Those that are made, each after the one that it reads."""
+        rows = [*self.solo.values(), *self.chains.values()]
+        return [row for row in rows if self.only is None or row.name.startswith(f"{self.only}/")]
 
     def add(self, row: Row) -> Row:
         """Adds a row, which it returns."""
@@ -108,7 +108,8 @@ class Lineup:
 def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
     """The rows that the settings name. Warns of a run that was trained on another reward.
 
-    Raises a UserError: a run cannot be read, or was trained with another model of the same name.
+    Raises a UserError: a run cannot be read, or was trained with another model of the same name; or `settings.only` is
+    none of the runs.
     """
     runs = {
         Path(name): run_config(Path(name)) for name in settings.models if run_agents(Path(name))
@@ -116,6 +117,10 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
     if len({run.name for run in runs}) != len(runs):
         raise UserError(
             f"models: expected runs with folders of different names, which name the rows, got {list(map(str, runs))}"
+        )
+    if settings.only is not None and Path(settings.only) not in runs:
+        raise UserError(
+            f"only: expected one of the runs {list(map(str, runs))}, got {settings.only!r}"
         )
     if runs:
         first_run, config = next(iter(runs.items()))
@@ -138,10 +143,7 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
         longest=max(
             2, len(task.prompts.roles), *(config.cory.num_roles for config in runs.values())
         ),
-        identities={
-            **task.models(),
-            "base": {"name": base.name, "identity": model_identity(base.name, base.revision)},
-        },
+        only=None if settings.only is None else Path(settings.only).name,
     )
     row = lineup.add(Row("base", Weights(base, None, base), base_task))
     if runs:
@@ -157,9 +159,6 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
                     f"models: expected a name that no other row has, got {name!r}; name it by a longer path"
                 )
             lineup.add(Row(name, Weights(model, None, base), task))
-            lineup.identities[name] = {"name": model.name, "identity": model_identity(model.name)}
-    if settings.partners:
-        _add_partners(lineup)
     return lineup
 
 
@@ -255,20 +254,6 @@ def _add_after_itself(lineup: Lineup, row: Row) -> None:
     chain = row
     for _ in range(1, lineup.longest):
         chain = lineup.add(row.after(chain, f"{chain.name} after itself"))
-
-
-def _add_partners(lineup: Lineup) -> None:
-    """Adds chains of two agents of different runs: each run's second one after the first one of the run before it.
-
-    So each agent is in one of these chains, and none is in two.
-    """
-    pairs = [run.name for run, config in lineup.runs.items() if config.cory.num_agents == 2]
-    if len(pairs) < 2:
-        raise UserError(f"partners: expected at least two runs of two agents, got {pairs}")
-    for name, before in zip(pairs, [pairs[-1], *pairs[:-1]], strict=True):
-        pioneer = lineup.solo[f"{before}/agent_1"]
-        observer = lineup.solo[f"{name}/agent_2"]
-        lineup.add(observer.after(pioneer, f"{observer.name} after {pioneer.name}"))
 
 
 def _add_long_chains(lineup: Lineup, agents: Sequence[Row], roles: int) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,9 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import SamplingConfig
 from cory.errors import UserError
+from cory.evaluation.agents import Weights
 from cory.learners.head import WHOLE, limit
 from cory.metrics import full_kl
 from cory.models import window
+from cory.models.load import adapter_tokenizer, attach, load_answering
 from cory.models.sampling import sample
 from cory.models.tokenization import (
     are_turns,
@@ -30,7 +32,7 @@ from cory.rewards import Scores, score_by_function
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
-# Model, base (None: the model with its adapters off) and tokenizer, as `ModelPool.loaded` has them.
+# Model, base (None: the model with its adapters off) and tokenizer.
 LoadedModel: TypeAlias = tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]
 
 
@@ -53,6 +55,20 @@ class Responses:
     kl: list[float]
     base_nll: list[float]
     tokens: list[int]
+
+
+def load(weights: Weights, device: torch.device) -> LoadedModel:
+    """Loads a model that answers, and the base to which its KL is measured."""
+    model, adapter, base = weights
+    # A run that started from an adapter has merged it and trained others on that.
+    policy, tokenizer = load_answering(model, device, merge=adapter is not None)
+    # A chat template changes prompts, not weights.
+    is_base = replace(model, chat_template=base.chat_template) == base
+    if adapter is not None:
+        policy = attach(policy, adapter).eval()
+        tokenizer = adapter_tokenizer(adapter, policy, tokenizer)
+        return policy, None if is_base else load_answering(base, device)[0], tokenizer
+    return policy, policy if is_base else load_answering(base, device)[0], tokenizer
 
 
 @torch.no_grad()

@@ -5,14 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cory.evaluation.choices import (
-    answers,
-    best_of_2,
-    first_accepted,
-    majority,
-    reward_at_k,
-    verdicts,
-)
+from cory.evaluation.choices import answers, best_of_2, majority, reward_at_k
 from cory.evaluation.settings import EvaluationConfig
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.prompts import query_text
@@ -64,7 +57,7 @@ def table_rows(
         row: dict[str, Any] = {"name": name, "calls": len(chain)}
         values = {
             **_values_by_query(chain, task, settings, kl_coef),
-            **_values_of_choices(chain, task, settings),
+            **_values_of_votes(of_model, task, settings),
             **_values_of_task(of_model, columns, task),
         }
         for metric, by_query in values.items():
@@ -162,28 +155,21 @@ def _summed(chain: Sequence[Records], key: str) -> list[float]:
     ]
 
 
-def _values_of_choices(
-    chain: Sequence[Records], task: Task, settings: EvaluationConfig
+def _values_of_votes(
+    of_model: Records, task: Task, settings: EvaluationConfig
 ) -> dict[str, list[float]]:
-    """For each k above 1, what each query earns by a vote of k responses, or by an observer's verdicts on k."""
-    values: dict[str, list[float]] = {}
-    of_model = chain[0]
+    """For each k above 1, what each query earns by a vote of k responses."""
     ks = [k for k in settings.ks if k > 1]
-    if ks and task.extract is not None:
-        votes = [answers(task.extract, record["completions"]) for record in of_model]
-        for k in ks:
-            values[f"maj@{k}"] = [
-                reward_at_k(majority, of_query, record["rewards"], k)
-                for of_query, record in zip(votes, of_model, strict=True)
-            ]
-    if ks and task.accepts is not None and len(chain) > 1:
-        judged = [verdicts(task.accepts, record["completions"]) for record in of_model]
-        for k in ks:
-            values[f"verified@{k}"] = [
-                reward_at_k(first_accepted, of_query, read["rewards"], k)
-                for of_query, read in zip(judged, chain[1], strict=True)
-            ]
-    return values
+    if not ks or task.extract is None:
+        return {}
+    votes = [answers(task.extract, record["completions"]) for record in of_model]
+    return {
+        f"maj@{k}": [
+            reward_at_k(majority, of_query, record["rewards"], k)
+            for of_query, record in zip(votes, of_model, strict=True)
+        ]
+        for k in ks
+    }
 
 
 def _values_of_task(
@@ -240,11 +226,7 @@ def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
     """
     of_task = {name: name for name in [*task.reward_metrics, *task.metrics]}
     if settings.ks:
-        passes = {
-            f"{kind}@{k}": f"{kind}@{k}"
-            for kind in ("pass", "maj", "verified")
-            for k in settings.ks
-        }
+        passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
         if settings.greedy:
             passes["greedy"] = "greedy"
         return {

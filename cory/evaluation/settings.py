@@ -27,16 +27,16 @@ class EvaluationConfig(Settings):
         samples: Responses sampled for each query.
         ks: The k of pass@k, at most `samples`; there is none where a reward is neither 0 nor 1. Empty: none.
         greedy: Also answer each query once with the likeliest tokens.
-        partners: Also let each pair's second agent answer after the first agent of the pair before
-            it, of another run: does it understand a partner with whom it was not trained?
+        only: The one of the runs whose rows are made. The first run still decides on base, task and
+            sampling, so that the rows stand beside those of an earlier evaluation of it. null: all.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
         batch_size: Responses that are sampled at a time.
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their
             type.
         seed: Of sampling and, on IMDB, of the lengths of queries.
         device: auto, cpu, cuda or cuda:N.
-        output: Folder of the results; one that was begun with the same settings is continued, also
-            with more models. null: a new one.
+        output: Folder of the results, new or empty. null: a new one under runs/, by the names of the
+            models.
         shown: Queries whose responses are shown side by side.
     """
 
@@ -50,7 +50,7 @@ class EvaluationConfig(Settings):
     samples: PositiveInt = 1
     ks: list[int] = Field(default_factory=list)
     greedy: bool = False
-    partners: bool = False
+    only: str | None = None
     kl_coef: float | None = None
     batch_size: PositiveInt = 100
     precision: Literal["fp32", "bf16"] = "fp32"

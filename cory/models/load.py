@@ -4,7 +4,7 @@ import importlib.util
 import pickle
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,70 +323,18 @@ def vocabulary(model: ModelConfig) -> dict[int, str]:
     return {index: token for token, index in tokenizer.get_vocab().items() if index not in added}
 
 
-@dataclass
-class InMemory:
-    """A model in memory, with the settings by which it was loaded."""
+def load_answering(
+    model: ModelConfig, device: torch.device, merge: bool = False
+) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
+    """A model that only answers, and its tokenizer. `merge`: as in `load_policy`, before another adapter goes on it.
 
-    config: ModelConfig
-    policy: PreTrainedModel | PeftModel
-    tokenizer: PreTrainedTokenizerBase
-
-
-class ModelPool:
-    """The models of an evaluation: adapters share their base, and of full models only one is in
-    memory at a time.
-
-    The base to which KL is measured stays in memory until a model with another base is requested.
+    Raises a UserError if it cannot be loaded, or if padding changes what it computes.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        configure(device)
-        self.device = device
-        self.base: InMemory | None = None
-        self.other: InMemory | None = None  # a full model besides the base
-
-    @contextmanager
-    def loaded(
-        self, model: ModelConfig, adapter: Path | None, base: ModelConfig
-    ) -> Iterator[tuple[Any, PreTrainedModel | None, PreTrainedTokenizerBase]]:
-        """The model to answer with, `base` for its KL (None: itself with its adapter off), and its tokenizer.
-
-        A model that is an adapter's folder is merged from the first time that `adapter` is put on it.
-        """
-        if self.base is None or self.base.config != base:
-            self.base = self.other = None  # frees them before the next one is loaded
-            self.base = self._load(base)
-        # A chat template changes prompts, not weights.
-        is_base = replace(model, chat_template=base.chat_template) == base
-        answering = self.base if is_base else self._load_other(model)
-        if adapter is None:
-            yield answering.policy, self.base.policy, answering.tokenizer
-            return
-        if isinstance(answering.policy, PeftModel):
-            # A run that started from an adapter has merged it and trained others on that.
-            answering.policy = answering.policy.merge_and_unload()
-        with_adapter = attach(answering.policy, adapter)
-        try:
-            yield (
-                with_adapter.eval(),
-                None if is_base else self.base.policy,
-                adapter_tokenizer(adapter, with_adapter, answering.tokenizer),
-            )
-        finally:
-            with_adapter.unload()  # in place: the model is as it was
-
-    def _load_other(self, model: ModelConfig) -> InMemory:
-        """A model besides the base; the one in memory, if it is that."""
-        if self.other is None or self.other.config != model:
-            self.other = None  # frees it before the next one is loaded
-            self.other = self._load(model)
-        return self.other
-
-    def _load(self, model: ModelConfig) -> InMemory:
-        policy, tokenizer = load_policy(model, self.device, merge=False)
-        policy = policy.to(self.device).eval()
-        check_model(policy, tokenizer)
-        return InMemory(model, policy, tokenizer)
+    configure(device)
+    policy, tokenizer = load_policy(model, device, merge=merge)
+    policy = policy.to(device).eval()
+    check_model(policy, tokenizer)
+    return policy, tokenizer
 
 
 def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:

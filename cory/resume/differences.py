@@ -20,7 +20,6 @@ FREE = frozenset(
         "callbacks",
         "task.metrics",
         "task.extract",
-        "task.accepts",
         "checkpoint",
         "parallel",
         "sampling.engine",

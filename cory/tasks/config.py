@@ -38,8 +38,6 @@ class OwnTaskConfig(Settings):
             functions.
         extract: FILE.py:FUNCTION from a response to its answer, or None, for the votes of an
             evaluation. null: none.
-        accepts: FILE.py:FUNCTION from a response to whether it accepts the one that it has read,
-            for an evaluation's choice by an observer. null: none.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
         observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and
             the other columns. null: query and response, then the query again on a new line; in a
@@ -67,7 +65,6 @@ class OwnTaskConfig(Settings):
     team_reward: str | None = None
     metrics: list[str] | str = Field(default_factory=list)
     extract: str | None = None
-    accepts: str | None = None
     pioneer_prompt: str = "{prompt}"
     observer_prompt: str | None = None
 

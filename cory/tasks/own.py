@@ -33,7 +33,6 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     functions = files.load("task.reward", settings.rewards)
     team = _loaded(files, "task.team_reward", settings.team_reward)
     extract = _loaded(files, "task.extract", settings.extract)
-    accepts = _loaded(files, "task.accepts", settings.accepts)
     metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
     from cory.models.tokenization import are_turns
     from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
@@ -62,7 +61,6 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
             metrics,
             team_reward,
             extract=None if extract is None else extract.value,
-            accepts=None if accepts is None else accepts.value,
             kind=OWN.name,
         )
     except UserError as error:

@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cory import evaluate
 from cory.agents import make_agents
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
-from cory.errors import NotContinued, UserError
+from cory.errors import UserError
 from cory.evaluation import responses
 from cory.evaluation.evaluator import Evaluator
-from cory.evaluation.folder import COLUMNS, read_responses
 from cory.evaluation.lineup import line_up
 from cory.evaluation.responses import respond
 from cory.evaluation.rows import table_rows
@@ -26,7 +25,6 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.models import load
 from cory.models.sampling import sample
 from cory.prompts import RolePrompts
-from cory.rewards import Reward
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study.report import write_report
@@ -87,30 +85,6 @@ def test_a_report_without_pass_at_k_where_rewards_are_no_successes(config, tmp_p
     assert not (done.folder / "pass_at_k.png").exists()
 
 
-def test_partners_of_other_runs(config, held_out, tmp_path):
-    """Each run's second agent reads what the first agent of the other one wrote; seeds are one row of the table."""
-    runs = [
-        make_run(replace(config, seed=seed), output=str(tmp_path / f"pair-seed{seed}"))
-        for seed in range(2)
-    ]
-    done = evaluate(runs, held_out, settings(tmp_path, partners=True))
-    swapped = {
-        "pair-seed0/agent_2 after pair-seed1/agent_1",
-        "pair-seed1/agent_2 after pair-seed0/agent_1",
-    }
-    assert swapped < {row["name"] for row in done.rows}
-    records = read_responses(done.folder)
-    query = held_out.dataset["prompt"][0]
-    for name in swapped:
-        read = records[name.split(" after ")[1], 0]["completions"][0]
-        assert records[name, 0]["prompt"] == f'Improve "{query}{read}": {query}'
-    write_report(done.folder)
-    page = (done.folder / "evaluation.md").read_text()
-    assert "pair/agent_2 after pair/agent_1, 2 seeds" in page
-    with pytest.raises(UserError, match="partners: expected at least two runs of two agents"):
-        line_up(held_out, settings(tmp_path, models=[str(runs[0])], partners=True))
-
-
 def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer):
     """Two runs of other models: untrained, each has a KL of 0, also where the other run is the first."""
     other = tmp_path / "other"
@@ -166,17 +140,6 @@ def test_chains_are_those_that_were_trained(config, held_out, tmp_path):
     assert [name for name in lineup.chains if not name.startswith("base")] == []
 
 
-def test_an_evaluation_does_not_go_on_with_other_prompts_or_weights(
-    held_out, policy_folder, tmp_path
-):
-    evaluate([policy_folder], held_out, settings(tmp_path))
-    asked = replace(held_out, prompts=replace(held_out.prompts, pioneer="Loved it: {prompt}"))
-    weighed = replace(held_out, reward=[Reward(count_good, -5.0)])
-    for task, what in ((asked, "prompt"), (weighed, "reward")):
-        with pytest.raises(UserError, match=f"was begun, got another {what}"):
-            evaluate([policy_folder], task, settings(tmp_path))
-
-
 def test_a_query_that_is_too_long_is_found_before_any_is_answered(
     held_out, policy_folder, tmp_path
 ):
@@ -184,16 +147,7 @@ def test_a_query_that_is_too_long_is_found_before_any_is_answered(
     task = Task.from_prompts(rows, count_good, PROMPTS)
     with pytest.raises(UserError, match="prompt in row 4: expected at most 96 tokens"):
         evaluate([policy_folder], task, settings(tmp_path, batch_size=2))
-    assert not read_responses(tmp_path / "evaluation")
-
-
-def test_an_evaluation_that_fails_says_how_it_goes_on(held_out, policy_folder, tmp_path, capsys):
-    def fails(prompts, completions):
-        raise OSError("away")
-
-    with pytest.raises(UserError):
-        evaluate([policy_folder], replace(held_out, reward=fails), settings(tmp_path))
-    assert f"kept: --output {tmp_path / 'evaluation'} goes on" in capsys.readouterr().err
+    assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
 def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
@@ -309,17 +263,9 @@ def test_a_4_bit_lora_run_is_evaluated_in_4_bit(
     ]  # KL to itself with the adapter off
 
 
-def test_adapters_share_one_base(config, held_out, tmp_path, monkeypatch):
+def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_path):
     folder = make_run(replace(config, lora=LoraConfig(rank=4)))
-    loaded = []
-    original = load.AutoModelForCausalLM.from_pretrained
-    monkeypatch.setattr(
-        load.AutoModelForCausalLM,
-        "from_pretrained",
-        lambda *a, **k: loaded.append(a[0]) or original(*a, **k),
-    )
     rows = evaluate([folder], held_out, settings(tmp_path)).rows
-    assert loaded == [config.model.name]
     one, two = (row["kl"] for row in rows[1:3])
     assert one > 0 and two > 0 and one != two and rows[0]["kl"] == pytest.approx(0, abs=1e-6)
     # The same numbers as with a base of its own for each.
@@ -380,82 +326,6 @@ def test_a_run_of_another_reward_is_named(config, held_out, tmp_path, capsys):
     assert "was trained on the reward test_evaluation.count_good, not" in capsys.readouterr().err
 
 
-def test_the_model_that_answers_is_the_one_that_was_saved(config, held_out, tmp_path):
-    """The base's numbers are its own again after an adapter has answered on it."""
-    folder = make_run(replace(config, lora=LoraConfig(rank=4)))
-    pool = load.ModelPool(torch.device("cpu"))
-    ids = torch.tensor([[5, 6, 7]])
-    with torch.no_grad(), pool.loaded(config.model, None, config.model):
-        before = pool.base.policy(ids).logits
-        for agent in ("agent_1", "agent_2"):
-            with pool.loaded(config.model, folder / agent, config.model) as (model, base, _):
-                assert base is None and not torch.allclose(model(ids).logits, before)
-        assert torch.equal(pool.base.policy(ids).logits, before)
-
-
-def test_a_run_that_was_trained_on_is_not_taken_for_evaluated(config, held_out, tmp_path):
-    run = make_run(config, 1, iterations=2)
-    evaluate([run], held_out, settings(tmp_path))
-    evaluate([run], held_out, settings(tmp_path))  # as it was: continued
-    summary = json.loads((run / "summary.json").read_text()) | {"iterations": 4}
-    (run / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(
-        NotContinued,
-        match=r"expected the settings with which .* was begun, got .* trained again since",
-    ):
-        evaluate([run], held_out, settings(tmp_path))
-
-
-def test_an_evaluation_goes_on_with_more_runs(config, held_out, tmp_path):
-    first, second = (
-        make_run(config, 1, output=str(tmp_path / name), iterations=1) for name in ("a", "b")
-    )
-    whole = evaluate([first, second], held_out, settings(tmp_path / "other")).rows
-    folder, rows = evaluate([first], held_out, settings(tmp_path))
-    lines = (folder / "responses.jsonl").read_text().splitlines()
-    with pytest.raises(UserError, match="'mistyped'"):
-        evaluate([first, "mistyped"], held_out, settings(tmp_path))
-    folder, more = evaluate([first, second], held_out, settings(tmp_path))
-    now = (folder / "responses.jsonl").read_text().splitlines()
-    assert now[: len(lines)] == lines and len(now) > len(lines)
-    assert (
-        more == whole and [row for row in more if row["name"] in {r["name"] for r in rows}] == rows
-    )
-    assert evaluate([first], held_out, settings(tmp_path)).rows == rows  # fewer again
-    for others in ([second, first], [second]):  # another first run, whose base and prompts count
-        with pytest.raises(UserError, match=r"got models \["):
-            evaluate(others, held_out, settings(tmp_path))
-    elsewhere = make_run(config, 1, output=str(tmp_path / "elsewhere/b"), iterations=1)
-    with pytest.raises(UserError, match=r"got models \["):  # its rows would have the same names
-        evaluate([first, elsewhere], held_out, settings(tmp_path))
-    (second / "summary.json").write_text("{}")  # trained on, also while it was left out
-    with pytest.raises(UserError, match="b trained again since"):
-        evaluate([first, second], held_out, settings(tmp_path))
-
-
-def test_an_evaluation_does_not_go_on_with_other_queries(held_out, policy_folder, tmp_path):
-    """Their responses are stored by number, so they would be shown and counted beside queries that nobody answered."""
-    folder = evaluate([policy_folder], held_out, settings(tmp_path)).folder
-    evaluate([policy_folder], held_out, settings(tmp_path))
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    other = replace(held_out, dataset=held_out.dataset.select(range(9, -1, -1)))
-    with pytest.raises(UserError, match="got other queries, or other columns beside them"):
-        evaluate([policy_folder], other, settings(tmp_path))
-    answers = held_out.dataset.add_column("answer", ["7"] * len(held_out.dataset))
-    with pytest.raises(UserError, match="got other queries, or other columns beside them"):
-        evaluate([policy_folder], replace(held_out, dataset=answers), settings(tmp_path))
-    assert before == {path: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_an_evaluation_does_not_go_on_with_another_base(config, held_out, policy_folder, tmp_path):
-    run = make_run(config, 1, output=str(tmp_path / "a"), iterations=1)
-    evaluate([policy_folder], held_out, settings(tmp_path))
-    with pytest.raises(
-        UserError, match=r"got models \["
-    ):  # the run's base, prompts and sampling would count
-        evaluate([policy_folder, run], held_out, settings(tmp_path))
-
-
 def test_agents_of_a_run_without_summary_are_not_evaluated(config, held_out, tmp_path):
     """It has gone back to an older checkpoint, or was killed while it saved: its agents are of another iteration."""
     run = make_run(config, 1, iterations=1)
@@ -464,6 +334,44 @@ def test_agents_of_a_run_without_summary_are_not_evaluated(config, held_out, tmp
         UserError, match="expected a run with saved agents, got one that has not ended"
     ):
         evaluate([run], held_out, settings(tmp_path))
+
+
+def test_an_evaluation_that_was_interrupted_begins_anew_and_one_that_ended_is_kept(
+    held_out, policy_folder, tmp_path
+):
+    """What is answered gets its names when all is."""
+    chosen = settings(tmp_path, batch_size=2)
+    calls = []
+
+    def fails(prompts, completions):
+        calls.append(len(prompts))
+        if len(calls) == 3:
+            raise OSError("away")
+        return count_good(prompts, completions)
+
+    with pytest.raises(UserError):
+        evaluate([policy_folder], replace(held_out, reward=fails), chosen)
+    assert not list((tmp_path / "evaluation").glob("[!.]*"))
+    done = evaluate([policy_folder], held_out, chosen)
+    elsewhere = replace(chosen, output=str(tmp_path / "elsewhere"))
+    assert done.rows == evaluate([policy_folder], held_out, elsewhere).rows
+
+    before = {path: path.read_bytes() for path in done.folder.iterdir()}
+    with pytest.raises(UserError, match="output: expected a new or empty folder, got"):
+        evaluate([policy_folder], held_out, chosen)
+    assert before == {path: path.read_bytes() for path in done.folder.iterdir()}
+
+
+def test_the_rows_of_one_run_are_those_beside_the_first_one(config, held_out, tmp_path):
+    """Its base, prompts and number of calls count, as an experiment's runs are evaluated one by one."""
+    long = replace(config, iterations=1, cory=replace(config.cory, chain_length=3))
+    first, second = make_run(long), make_run(long, 1, output=str(tmp_path / "second"), seed=1)
+    both = evaluate([first, second], held_out, settings(tmp_path / "both")).rows
+    only = settings(tmp_path, only=str(second))
+    rows = evaluate([first, second], held_out, only).rows
+    assert rows == [row for row in both if row["name"].startswith("second/")] and len(rows) == 3
+    with pytest.raises(UserError, match="only: expected one of the runs"):
+        line_up(held_out, settings(tmp_path, models=[str(first)], only=str(second)))
 
 
 def test_runs_whose_rows_would_have_the_same_names_are_refused(config, held_out, tmp_path):
@@ -492,15 +400,15 @@ def test_a_run_that_is_trained_on_while_it_is_evaluated_is_named(
     run = make_run(config, iterations=1)
     answer = Evaluator.run
 
-    def and_train_on(evaluator, folder):
-        records = answer(evaluator, folder)
+    def and_train_on(evaluator, path):
+        records = answer(evaluator, path)
         make_run(config, iterations=2, resume=str(run))
         return records
 
     monkeypatch.setattr(Evaluator, "run", and_train_on)
     with pytest.raises(UserError, match=f"while they are evaluated, got {run} trained again"):
         evaluate([run], held_out, settings(tmp_path, queries=2))
-    assert not (tmp_path / "evaluation/evaluation.json").exists()
+    assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
 def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp_path, capsys):
@@ -529,7 +437,7 @@ def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, polic
     for _ in range(3):
         answered, _ = evaluator._respond(row, (model, model, tokenizer), [0], 1, lineup.sampling)
         drawn.append(answered.completions[0])
-        evaluator.done[row.name, 0] = {"completions": answered.completions}
+        evaluator.records[row.name] = [{"completions": answered.completions}]
         row = row.after(row, f"{row.name} after itself")
     assert len({text[:8] for text in drawn}) == 3
 
@@ -547,40 +455,6 @@ def test_rewards_are_computed_as_in_training_whatever_the_precision(
     task = Task(held_out.dataset, by_a_model, PROMPTS)
     evaluate([policy_folder], task, settings(tmp_path, precision="bf16"))
     assert set(kinds) == {torch.float32}
-
-
-def test_an_evaluation_of_an_older_version_is_not_continued(
-    held_out, policy_folder, tmp_path, capsys
-):
-    whole = evaluate([policy_folder], held_out, settings(tmp_path, samples=1))
-    records = list(read_responses(whole.folder).values())
-    assert all(record.keys() == set(COLUMNS) for record in records)
-    for record in records:
-        del record["prompt_tokens"]
-    file = whole.folder / "responses.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records[:1]))
-    before = {path: path.read_bytes() for path in whole.folder.iterdir()}
-    capsys.readouterr()
-    with pytest.raises(UserError, match=r"has no prompt_tokens. Delete that folder, or choose"):
-        evaluate([policy_folder], held_out, settings(tmp_path, samples=1))
-    assert {path: path.read_bytes() for path in whole.folder.iterdir()} == before
-    assert "are kept" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("lines", [0, 4])
-def test_killed_while_it_writes_it_ends_with_the_same_responses(
-    held_out, policy_folder, tmp_path, lines
-):
-    changes = {"batch_size": 3, "samples": 1}
-    whole = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
-    file = whole.folder / "responses.jsonl"
-    before, written = read_responses(whole.folder), file.read_text().splitlines(True)
-    file.write_text("".join(written[:lines]) + written[lines][:30])
-    again = evaluate([policy_folder], held_out, settings(tmp_path, **changes))
-    assert read_responses(whole.folder) == before and again.rows == whole.rows
-    assert (
-        sum(bool(line) for line in file.read_text().splitlines()) == len(before) + 1
-    )  # and what was cut short
 
 
 def test_copies_of_what_was_read_are_counted(held_out):
@@ -652,11 +526,11 @@ def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
         and said in (done.folder / "report.html").read_text()
     )
     # Given the rows of one of them: those of the other are not known, and that is said.
-    done = evaluate(folders, asked, settings(tmp_path), trained_on=trained[1])
+    evaluate(folders, asked, settings(tmp_path / "one"), trained_on=trained[1])
     printed = capsys.readouterr()
     assert "50 % of them also in training (not known of quarter)" in " ".join(printed.out.split())
     assert "quarter was trained on: expected the training data that it recorded" in printed.err
-    evaluate(folders, asked, settings(tmp_path))
+    evaluate(folders, asked, settings(tmp_path / "none"))
     printed = capsys.readouterr()
     assert "4 queries (3 distinct), not known how many of them also in training" in " ".join(
         printed.out.split()

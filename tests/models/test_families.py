@@ -10,7 +10,7 @@ from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.models import families, sampling
 from cory.models.families import TESTED, check_model
-from cory.models.load import ModelPool
+from cory.models.load import load_answering
 from cory.models.sampling import sample
 from cory.models.window import forward, pack
 
@@ -294,12 +294,8 @@ def test_a_refused_model_neither_trains_nor_answers(config, tokenizer, tmp_path,
     config.model.name, config.algorithm = saved(name, tokenizer, tmp_path / "model"), algorithm
     with pytest.raises(UserError, match=f"of type {name}"):
         make_agents(config)
-    pool = ModelPool(torch.device("cpu"))
-    with (
-        pytest.raises(UserError, match=f"of type {name}"),
-        pool.loaded(config.model, None, config.model),
-    ):
-        pass
+    with pytest.raises(UserError, match=f"of type {name}"):
+        load_answering(config.model, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("rank", [0, 4])

@@ -101,21 +101,6 @@ def test_a_reward_model_that_was_chosen_for_an_evaluation_is_allowed_and_said(
     assert f"Warning: {folder} was trained with task.reward_model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("which", ["base", "reward model", "agent"])
-def test_an_evaluation_does_not_go_on_with_another_model(world, which, tmp_path):
-    config, folder, policy, classifier = world
-    settings = EvaluationConfig(device="cpu", output=str(tmp_path / "e"), queries=4)
-    plain = shutil.copytree(policy, tmp_path / "plain")
-    models = [str(plain)] if which == "base" else [str(folder)]
-    run = lambda: evaluate(models, make_task(config, held_out_rows(config, "test")), settings)  # noqa: E731
-    run()
-    before = (tmp_path / "e/responses.jsonl").read_bytes()
-    negated({"base": plain, "reward model": classifier, "agent": folder / "agent_1"}[which])
-    with pytest.raises(UserError, match=r"behind this name|expected the settings with which"):
-        run()
-    assert (tmp_path / "e/responses.jsonl").read_bytes() == before
-
-
 def test_an_adapter_is_identified_with_its_base(config, policy_folder, tmp_path):
     base = shutil.copytree(policy_folder, tmp_path / "base")
     config = replace(

@@ -168,14 +168,17 @@ def test_a_checkpoint_that_was_half_written_is_removed_by_the_next_start(one):
     assert not left.exists()
 
 
-def test_another_programs_settings_are_not_taken_for_an_evaluation(config, held_out, tmp_path):
+def test_an_evaluation_that_was_killed_begins_anew(config, held_out, tmp_path):
     run = make_run(config, 1, iterations=1)
-    for text in ('{"editor.fontSize": 12}', "// not JSON", "[]"):
-        (tmp_path / "evaluation").mkdir(exist_ok=True)
-        (tmp_path / "evaluation/settings.json").write_text(text)
-        with pytest.raises(UserError, match="expected a new folder or one of an evaluation"):
-            evaluate([run], held_out, settings(tmp_path))
-        assert content(tmp_path / "evaluation") == {"settings.json": text.encode()}
+
+    def dies(prompts, completions):
+        kill()
+
+    killed(lambda: evaluate([run], replace(held_out, reward=dies), settings(tmp_path)))
+    left = tmp_path / "evaluation"
+    assert list(left.glob(".partial-*")) and only(left) == set()
+    evaluate([run], held_out, settings(tmp_path))
+    assert (left / "evaluation.json").exists() and not list(left.glob(".partial-*"))
 
 
 def test_an_evaluation_that_another_process_writes_is_left_alone(

@@ -657,18 +657,16 @@ def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path,
 
 
 JUDGE = """
-import json, pathlib, sys
-*runs, option, folder = [word for word in sys.argv[1:] if word != "--output"]
-folder = pathlib.Path(folder)
-folder.mkdir(exist_ok=True)
-(folder / "settings.json").write_text(json.dumps({"models": runs[:1]}))
-(folder / "calls.txt").open("a").write(" ".join(pathlib.Path(run).name for run in runs) + "\\n")
-names = ["base", *(f"{pathlib.Path(run).name}/agent_1" for run in runs)]
+import itertools, json, pathlib, sys
+words = sys.argv[1:]
+folder = pathlib.Path(words[words.index("--output") + 1])
+runs = [pathlib.Path(word).name for word in itertools.takewhile(lambda word: word[:2] != "--", words)]
+folder.mkdir(parents=True)
+(folder.parent / "calls.txt").open("a").write(" ".join(runs) + "\\n")
+names = [f"{runs[-1]}/agent_1"] if "--only" in words else ["base", f"{runs[0]}/agent_1"]
 metrics = {"task_reward": 0.5, "kl": 1.0, "combined_reward": 0.2, "distinct_2": 0.9}
 rows = [{"name": name, "task_reward_ci": 1.0, **metrics} for name in names]
 (folder / "evaluation.json").write_text(json.dumps({"rows": rows}))
-lines = [json.dumps({"model": name, "query": 0}) for name in names]
-(folder / "responses.jsonl").open("a").write("\\n".join([*lines, ""]))
 """
 
 
@@ -924,8 +922,7 @@ def test_an_evaluation_starts_anew_if_the_first_run_has_changed(tmp_path, judged
     evaluation = RunEvaluation(f"{tmp_path / 'judge.py'} --easy", folder)
     results = Results(tmp_path / "results/c", "trial", "tiny", judged, "PPO", evaluation)
     results.add_run(judged[1], None, None)
-    assert (tmp_path / "runs/tiny/trial-evaluation-older-1").exists()
-    assert (folder / "calls.txt").read_text() == f"{judged[1].folder.name}\n"
+    assert (folder / "calls.txt").read_text().splitlines()[-1] == judged[1].folder.name
 
 
 def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path, judged, capsys):
@@ -967,12 +964,7 @@ def test_agents_are_removed_if_asked(tmp_path, judged):
     # but for those of the first run, which all evaluations name
     assert [path.parent for path in (tmp_path / "runs").rglob("agent_1")] == [judged[0].folder]
     evaluation = tmp_path / "runs/tiny/trial-evaluation"
-    assert not list(evaluation.parent.glob("trial-evaluation-older*"))
-    lines = (evaluation / "responses.jsonl").read_text().splitlines()
-    assert [json.loads(line)["model"] for line in lines] == [
-        "base",
-        f"{judged[0].folder.name}/agent_1",
-    ]
+    assert [path.name for path in evaluation.iterdir() if path.is_dir()] == [judged[0].folder.name]
 
 
 def test_a_run_whose_agents_were_removed_is_not_evaluated_again(tmp_path, judged):
@@ -986,36 +978,15 @@ def test_a_run_whose_agents_were_removed_is_not_evaluated_again(tmp_path, judged
 
 
 def test_an_evaluation_with_other_options_is_begun_anew(tmp_path, judged):
-    picky = """
-import pathlib, sys
-mark = pathlib.Path(sys.argv[-1]) / "option.txt"
-if mark.exists() and mark.read_text() not in sys.argv:
-    sys.exit(3)
-"""
-    mark = "mark.write_text(option)\n"
-    (tmp_path / "judge.py").write_text(picky + JUDGE + mark)
     trial(tmp_path)
+    calls = (tmp_path / "runs/tiny/trial-evaluation/calls.txt").read_text()
     text = (tmp_path / "trial.yaml").read_text()
     (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))
     trial(tmp_path, out="b")
     assert len(list(csv.DictReader(open(tmp_path / "results/b/runs.csv")))) == 4
-    calls = [
-        (tmp_path / f"runs/tiny/trial-evaluation{older}/calls.txt").read_text().splitlines()
-        for older in ("-older-1", "")
-    ]
-    assert [len(lines) for lines in calls] == [4, 4]
-
-
-def test_an_evaluation_that_fails_otherwise_stays_where_it_is(tmp_path, judged):
-    """As on a full disk."""
-    (tmp_path / "judge.py").write_text(JUDGE)
-    trial(tmp_path, "--seeds", "1")
-    (tmp_path / "judge.py").write_text("raise SystemExit(2)")
-    with pytest.raises(UserError, match="2 runs failed"):
-        trial(tmp_path)
-    evaluation = tmp_path / "runs/tiny/trial-evaluation"
-    assert (evaluation / "calls.txt").exists()
-    assert not list(evaluation.parent.glob("trial-evaluation-older*"))
+    assert (tmp_path / "runs/tiny/trial-evaluation/calls.txt").read_text() == 2 * calls
+    held_out = list(csv.DictReader(open(tmp_path / "results/b/held_out.csv")))
+    assert [row["group"] for row in held_out].count("base (untrained)") == 1
 
 
 def test_rows_of_before_have_what_the_plan_says_now(tmp_path, judged):
