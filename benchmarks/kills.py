@@ -120,7 +120,7 @@ COMMANDS = [
     Command("compare", ["study.compare", "a", "b", "--out=c"], 6, "compared", ("c/",)),
     Command(
         "experiment", ["study.experiment", "trial.yaml", "--runs=r"], 2, "empty", ("r/",), None,
-        tuple(f"r/tiny/{name}/metrics.jsonl" for name in ("own-num_agents=1-seed0", "own-seed0")),
+        tuple(f"r/tiny/trial/{name}-seed0/metrics.jsonl" for name in ("PPO", "CORY")),
     ),
 ]  # fmt: skip
 

@@ -60,12 +60,9 @@ MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
 SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model
-IMDB, GSM8K = ("imdb_noise",), ("gsm8k_curves", SUMS)
+IMDB, GSM8K = ("imdb_noise",), ("gsm8k_credit", SUMS)
 ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
-RATES, FRONTIERS = (
-    ("imdb_learning_rate", "gsm8k_learning_rate"),
-    ("imdb_frontier", "gsm8k_frontier"),
-)
+RATES, FRONTIERS = ("imdb_learning_rate",), ("imdb_frontier",)
 
 
 @dataclass(frozen=True)
@@ -251,7 +248,7 @@ def judge(results: Path) -> list[Judgement]:
     for claim in CLAIMS:
         for name in claim.experiments:
             experiment = experiment_of(name)
-            short = Path(name).parent.name or name
+            short = experiment.name
             for scale in experiment.scales:
                 if (short, scale) not in studies:
                     continue

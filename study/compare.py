@@ -21,6 +21,7 @@ from cory.cli.main import main
 from cory.errors import UserError, expect
 from cory.plural import counted
 from cory.run.output import check_results_folder, staged
+from study.frozen import frozen_at
 
 if TYPE_CHECKING:
     from study.frame import Study
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # Of every comparison; the first marks its folder.
 FILES = ("comparison.md", "runs.csv", "metrics.csv.gz", "final.csv", "held_out.csv", "curves.png", "paths.png",
          "held_out.png", "pass_at_k.png", "over.png", "frontier.png", "report.html")  # fmt: skip
-RUN_COLUMNS = {"experiment", "scale", "group", "seed", "key"}  # of every runs.csv
+RUN_COLUMNS = {"experiment", "scale", "group", "seed"}  # of every runs.csv
 CURVES_NOTE = (
     "Running means over up to 10 iterations; bands are 95 % intervals, of three runs or more."
 )
@@ -41,8 +42,13 @@ EQUAL_REWARD_NOTE = (
 def check_out(out: Path) -> None:
     """Raises a UserError if a comparison cannot be written into `out`: a file, or a folder with other results.
 
-    A folder with runs.csv of an experiment may take more of them without comparison.md, as those of the repository.
+    A folder with runs.csv of an experiment may take more of them without comparison.md, as those of the repository, but
+    for one whose page is frozen.
     """
+    if commit := frozen_at(out / "README.md"):
+        raise UserError(
+            f"--out: expected a folder whose results are not frozen, got {str(out)!r}, frozen at {commit}"
+        )
     if not _has_runs(out / "runs.csv"):
         check_results_folder(out, FILES)
 
@@ -278,7 +284,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     from study.results import rows_in
 
     is_of_results = len(args.runs) == 1 and (Path(args.runs[0]) / "runs.csv").is_file()
-    rows = rows_in([out])
+    rows = rows_in(out)
     if rows and not (is_of_results and Path(args.runs[0]).resolve() == out.resolve()):
         raise UserError(
             f"--out: expected a folder without rows of an experiment, got {args.out!r}, which has "
@@ -295,7 +301,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         if args.baseline is not None:
             study = study.against(args.baseline)
         if Path(args.runs[0]).resolve() != out.resolve():
-            study.runs[["experiment", "key"]] = ""  # a copy has no rows of the experiment
+            study.runs["experiment"] = ""  # a copy has no rows of the experiment
     else:
         study = of_records([read(path) for path in find(args.runs)], args.over, args.baseline)
     path = write(study, out, role=args.role)

@@ -6,9 +6,8 @@
     python -m study.experiment FILE --engine ray --address auto --gpus 1                        # on a Ray cluster
 
 Runs are made seed by seed. When a run ends it is evaluated, its row is written into the CSV files of --out, and its
-checkpoints are removed. A run with a row, there or in a folder beside it, is not made again, also on another machine;
-interrupted ones are resumed.
-Experiments share runs: a run's folder is named by its configuration, what is changed in it, and its seed.
+checkpoints are removed. A run is known by experiment, group and seed: one with a row is not made again, also on another
+machine, and interrupted ones are resumed.
 """
 
 import argparse
@@ -200,22 +199,27 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             "--discard-agents: expected a scale with `evaluate`, as agents are removed once they are evaluated, got "
             f"{scale!r} of {args.file}, which has none"
         )
-    file = Path(args.file)
-    name = file.parent.name if file.stem == "experiment" else file.stem
-    out = Path(args.out) if args.out else runs / scale / f"{name}-comparison"
+    home = runs / scale / experiment.name
+    out = Path(args.out) if args.out else home / "comparison"
     threads = None if args.dry_run else _threads(engine)
     results = Results(
         out=out,
-        experiment=name,
+        experiment=experiment.name,
         scale=scale,
         planned=planned,
         baseline=experiment.baseline or _first_single(planned),
         evaluation=(
-            RunEvaluation(evaluation, runs / scale / f"{name}-evaluation", threads)
-            if evaluation
-            else None
+            RunEvaluation(evaluation, home / "evaluation", threads) if evaluation else None
         ),
         threads=threads,
+        set_for_all=[
+            *experiment.scales[scale].flags,
+            *(key for key, value in changes.items() if not _is_of_this_machine(value)),
+        ],
+        sources={
+            name: out.parent / name if args.out else runs / scale / name / "comparison"
+            for name in {item.source for item in planned if item.source}
+        },
     )
     # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
     seeds = experiment.scales[scale].seeds[: args.seeds]
@@ -247,13 +251,13 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         print(note, flush=True)
     check_out(out)
 
-    with _alone("--runs", runs / scale, f".{name}.lock"), _alone("--out", out, LOCK):
+    with _alone("--runs", home), _alone("--out", out):
         results.check_rows()
         if not (out / "comparison.md").exists():  # which marks a folder of results
             replace_text(
                 out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n"
             )
-        results.copy_rows_of_other_folders()
+        results.take_rows()
         failed = _evaluate(to_evaluate, results, args.discard_agents)
         failed |= _make(missing, begun, results, engine, args.discard_agents)
         written = _write(results, experiment, _repeated(args.file, scale, changes), failed)
@@ -490,7 +494,7 @@ def _other_versions(results: Results) -> list[str]:
 
 
 @contextmanager
-def _alone(flag: str, folder: Path, lock: str) -> Iterator[None]:
+def _alone(flag: str, folder: Path) -> Iterator[None]:
     """Keeps another process from the folder that a flag names, which is made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -498,7 +502,7 @@ def _alone(flag: str, folder: Path, lock: str) -> Iterator[None]:
         raise UserError(
             f"{flag}: expected a folder that can be written, got {str(folder)!r} ({error})"
         ) from None
-    with locked(folder, lock):
+    with locked(folder, LOCK):
         yield
 
 
@@ -508,9 +512,14 @@ def _repeated(file: str, scale: str, changes: Mapping[str, str]) -> str:
     shown = str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else file
     command = f"python -m study.experiment {shlex.quote(shown)} --scale {scale}"
     for key, value in changes.items():
-        local = is_local(value) or ("/" in value and os.path.exists(value))
-        command += f" --set {shlex.quote(f'{key}=FOLDER' if local else f'{key}={value}')}"
+        shown_value = "FOLDER" if _is_of_this_machine(value) else value
+        command += f" --set {shlex.quote(f'{key}={shown_value}')}"
     return command
+
+
+def _is_of_this_machine(value: str) -> bool:
+    """Whether a value of --set names a file or folder that other machines may not have."""
+    return is_local(value) or ("/" in value and os.path.exists(value))
 
 
 def _relative(part: str) -> str:

@@ -22,12 +22,14 @@ class Runs:
 
     Args:
         script: What trains: imdb_train/cory.py, ..., or cory.train for a task of your own.
+        from_: `from` in the file: an experiment that has a group of this name, whose rows are taken.
         flags: Keys that are changed in the configuration.
         at: Further changes by scale; `config` names another configuration. If given, only the scales named here have
             these runs.
     """
 
     script: str
+    from_: str | None = None
     flags: dict[str, Verbatim] = field(default_factory=dict)
     at: dict[str, dict[str, Verbatim]] = field(default_factory=dict)
 
@@ -68,6 +70,7 @@ class Experiment:
         scales: By name: tiny, paper, ...
         baseline: Name of the runs that others are measured against. null: the first PPO.
         over: Key that is swept in every run; PPO keeps its own value if the key is about several agents.
+        name: By which results know it: that of its file, or of the folder of an experiment.yaml.
     """
 
     title: str
@@ -76,6 +79,7 @@ class Experiment:
     scales: dict[str, Scale]
     baseline: str | None = None
     over: str | None = None
+    name: str = field(init=False, default="")
 
 
 # The parser itself looks these up by their names.
@@ -95,13 +99,14 @@ def read_experiment(path: Path) -> Experiment:
             "expected the file of an experiment, such as configs/experiments/imdb_curves.yaml of a checkout, got "
             f"{str(path)!r}, which is none{similar_file(path, YAML)}"
         )
-    _check_keys(path)
+    content = _content(path)
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(Experiment)
     try:
-        experiment = Experiment(**vars(parser.instantiate(parser.parse_path(str(path)))))
+        experiment = Experiment(**vars(parser.instantiate(parser.parse_object(content))))
     except (ArgumentError, OSError, TypeError, UnicodeError) as error:
         raise UserError(f"{path}: {_explained(error)}") from None
+    experiment.name = path.resolve().parent.name if path.stem == "experiment" else path.stem
     if not experiment.scales:
         raise UserError(f"{path}: scales: expected at least one, got none")
     for label, runs in experiment.runs.items():
@@ -113,8 +118,8 @@ def read_experiment(path: Path) -> Experiment:
     return experiment
 
 
-def _check_keys(path: Path) -> None:
-    """Raises a UserError if an experiment's file is not YAML, names code, or has unknown keys."""
+def _content(path: Path) -> dict[str, Any]:
+    """What an experiment's file says. Raises a UserError if it is not YAML, names code, or has unknown keys."""
     try:
         content = read_yaml(path)
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
@@ -129,10 +134,13 @@ def _check_keys(path: Path) -> None:
         for name, part in parts.items() if isinstance(parts, dict) else ():
             if isinstance(part, dict):
                 _check_block(path, f"{block}.{name}.", part, kind)
+                if "from" in part:  # no name that an argument can have
+                    part["from_"] = part.pop("from")
+    return content
 
 
 def _check_block(path: Path, prefix: str, block: Mapping[str, Any], kind: type) -> None:
-    names = [field.name for field in fields(kind)]
+    names = [field.name.rstrip("_") for field in fields(kind) if field.init]
     for key in block:
         if key not in names:
             near = nearest(str(key), names)

@@ -39,7 +39,7 @@ LIMIT = "sampling.max_new_tokens"
 # Columns of `runs` that are no settings.
 FACTS = [
     "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "first_role",
-    "fixed_roles", "eta", "kl_bound", "key", "evaluation", "version", "iterations", "planned", "seconds", "megabytes",
+    "fixed_roles", "eta", "kl_bound", "evaluation", "version", "iterations", "planned", "seconds", "megabytes",
     "problems", "stopped_by",
 ]  # fmt: skip
 KL_GUARD = "guards.stop_at_kl"  # a `stopped_by`
@@ -432,6 +432,7 @@ def read_study(folder: Path) -> Study:
     """
     try:
         runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
+        runs = runs.drop(columns="key", errors="ignore")  # older rows have one
         if "first_role" not in runs:
             runs["first_role"] = role_name(0)
         if "fixed_roles" not in runs:

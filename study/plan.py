@@ -1,12 +1,11 @@
 """The runs that an experiment's file defines at one of its scales."""
 
-import hashlib
 import json
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,12 @@ from cory.evaluation.command import parse_settings
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_script
 from study.experiment_file import Experiment
-from study.groups import is_about_several
+from study.groups import group_name, is_about_several, value_of
 from study.planned import Planned
 from study.records import flat
 from study.scripts import ROOT, checkout_file, is_module, start
+
+LONGEST = 80  # letters of a group's name in the names of its folders
 
 
 def plan(
@@ -32,7 +33,7 @@ def plan(
 
     Args:
         changes: keys that the user sets for every run.
-        runs: the folder in which the runs' folders lie.
+        runs: the runs' folders are those of RUNS/SCALE/EXPERIMENT.
 
     Raises:
         UserError: there is no such scale, a key or a file is missing, a configuration is refused, or the experiment
@@ -67,13 +68,19 @@ def plan(
             _check_evaluation(shlex.split(scale.evaluate), planned[0], trained)
         except UserError as error:
             raise UserError(f"evaluate: {error}") from None
-    return _in_folders_of_their_own(planned)
+    return planned
 
 
 def _check_groups_differ(planned: Sequence[Planned]) -> None:
-    """Raises a UserError if two groups would be the same runs."""
+    """Raises a UserError if two groups would have the same folders, or be the same runs."""
     group_of: dict[str, str] = {}
     for item in planned:
+        group = group_of.setdefault(item.folder.name, item.of.name)
+        if group != item.of.name:
+            raise UserError(
+                f"runs: expected groups whose names differ in their first {LONGEST} letters and digits, got {group!r} "
+                f"and {item.of.name!r}"
+            )
         settings = json.dumps(flat(item.settings), sort_keys=True, default=str)
         group = group_of.setdefault(settings, item.of.name)
         if group != item.of.name:
@@ -109,24 +116,6 @@ def _kind(script: str) -> TaskKind[Any]:
     return OWN if is_module(script) else kind_of_script(script)
 
 
-def _in_folders_of_their_own(planned: Sequence[Planned]) -> list[Planned]:
-    """The runs, where a folder would be that of several settings with a hash of them in its name."""
-    texts = [json.dumps(item.settings, sort_keys=True, default=str) for item in planned]
-    settings_of: dict[Path, set[str]] = {}
-    for item, text in zip(planned, texts, strict=True):
-        settings_of.setdefault(item.folder, set()).add(text)
-    result = []
-    for item in planned:
-        if len(settings_of[item.folder]) > 1:
-            beginning, _, seed = item.folder.name.rpartition("-")
-            without_seed = {key: to for key, to in item.settings.items() if key != "seed"}
-            folder = item.folder.with_name(f"{beginning}-{_hash(without_seed)}-{seed}")
-            command = [str(folder) if part == str(item.folder) else part for part in item.command]
-            item = replace(item, folder=folder, command=command)
-        result.append(item)
-    return result
-
-
 def _plan_runs(
     experiment: Experiment, scale_name: str, label: str, changes: dict[str, str], runs: Path
 ) -> Iterator[Planned]:
@@ -136,7 +125,6 @@ def _plan_runs(
     flags = experiment.runs[label].flags | experiment.runs[label].at.get(scale_name, {})
     file = str(flags.pop("config", scale.config))
     of_file = _settings(script, file)
-    of_scale = _settings(script, file, *_flags(scale.flags))
     method = _method(script, file, flags)
 
     values: Sequence[Any] = scale.values or [None]
@@ -151,9 +139,9 @@ def _plan_runs(
                 raise UserError(f"--set: expected {expected}, got {key!r}")
         all_flags = _flags({**scale.flags, **varied, **changes})
         settings = _settings(script, file, *all_flags)
-        in_name = {key: to for key, to in varied.items() if _get(of_scale, key) != to}
+        group = group_name(label, experiment.over, value_of(settings, experiment.over))
         for seed in scale.seeds:
-            folder = runs / scale_name / _name(script, file, in_name, seed)
+            folder = runs / scale_name / experiment.name / f"{_folder_name(group)}-seed{seed}"
             command = [*start(script), "--config", file, *all_flags, f"--seed={seed}"]
             command += ["--output", str(folder), "--resume", "auto"]
             yield Planned(
@@ -164,7 +152,7 @@ def _plan_runs(
                 minutes=_work(settings) / _work(of_file) * scale.minutes.get(method, 0.0),
                 cwd=None if is_module(script) else ROOT,
                 over=experiment.over,
-                resolve=_config(script, file, *all_flags).resolve,
+                source=experiment.runs[label].from_,
                 fingerprint=partial(_fingerprint, file, *all_flags) if is_module(script) else dict,
             )
 
@@ -190,16 +178,6 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _short(value: Any) -> str:
-    """A value in a folder's name: of a path its last part, of a list, a block or a long text a hash."""
-    name = Path(_text(value)).name
-    return _hash(value) if isinstance(value, (list, dict)) or len(name) > 60 else name
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(_text(value).encode()).hexdigest()[:8]
-
-
 def _get(settings: dict[str, Any], key: str) -> Any:
     """A setting by its dotted key; an empty mapping where there is none, which the parser then refuses by name."""
     value: Any = settings
@@ -208,14 +186,13 @@ def _get(settings: dict[str, Any], key: str) -> Any:
     return value
 
 
-def _name(script: str, file: str, changed: dict[str, Any], seed: int) -> str:
-    setting = Path(file).stem
-    if not is_module(script):
-        task = Path(script).parent.name.removesuffix("_train")
-        setting = f"{task}_{Path(script).stem}_{setting}"
-    parts = [setting]
-    parts += [f"{key.split('.')[-1]}={_short(value)}" for key, value in sorted(changed.items())]
-    return re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"seed{seed}"]))
+def _folder_name(group: str) -> str:
+    """The beginning of the names of a group's folders.
+
+    >>> _folder_name("PPO, half the eta")
+    'PPO_half_the_eta'
+    """
+    return re.sub(r"[^\w.=+-]+", "_", group)[:LONGEST]
 
 
 @cache

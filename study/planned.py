@@ -1,28 +1,19 @@
-"""One run of an experiment: what decides on its numbers, and whether its folder has it already."""
+"""One run of an experiment, and whether its folder has it already."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cory.errors import UserError
 from cory.evaluation.agents import agent_folders
 from cory.provenance.models import model_identity
-from cory.resume.differences import FREE, ROUNDING, differences, in_words
+from cory.resume.differences import differences, in_words
 from study.groups import Group, group_name, value_of
-from study.records import flat, read
+from study.records import read
 from study.scripts import ROOT
 
 FIRST_RUN = "first_run.json"  # of a folder of results: see `study/check_results.py`
-
-# Keys that came after results had been measured, and the value at which they change nothing. There they
-# are no part of a run's hash, so that the rows of earlier versions still count.
-LATER_KEYS: dict[str, Any] = {}
-# Keys that do not change what is trained, but what is measured of it.
-MEASURES = {"task.metrics", "task.extract"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class Planned:
         command: that makes it, in the folder `cwd`; None: the current one.
         minutes: what the file says that it takes.
         over: the experiment's key.
-        resolve: the folder of a built-in model, or the name itself.
+        source: an experiment that has the same run, whose row is taken; None: there is none.
         fingerprint: hashes of what the reward and data files of an own task hold now; empty for a script's task.
     """
 
@@ -47,7 +38,7 @@ class Planned:
     minutes: float
     cwd: Path | None = ROOT
     over: str | None = None
-    resolve: Callable[[str], str] = str
+    source: str | None = None
     fingerprint: Callable[[], dict[str, Any]] = dict
 
     @property
@@ -60,45 +51,6 @@ class Planned:
     def seed(self) -> int:
         """Its seed."""
         return self.settings["seed"]
-
-    def key(self) -> str:
-        """A hash of what decides on its numbers: the settings, and the content of local models, data and rewards.
-
-        It is the same on every machine. The code's version is no part of it, nor is a key of `LATER_KEYS`, or one of
-        `MEASURES` that is not set.
-        """
-        free = FREE - {"iterations"} - ROUNDING - MEASURES
-        decisive = {}
-        for key, value in flat(self.settings).items():
-            if key in free or key.split(".")[0] in free:
-                continue
-            if key in LATER_KEYS and value == LATER_KEYS[key]:
-                continue
-            if key in MEASURES and not value:
-                continue
-            decisive[key] = self._content(value)
-        return hashlib.sha256(
-            json.dumps(decisive, sort_keys=True, default=str).encode()
-        ).hexdigest()[:12]
-
-    def _content(self, value: Any) -> Any:
-        """A hash in place of the name of a local file, such as FILE.py:NAME, or of a local folder."""
-        if isinstance(value, list):
-            return [self._content(one) for one in value]
-        if isinstance(value, dict):
-            return {key: self._content(one) for key, one in value.items()}
-        if not isinstance(value, str) or not value or "\n" in value:
-            return value
-        try:
-            name, colon, function = self.resolve(value).partition(":")
-        except UserError:  # a built-in model that is not made yet
-            return value
-        path = (self.cwd or Path()) / name
-        # A name such as `train` may happen to be that of a folder, too, and so may a stop text such as `.`.
-        if ("/" not in name and "." not in name) or path.name in ("", "..") or name == ".":
-            return value
-        identity = _identity(path)
-        return value if identity is None else identity + colon + function
 
     def state(self) -> str:
         """`missing`, `begun` or `finished`.
@@ -150,22 +102,3 @@ class Planned:
                 continue
             if model["identity"] not in (None, model_identity(str(folder))):
                 yield f"the model {model['name']} of {key} has changed"
-
-
-@cache
-def _identity(path: Path) -> str | None:
-    """A hash of a file, or of a folder's model and of the names and sizes of its files; None: there is none."""
-    try:
-        if path.is_file():
-            return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        if not path.is_dir():
-            return None
-    except OSError:  # a prompt, which is too long for a name
-        return None
-    files = sorted(
-        (str(file.relative_to(path)), file.stat().st_size)
-        for file in path.rglob("*")
-        if file.is_file()
-    )
-    sizes = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:8]
-    return f"{model_identity(str(path))} {sizes}"

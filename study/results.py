@@ -1,14 +1,12 @@
 """The files of an experiment's results: a row for each run, written when it ends, kept when the run's folder is gone.
 
-A run is recognised by a hash of its settings and of the content of its models and data (`Planned.key`), also on another
-machine and in another experiment's folder beside this one.
+A run is known by experiment, group and seed, on every machine. To measure it again, delete its row in runs.csv.
 """
 
 import csv
-import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING
 from cory.errors import UserError
 from cory.plural import counted
 from study.planned import FIRST_RUN, Planned
-from study.records import read
+from study.records import flat, read, shown
 from study.run_evaluation import RunEvaluation
 
 if TYPE_CHECKING:
@@ -27,43 +25,40 @@ if TYPE_CHECKING:
 
 @dataclass
 class Row:
-    """A run's row in a runs.csv, as far as planning needs it."""
+    """A run's row in a runs.csv, as far as planning needs it; `columns` has all of it as texts."""
 
     folder: Path
     experiment: str
     scale: str
     group: str
     seed: int
-    key: str
-    evaluation: str
     version: str
     seconds: float | None
     megabytes: float | None
+    columns: dict[str, str]
 
 
-def rows_in(folders: Sequence[Path]) -> list[Row]:
-    """The rows of the runs.csv of several folders; files without a run's hash are skipped."""
+def rows_in(folder: Path) -> list[Row]:
+    """The rows of a folder's runs.csv that are of an experiment, and not of a comparison."""
+    if not (folder / "runs.csv").is_file():
+        return []
     rows = []
-    for folder in folders:
-        if not (folder / "runs.csv").is_file():
-            continue
-        with open(folder / "runs.csv", encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if row.get("key"):
-                    rows.append(
-                        Row(
-                            folder=folder,
-                            experiment=row["experiment"],
-                            scale=row["scale"],
-                            group=row["group"],
-                            seed=int(row["seed"]),
-                            key=row["key"],
-                            evaluation=row["evaluation"],
-                            version=row["version"],
-                            seconds=float(row["seconds"]) if row["seconds"] else None,
-                            megabytes=float(row["megabytes"]) if row["megabytes"] else None,
-                        )
+    with open(folder / "runs.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row.get("experiment"):
+                rows.append(
+                    Row(
+                        folder=folder,
+                        experiment=row["experiment"],
+                        scale=row["scale"],
+                        group=row["group"],
+                        seed=int(row["seed"]),
+                        version=row["version"],
+                        seconds=float(row["seconds"]) if row["seconds"] else None,
+                        megabytes=float(row["megabytes"]) if row["megabytes"] else None,
+                        columns=row,
                     )
+                )
     return rows
 
 
@@ -78,6 +73,11 @@ class Results:
         baseline: the runs' name that others are measured against.
         evaluation: of each run that has ended; None: there is none.
         threads: of each run, where runs are made on this machine; None: no run is kept to be repeated.
+        set_for_all: keys that are changed in every run, of which rows record the values.
+        sources: the folders of the results of other experiments whose rows are taken, by their names.
+
+    Raises:
+        UserError: a row records other settings than those that are planned.
     """
 
     out: Path
@@ -87,41 +87,61 @@ class Results:
     baseline: str
     evaluation: RunEvaluation | None = None
     threads: int | None = None
+    set_for_all: Sequence[str] = ()
+    sources: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        beside = self.out.parent.glob("*") if self.out.parent.is_dir() else []
-        folders = [self.out, *sorted(path for path in beside if path != self.out)]
-        self.rows = rows_in(folders)
-        by_key = {
-            row.key: row
-            for row in reversed(self.rows)
-            if self.evaluation is None or row.evaluation == self._command
+        self.rows = rows_in(self.out)
+        own = self._by_run(self.rows, self.experiment)
+        others = {
+            name: self._by_run(rows_in(folder), name) for name, folder in self.sources.items()
         }
-        # The rows of planned runs, by the runs' folders.
-        self.recorded = {
-            item.folder: by_key[item.key()] for item in self.planned if item.key() in by_key
-        }
+        self.recorded: dict[Path, Row] = {}  # the rows of planned runs, by the runs' folders
+        for item in self.planned:
+            run = (item.of.name, item.seed)
+            row = own.get(run) or others.get(item.source or "", {}).get(run)
+            if row:
+                self._check(row, item)
+                self.recorded[item.folder] = row
+
+    def _by_run(self, rows: Sequence[Row], experiment: str) -> dict[tuple[str, int], Row]:
+        """The rows of an experiment at this scale, by group and seed."""
+        of = (experiment, self.scale)
+        return {(row.group, row.seed): row for row in rows if (row.experiment, row.scale) == of}
 
     @property
     def _command(self) -> str:
         """That of the evaluation, as a column of the rows; empty: none."""
         return self.evaluation.command if self.evaluation else ""
 
+    def _check(self, row: Row, item: Planned) -> None:
+        """Raises a UserError if a run's row records another setting, or evaluation, than is planned."""
+        settings = flat({**item.settings, "fingerprint": item.fingerprint()})
+        planned = {key: shown(value) for key, value in settings.items()}
+        # The column `iterations` is of those that were made.
+        planned["planned"] = planned.pop("iterations")
+        for key, setting in (("eta", "ppo.init_kl_coef"), ("kl_bound", "guards.kl_bound")):
+            planned[key] = f"{settings[setting]:.6g}"
+        planned["evaluation"] = self._command
+        for key, value in planned.items():
+            recorded = row.columns.get(key, "")
+            if recorded != value and (recorded or key == "evaluation"):
+                raise UserError(
+                    f"{row.folder}: expected rows of what is planned, got one of {row.group}, seed {row.seed}, with "
+                    f"{key} {recorded!r} in place of {value!r}. To measure it again, delete its row in runs.csv, or "
+                    "name another folder with --out"
+                )
+
     def check_rows(self) -> None:
         """Raises a UserError if the folder holds runs that are not of this plan, whose rows would be lost."""
-        study = self.study()
-        if study is None:
-            return
-        runs = study.runs
-        planned = runs["key"].isin([item.key() for item in self.planned])
-        others = runs[~(planned & (runs["evaluation"] == self._command))]
-        if len(others):
-            number = f"{counted(len(others), 'run')} of other settings, models, data or evaluation"
-            example = f"{others['group'].iloc[0]} with seed {others['seed'].iloc[0]}"
+        planned = list(self.recorded.values())
+        others = [row for row in self.rows if row not in planned]
+        if others:
+            row = others[0]
             raise UserError(
-                f"--out: expected a folder of this experiment, got {str(self.out)!r}, which has {number}, such as "
-                f"{example}. Name a new folder beside it, which takes over the rows of runs that are the same; or "
-                "remove that one"
+                f"--out: expected a folder of this experiment, got {str(self.out)!r}, which has "
+                f"{counted(len(others), 'run')} of another, such as {row.group} with seed {row.seed} of "
+                f"{row.experiment}, {row.scale}. Name another folder, or remove that one"
             )
 
     def estimate(self, missing: Sequence[Planned]) -> tuple[float, int]:
@@ -147,9 +167,9 @@ class Results:
         return total
 
     def _alike(self, item: Planned) -> list[Row]:
-        """The rows of this experiment, at this scale, of a run's group."""
-        of = (self.experiment, self.scale, item.of.name)
-        return [row for row in self.rows if (row.experiment, row.scale, row.group) == of]
+        """The rows of a run's group."""
+        taken = [row for row in self.recorded.values() if row.folder != self.out]
+        return [row for row in [*self.rows, *taken] if row.group == item.of.name]
 
     def study(self) -> "Study | None":
         """What the files hold; None before the first row."""
@@ -157,59 +177,33 @@ class Results:
 
         return read_study(self.out) if (self.out / "runs.csv").exists() else None
 
-    def copy_rows_of_other_folders(self) -> None:
-        """Takes the rows of runs that other folders hold, or this one under another name, as this experiment's.
+    def take_rows(self) -> None:
+        """Takes the rows of other experiments; all rows get the columns that follow from the plan as it is now."""
+        from study.frame import BASE, read_study
 
-        All rows get the columns that follow from the plan as it is now.
-        """
-        from study.frame import read_study
-
-        sources: dict[Path, Study] = {}
+        studies: dict[Path, Study] = {}
         parts = []
         for item in self.planned:
             row = self.recorded.get(item.folder)
-            if row is None or (row.folder, row.group) == (self.out, item.of.name):
+            if row is None or row.folder == self.out:
                 continue
-            if row.folder not in sources:
-                sources[row.folder] = read_study(row.folder)
-            parts.append(self._renamed(sources[row.folder], row, item))
+            if row.folder not in studies:
+                studies[row.folder] = read_study(row.folder)
+            part = studies[row.folder].of_runs([(BASE, None), (item.of.name, item.seed)])
+            part.runs = self._complete(part.runs, item)
+            parts.append(part)
         self.write(parts)
-
-    def _renamed(self, source: "Study", row: Row, item: Planned) -> "Study":
-        """One run of another experiment under this one's names."""
-        import pandas as pd
-
-        from study.frame import BASE, Study
-
-        frames = []
-        for frame in (source.runs, source.metrics, source.final, source.held_out):
-            of_run = frame[(frame["group"] == row.group) & (frame["seed"] == row.seed)]
-            frames.append(of_run.assign(group=item.of.name))
-        runs, metrics, final, held_out = frames
-        base = source.held_out[source.held_out["group"] == BASE]
-        if not self.evaluation:
-            held_out = held_out[:0]
-            base = base[:0]
-        return Study(self._complete(runs, item), metrics, final, pd.concat([base, held_out]))
 
     def add_run(self, item: Planned, seconds: float | None, megabytes: float | None) -> None:
         """Writes the rows of a run that has ended, after its evaluation, if the experiment has one.
 
-        The first run that a folder gets is kept to be repeated (`study/check_results.py`).
+        The first run that is made for a folder is kept to be repeated (`study/check_results.py`).
         """
         self.write([self.frames_of(item, seconds, megabytes)])
-        if self.threads is not None and not self._has_first_run():
+        if self.threads is not None and not (self.out / FIRST_RUN).exists():
             from study import check_results  # imports torch, which takes seconds
 
-            check_results.keep(item.folder, self.out, item.key(), self.threads)
-
-    def _has_first_run(self) -> bool:
-        """Whether the folder keeps the first run, and of this plan."""
-        path = self.out / FIRST_RUN
-        if not path.exists():
-            return False
-        key = json.loads(path.read_text(encoding="utf-8"))["key"]
-        return key in {item.key() for item in self.planned}
+            check_results.keep(item.folder, self.out, self.threads)
 
     def frames_of(
         self, item: Planned, seconds: float | None = None, megabytes: float | None = None
@@ -230,10 +224,9 @@ class Results:
         from study.frame import FACTS, FINGERPRINT, described
 
         runs = runs[[key for key in runs if key in FACTS or key in FINGERPRINT]]
-        columns = described(
-            item.settings, item.of, item.over, self._is_baseline(item), self._varied
-        )
-        columns |= {"experiment": self.experiment, "scale": self.scale, "key": item.key()}
+        keys = [*self._varied, *self.set_for_all]
+        columns = described(item.settings, item.of, item.over, self._is_baseline(item), keys)
+        columns |= {"experiment": self.experiment, "scale": self.scale}
         return runs.assign(**columns, evaluation=self._command)
 
     def _is_baseline(self, item: Planned) -> bool:
@@ -256,15 +249,16 @@ class Results:
         """
         import pandas as pd
 
-        from study.frame import BASE, RUN, with_combined_reward, write_study
+        from study.frame import BASE, RUN, runs_of, with_combined_reward, write_study
 
         merged = self._with_earlier(new)
         if merged is None:
             return
+        ended = set(runs_of(merged.runs))
         kept = {
             (item.of.name, item.seed): item
             for item in self.planned
-            if self._has_row_of(merged.runs, item)
+            if (item.of.name, item.seed) in ended
         }
         study = merged.of_runs([(BASE, None), *kept] if self.evaluation else list(kept))
         if kept:
@@ -273,7 +267,7 @@ class Results:
             study.runs = pd.concat(rows, ignore_index=True)
         self.out.mkdir(parents=True, exist_ok=True)
         write_study(with_combined_reward(study), self.out)
-        self.rows = rows_in([self.out]) + [row for row in self.rows if row.folder != self.out]
+        self.rows = rows_in(self.out)
 
     def _with_earlier(self, new: "Sequence[Study]") -> "Study | None":
         """New runs and those of the files that they do not replace; None if there are neither."""
@@ -290,9 +284,3 @@ class Results:
                 parts = [part.of_runs(runs_of(part.runs)) for part in parts]
             parts.append(before.of_runs([(BASE, None), *others]))
         return join(parts) if parts else None
-
-    def _has_row_of(self, runs: "pd.DataFrame", item: Planned) -> bool:
-        """Whether a planned run is among some rows, with its settings and the evaluation of this experiment."""
-        of_run = runs[(runs["group"] == item.of.name) & (runs["seed"] == item.seed)]
-        is_same = (of_run["key"] == item.key()) & (of_run["evaluation"] == self._command)
-        return bool(is_same.any())

@@ -8,10 +8,11 @@ A table stands on a page between two comments, of which the first says how it is
     <!-- table: held_out imdb_credit groups="PPO|causal" -->
     <!-- end -->
 
-`advantage` takes a file of `study.advantage`, the others a folder under results/; `excerpt` takes rows of a table on
-that folder's page, `rivals` a chain and what it is compared with, each as `GROUP: ANSWERS`. `groups` names the groups,
-`metric` or `metrics` (with commas) what is shown, `role` whose; by default it is the first role's. `primary` has a row
-in any role and one of the first.
+A page that is frozen (`study/frozen.py`) is left as it is.
+
+Each takes a folder under results/; `excerpt` takes rows of a table on that folder's page, `rivals` a chain and what it
+is compared with, each as `GROUP: ANSWERS`. `groups` names the groups, `metric` or `metrics` (with commas) what is
+shown, `role` whose; by default it is the first role's. `primary` has a row in any role and one of the first.
 """
 
 import re
@@ -26,6 +27,7 @@ from cory.cli.main import main
 from cory.errors import UserError
 from cory.run.output import replace_text
 from study.cells import Rows
+from study.frozen import frozen_at
 
 if TYPE_CHECKING:
     from study.frame import Study
@@ -200,14 +202,6 @@ def collapses(source: str, groups: str = "") -> Rows:
     return equal_reward.collapses(_study(source), _listed(groups, "|"))
 
 
-def advantage(source: str, groups: str = "") -> Rows:
-    """The advantage of a chain, by setting."""
-    from study.advantage import read_settings_file, short_rows
-
-    rows = short_rows(read_settings_file(ROOT / "results" / source, ROOT))
-    return _chosen(rows, "setting", groups)
-
-
 KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out,
     "held_out_by_agent": held_out_by_agent,
@@ -220,7 +214,6 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "primary": primary,
     "excerpt": excerpt,
     "collapses": collapses,
-    "advantage": advantage,
 }
 
 
@@ -245,8 +238,7 @@ def table(description: str) -> str:
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
     try:
-        if kind != "advantage":
-            _check_names(_study(source), options)
+        _check_names(_study(source), options)
         return markdown_table(KINDS[kind](source, **options))
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
@@ -285,8 +277,9 @@ def page_with_tables(text: str) -> str:
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """The pages that may have tables."""
-    return [path for pattern in PAGES for path in sorted(root.glob(pattern))]
+    """The pages that may have tables, but for those that are frozen."""
+    files = [path for pattern in PAGES for path in sorted(root.glob(pattern))]
+    return [path for path in files if not frozen_at(path)]
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

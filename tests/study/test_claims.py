@@ -116,12 +116,12 @@ def test_claims_of_the_curves_are_judged_by_their_rows(tmp_path):
 def test_pass_at_k_is_above_at_every_k_if_all_intervals_are(tmp_path):
     passes = {"base": 0.3}
     for seed in range(5):
-        passes[f"gsm8k_ppo_tiny-seed{seed}/agent_1"] = 0.5
-        passes[f"gsm8k_cory_tiny-seed{seed}/agent_1"] = 0.4
-        passes[f"gsm8k_cory_tiny-seed{seed}/agent_2"] = 0.5
-        passes[f"gsm8k_cory_tiny-seed{seed}/agent_2 after agent_1"] = 0.9
-        passes[f"gsm8k_ppo_tiny-seed{seed}/agent_1 after itself"] = 0.9
-    make_results("gsm8k_curves", tmp_path, passes=passes)
+        passes[f"PPO-seed{seed}/agent_1"] = 0.5
+        passes[f"CORY-seed{seed}/agent_1"] = 0.4
+        passes[f"CORY-seed{seed}/agent_2"] = 0.5
+        passes[f"CORY-seed{seed}/agent_2 after agent_1"] = 0.9
+        passes[f"PPO-seed{seed}/agent_1 after itself"] = 0.9
+    make_results("gsm8k_credit", tmp_path, passes=passes)
     found = judged(tmp_path)
     assert found["CORY is above the base at every k"] == (
         "0.15 (0.15 to 0.15), n = 5",

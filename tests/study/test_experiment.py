@@ -28,7 +28,7 @@ from imdb_train import toy
 from study import compare, experiment
 from study.local_engine import shares_of_gpus
 from study.plan import _fingerprint
-from study.planned import LATER_KEYS, Planned, _identity
+from study.planned import Planned
 from study.processes import environment
 from study.results import Results
 from study.run_evaluation import RunEvaluation
@@ -54,33 +54,24 @@ def test_every_experiment_validates_at_every_scale(path, tmp_path, capsys):
         assert all(line.startswith(("python imdb_train/", "python gsm8k_train/")) for line in lines)
 
 
-def test_experiments_share_the_runs_of_a_scale(tmp_path):
-    def folders(name):
-        file = ROOT / f"configs/experiments/{name}.yaml"
-        return {
-            item.folder
-            for item in experiment.plan(
-                experiment.read_experiment(file), "tiny_full_kl", {}, tmp_path
-            )
-        }
-
-    curves, rates = folders("imdb_curves"), folders("imdb_learning_rate")
-    assert {folder.name for folder in curves & rates} == {
-        f"imdb_{method}_tiny-seed{seed}" for method in ("cory", "ppo") for seed in range(3)
-    }
-    assert tmp_path / "tiny_full_kl/imdb_ppo_tiny-learning_rate=1.5e-05-seed0" in rates
-
-
 def test_a_cost_follows_the_work(tmp_path):
-    planned = experiment.plan(
-        experiment.read_experiment(ROOT / "configs/experiments/imdb_budget.yaml"),
-        "tiny",
-        {},
-        tmp_path,
+    text = SMALL[: SMALL.index("over:")] + SMALL[SMALL.index("runs:") :]
+    runs = """  PPO, twice the queries:
+    script: imdb_train/ppo.py
+    flags: {ppo.batch_size: 128, ppo.mini_batch_size: 128}
+  PPO, twice the epochs: {script: imdb_train/ppo.py, flags: {ppo.ppo_epochs: 8}}
+  PPO, twice the iterations: {script: imdb_train/ppo.py, flags: {iterations: 200}}
+scales:"""
+    text = text.replace("values: [1.0e-4, 1.0e-3], ", "").replace("scales:", runs)
+    text = text.replace("flags: {iterations: 3}", "").replace(
+        "hardware: a laptop,", "hardware: a laptop"
     )
-    minutes = {item.label: item.minutes for item in planned}
+    (tmp_path / "trial.yaml").write_text(text)
+    spec = experiment.read_experiment(tmp_path / "trial.yaml")
+    planned = experiment.plan(spec, "tiny", {}, tmp_path)
+    minutes = {item.label: item.minutes for item in planned if item.label != "CORY"}
     once = minutes.pop("PPO")
-    assert minutes.pop("CORY") > once > 0
+    assert once == pytest.approx(6)
     more = {
         "PPO, twice the queries": 2,
         "PPO, twice the epochs": 52 / 28,
@@ -107,9 +98,11 @@ def test_finished_runs_are_skipped_and_other_settings_refused(tmp_path, capsys):
     runs = tmp_path / "runs"
     planned = experiment.plan(experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, runs)
     assert [item.folder.name for item in planned[:3]] == [
-        "imdb_ppo_tiny-seed0", "imdb_ppo_tiny-seed1", "imdb_ppo_tiny-learning_rate=0.001-seed0",
-    ]  # fmt: skip
-    assert planned[4].folder.name == "imdb_cory_tiny-exchange_period=2-seed0"
+        "PPO_learning_rate_0.0001-seed0",
+        "PPO_learning_rate_0.0001-seed1",
+        "PPO_learning_rate_0.001-seed0",
+    ]
+    assert planned[0].folder.parent == runs / "tiny/trial"
     assert {item.state() for item in planned} == {"missing"}
     item = planned[0]
     make_run(item.folder, iterations=3)
@@ -158,7 +151,7 @@ scales:
 def test_a_finished_run_of_files_that_have_changed_is_not_taken_for_one_of_the_new(
     tmp_path, monkeypatch, file, content, changed
 ):
-    """The hash of the run is new, so that its old numbers would be written as those of the new files."""
+    """Its old numbers would be written as those of the new files."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models/policy").mkdir(parents=True)
     (tmp_path / "models/policy/config.json").write_text("{}")
@@ -170,14 +163,12 @@ def test_a_finished_run_of_files_that_have_changed_is_not_taken_for_one_of_the_n
     (tmp_path / "trial.yaml").write_text(OWN_TASK)
 
     def planned():
-        for cached in (_identity, _fingerprint):
-            cached.cache_clear()
+        _fingerprint.cache_clear()
         spec = experiment.read_experiment(tmp_path / "trial.yaml")
         (item,) = experiment.plan(spec, "tiny", {}, tmp_path / "runs")
         return item
 
     item = planned()
-    key = item.key()
     make_run(item.folder, iterations=3)
     identity = model_identity("models/policy")
     models = {"model.name": {"name": "models/policy", "identity": identity}}
@@ -187,7 +178,6 @@ def test_a_finished_run_of_files_that_have_changed_is_not_taken_for_one_of_the_n
     )
     assert planned().state() == "finished"
     (tmp_path / file).write_text(content)
-    assert planned().key() != key
     with pytest.raises(
         UserError, match=rf"runs/tiny/.*got one of other settings \({changed}.*--runs"
     ):
@@ -223,7 +213,7 @@ def test_runs_are_made_seed_by_seed_or_of_the_first_seeds_alone(tmp_path, capsys
         seeds("--seeds", "0")
 
 
-def test_runs_of_other_settings_have_folders_of_their_own(tmp_path):
+def test_groups_have_folders_of_their_own(tmp_path):
     content = yaml.safe_load(SMALL)
     content["over"] = "model.name"
     content["scales"]["tiny"]["values"] = ["runs/a/agent_1", "runs/b/agent_1", "runs/b/agent_2"]
@@ -234,17 +224,13 @@ def test_runs_of_other_settings_have_folders_of_their_own(tmp_path):
     for item in planned:
         assert item.command[item.command.index("--output") + 1] == str(item.folder)
         assert item.folder.name.endswith(f"-seed{item.seed}")
-    names = [item.folder.name for item in planned if item.label == "PPO" and item.seed == 0]
-    assert re.fullmatch(r"imdb_ppo_tiny-name=agent_1-\w{8}-seed0", names[0])
-    assert names[2] == "imdb_ppo_tiny-name=agent_2-seed0"
 
-
-def test_a_prompt_longer_than_the_name_of_a_file_is_a_value_as_any(tmp_path):
-    prompt = "Is it good? Be brief. " * 20 + "{prompt}"
-    settings = {"task": {"pioneer_prompt": prompt}}
-    assert len(Planned("PPO", tmp_path, settings, [], 0.0).key()) == 12
-    changes = {"task.observer_prompt": prompt + "/{response}"}
-    assert "/{response}" in experiment._repeated("trial.yaml", "tiny", changes)
+    long = 30 * "long "
+    content["scales"]["tiny"]["values"] = [long + "a", long + "b"]
+    (tmp_path / "trial.yaml").write_text(yaml.safe_dump(content))
+    spec = experiment.read_experiment(tmp_path / "trial.yaml")
+    with pytest.raises(UserError, match="runs: expected groups whose names differ in their first"):
+        experiment.plan(spec, "tiny", {}, tmp_path / "runs")
 
 
 def test_the_command_that_repeats_an_experiment_has_no_folder_of_this_machine(monkeypatch):
@@ -392,12 +378,18 @@ def test_a_missing_experiment_names_a_similar_file(tmp_path):
 
 
 def test_runs_of_one_scale_alone_and_their_configuration(tmp_path):
-    spec = experiment.read_experiment(ROOT / "configs/experiments/gsm8k_learning_rate.yaml")
-    assert {item.label for item in experiment.plan(spec, "tiny", {}, tmp_path)} == {"PPO", "CORY"}
+    spec = experiment.read_experiment(ROOT / "configs/experiments/gsm8k_credit.yaml")
     files = {item.label: item.command[3] for item in experiment.plan(spec, "paper", {}, tmp_path)}
     assert files["PPO"] == "configs/gsm8k/llama2_7b.yaml"
-    assert files["PPO, 13b"] == "configs/gsm8k/llama2_13b.yaml"
     assert files["CORY"] == "configs/gsm8k/llama2_7b_lr1e-4.yaml"
+    at_one_scale = "  PPO, large: {script: imdb_train/ppo.py, at: {large: {}}}\nscales:"
+    (tmp_path / "trial.yaml").write_text(
+        ONE.replace("scales:", at_one_scale)
+        + "  large: {config: configs/imdb/tiny.yaml, seeds: [0]}\n"
+    )
+    spec = experiment.read_experiment(tmp_path / "trial.yaml")
+    labels = {item.label for item in experiment.plan(spec, "tiny", {}, tmp_path)}
+    assert labels == {"PPO", "no such policy"}
 
 
 def test_runs_of_several_tasks_are_planned(tmp_path):
@@ -524,7 +516,7 @@ def test_what_the_user_must_name_is_asked_for(tmp_path):
     path = str(ROOT / "configs/experiments/imdb_curves.yaml")
     with pytest.raises(UserError, match=r"scale real: expected --set model.name"):
         experiment.command_line([path, "--scale", "real", "--dry-run", "--runs", str(tmp_path)])
-    scales = r"\['tiny', 'tiny_full_kl', 'real', 'real_full_kl', 'smollm2', 'paper'\]"
+    scales = r"\['tiny', 'real', 'smollm2', 'paper'\]"
     with pytest.raises(UserError, match=rf"scale: expected one of {scales}, got 'huge'"):
         experiment.command_line([path, "--scale", "huge", "--dry-run"])
     with pytest.raises(UserError, match="--set: expected KEY=VALUE"):
@@ -605,13 +597,22 @@ def test_an_experiment_runs_compares_and_says_what_failed(tmp_path, capfd):
     assert kept["needs"] == ["task.reward_model"] and len(kept["records"]) == 2
     assert str(ROOT) not in json.dumps(kept) and str(tmp_path) not in json.dumps(kept)
     rows = (tmp_path / "out/runs.csv").read_text()
-    others = "1 run of other settings, models, data or evaluation, such as PPO with seed 0"
-    with pytest.raises(UserError, match=f"--out: expected a folder of .*, which has {others}"):
-        experiment.command_line([*argv[:-4], *argv[-2:], "--runs", str(tmp_path / "others")])
+    with pytest.raises(
+        UserError, match=r"got one of PPO, seed 0, with task.observer_prompt .* delete its row"
+    ):
+        experiment.command_line(
+            [
+                *argv,
+                "--set",
+                "task.observer_prompt={prompt} {response}",
+                "--runs",
+                str(tmp_path / "o"),
+            ]
+        )
     assert (tmp_path / "out/runs.csv").read_text() == rows
     out = capfd.readouterr().out
-    assert "2 runs, 0 with a row, 0 finished" in out and "name=such-seed0: FAILED (2): " in out
-    (log,) = (tmp_path / "runs/tiny").glob("*such*.log")
+    assert "2 runs, 0 with a row, 0 finished" in out and "no_such_policy-seed0: FAILED (2): " in out
+    log = tmp_path / "runs/tiny/trial/no_such_policy-seed0.log"
     said = log.read_text().splitlines()[-1].removeprefix("error: ")
     assert said.startswith("model.name") and f"FAILED (2): {said}, see {log}" in out
     experiment.command_line([*argv, "--dry-run"])
@@ -639,7 +640,7 @@ def test_a_terminated_experiment_saves_its_runs_and_goes_on_from_there(tmp_path,
         stdout=PIPE,
         stderr=PIPE,
     )
-    folder = tmp_path / "runs/tiny/imdb_ppo_tiny-batch_size=8-mini_batch_size=8-seed0"
+    folder = tmp_path / "runs/tiny/trial/PPO-seed0"
     while not (folder / "metrics.jsonl").exists():
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.05)
@@ -712,9 +713,7 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
     assert [(row["group"], row["seed"]) for row in rows] == [
         (item.of.name, str(item.seed)) for item in judged
     ]
-    assert [row["key"] for row in rows] == [item.key() for item in judged] and float(
-        rows[0]["megabytes"]
-    ) > 0.5
+    assert float(rows[0]["megabytes"]) > 0.5
     held_out = list(csv.DictReader(open(out / "held_out.csv")))
     assert [row["group"] for row in held_out] == [
         "base (untrained)",
@@ -727,7 +726,7 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
         and (judged[0].folder / "agent_1").exists()
     )
     # the first run is named each time, so that the base answers once
-    calls = (tmp_path / "runs/tiny/trial-evaluation/calls.txt").read_text().splitlines()
+    calls = (tmp_path / "runs/tiny/trial/evaluation/calls.txt").read_text().splitlines()
     first = judged[0].folder.name
     by_seed = sorted(judged, key=lambda item: item.seed)
     assert calls == [first, *(f"{first} {item.folder.name}" for item in by_seed[1:])]
@@ -743,22 +742,66 @@ def test_the_report_leaves_out_runs_that_ended_but_are_of_later_seeds(tmp_path, 
 def test_a_run_with_a_row_is_not_made_again_on_another_machine(tmp_path, judged, capsys):
     trial(tmp_path)
     capsys.readouterr()
-    for out in ("a", "b"):  # in the same folder, and from one beside it
-        trial(tmp_path, out=out, runs="elsewhere")
-        printed = capsys.readouterr().out
-        assert "4 runs, 4 with a row, 0 finished, 0 to resume. To do: nothing." in printed
-        assert "4 rows of version abc, not of this one" in printed
-    for name in ("runs.csv", "metrics.csv.gz", "final.csv", "held_out.csv", "curves.png"):
-        assert (tmp_path / "results/b" / name).read_bytes() == (
-            tmp_path / "results/a" / name
-        ).read_bytes()
-    trial(tmp_path, "--dry-run", "--set", "ppo.gamma=0.5", runs="elsewhere")
-    assert "4 runs, 0 with a row" in capsys.readouterr().out
+    trial(tmp_path, runs="elsewhere")
+    printed = capsys.readouterr().out
+    assert "4 runs, 4 with a row, 0 finished, 0 to resume. To do: nothing." in printed
+    assert "4 rows of version abc, not of this one" in printed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("--easy", "--hard", "evaluation '.*--easy' in place of '.*--hard'"),
+        ("iterations: 3", "iterations: 4", "planned '3' in place of '4'"),
+        ("flags: {", "flags: {ppo.init_kl_coef: 0.1, ", "eta '0.3' in place of '0.1'"),
+    ],
+)
+def test_a_row_of_other_settings_is_an_error_that_names_the_key(
+    tmp_path, judged, capsys, old, new, message
+):
+    trial(tmp_path)
     text = (tmp_path / "trial.yaml").read_text()
-    # Not what the rows were evaluated with.
-    (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))
-    trial(tmp_path, "--dry-run", runs="elsewhere")
+    (tmp_path / "trial.yaml").write_text(text.replace(old, new))
+    with pytest.raises(
+        UserError, match=rf"got one of PPO, .*, seed 0, with {message}\. To measure"
+    ):
+        trial(tmp_path, "--dry-run", runs="elsewhere")
+
+
+def test_what_is_set_for_all_runs_is_recorded(tmp_path, judged):
+    for item in judged:
+        config = yaml.safe_load((item.folder / "config.yaml").read_text())
+        config["ppo"]["gamma"] = 0.5
+        (item.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    trial(tmp_path, "--set", "ppo.gamma=0.5")
+    with pytest.raises(UserError, match=r"with ppo.gamma '0.5' in place of '1.0'"):
+        trial(tmp_path, "--dry-run")
+
+
+def test_a_group_takes_the_rows_of_another_experiment(tmp_path, judged, capsys):
+    trial(tmp_path, out="trial")
+    text = (tmp_path / "trial.yaml").read_text()
+    taken = text.replace(
+        "PPO: {script: imdb_train/ppo.py", "PPO: {script: imdb_train/ppo.py, from: trial"
+    )
+    (tmp_path / "other.yaml").write_text(taken)
+    argv = [str(tmp_path / "other.yaml"), "--runs", str(tmp_path / "elsewhere")]
+    capsys.readouterr()
+    experiment.command_line([*argv, "--out", str(tmp_path / "results/other")])
+    assert "4 runs, 4 with a row" in capsys.readouterr().out
+    for name in ("metrics.csv.gz", "final.csv", "held_out.csv", "curves.png"):
+        assert (tmp_path / "results/other" / name).read_bytes() == (
+            tmp_path / "results/trial" / name
+        ).read_bytes()
+    rows = list(csv.DictReader(open(tmp_path / "results/other/runs.csv")))
+    assert {row["experiment"] for row in rows} == {"other"} and len(rows) == 4
+
+    # A row that is not there is of a run to make; one of another setting is refused.
+    experiment.command_line([*argv, "--out", str(tmp_path / "none/other"), "--dry-run"])
     assert "4 runs, 0 with a row" in capsys.readouterr().out
+    (tmp_path / "other.yaml").write_text(taken.replace("--easy", "--hard"))
+    with pytest.raises(UserError, match=r"results/trial: expected rows of .* with evaluation "):
+        experiment.command_line([*argv, "--out", str(tmp_path / "results/another")])
 
 
 def test_rows_without_a_comparison_are_gone_on_with_and_another_file_of_that_name_is_kept(
@@ -780,37 +823,17 @@ def test_rows_without_a_comparison_are_gone_on_with_and_another_file_of_that_nam
     assert other.read_text() == "date,kilometres\n"
 
 
-def test_rows_without_a_hash_are_not_written_over(tmp_path, judged):
+def test_rows_of_another_experiment_are_not_written_over(tmp_path, judged):
     out = tmp_path / "results/a"
     out.mkdir(parents=True)
     names = ("runs.csv", "final.csv", "held_out.csv")
     for name in names:
         shutil.copy(ROOT / "results/gsm8k_curves" / name, out / name)
     (out / "comparison.md").write_text("# Older\n")
-    with pytest.raises(UserError, match=r"--out: .* which has \d+ runs of other settings"):
+    with pytest.raises(UserError, match=r"--out: .* which has 6 runs of another, such as PPO"):
         trial(tmp_path)
     for name in names:
         assert (out / name).read_bytes() == (ROOT / "results/gsm8k_curves" / name).read_bytes()
-
-
-def test_rows_of_a_group_that_has_another_name_now_are_kept_under_it(tmp_path, judged, capsys):
-    trial(tmp_path)
-    out = tmp_path / "results/a"
-    before = list(csv.DictReader(open(out / "runs.csv")))
-    text = (tmp_path / "trial.yaml").read_text()
-    (tmp_path / "trial.yaml").write_text(text.replace("  PPO:", "  alone:", 1))
-    capsys.readouterr()
-    trial(tmp_path)
-    assert "4 runs, 4 with a row" in capsys.readouterr().out
-    rows = list(csv.DictReader(open(out / "runs.csv")))
-    assert [row["key"] for row in rows] == [row["key"] for row in before]
-    assert {row["family"] for row in before} == {"PPO"} and {row["family"] for row in rows} == {
-        "alone"
-    }
-    held_out = {row["group"] for row in csv.DictReader(open(out / "held_out.csv"))}
-    assert {row["group"] for row in rows} < held_out and not held_out & {
-        row["group"] for row in before
-    }
 
 
 def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_path, judged):
@@ -822,6 +845,8 @@ def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_
     spec = experiment.read_experiment(tmp_path / "trial.yaml")
     planned = experiment.plan(spec, "tiny", {}, tmp_path / "runs")
     make_run(planned[0].folder, iterations=2)
+    table = (out / "runs.csv").read_text().splitlines()
+    (out / "runs.csv").write_text("\n".join(table[:1]) + "\n")  # the advice of the error
     results = Results(out, "trial", "tiny", planned, "PPO")
     results.add_run(planned[0], None, None)
     metrics = list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))
@@ -875,49 +900,9 @@ def test_time_and_disk_are_those_of_earlier_runs(tmp_path, judged, capsys):
     assert math.isnan(fresh.disk(judged))
 
 
-def test_the_hash_of_a_run_is_of_settings_and_of_what_is_in_models_and_data(tmp_path):
-    def key(folder, **changes):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "config.json").write_text("{}")
-        (tmp_path / folder / "model.safetensors").write_text(changes.pop("weights", "1"))
-        settings = {
-            "model": {"name": str(tmp_path / folder)},
-            "iterations": 3,
-            "output": folder,
-            "seed": 0,
-        } | changes
-        _identity.cache_clear()
-        return Planned("PPO", tmp_path, settings, [], 0.0).key()
-
-    one = key("one")
-    assert key("copy") == one == key("one", output="elsewhere")
-    assert len({one, key("one", weights="2"), key("one", seed=1), key("one", iterations=4)}) == 4
-    # What is measured counts, where it is set; texts that may be names of folders are texts.
-    rewards = tmp_path / "rewards.py"
-    keys = {one}
-    for text in ("1", "2"):
-        rewards.write_text(text)
-        keys.add(key("one", task={"metrics": [f"{rewards}:share"]}))
-    assert len(keys) == 3 and key("one", task={"metrics": []}) == one
-    stop = key("one", sampling={"stop": [".", "..", "/"]})
-    (tmp_path / "more.txt").write_text("")
-    assert key("one", sampling={"stop": [".", "..", "/"]}) == stop
-
-
-def test_rows_count_after_a_key_has_been_added(tmp_path, monkeypatch):
-    def key(**cory):
-        return Planned("PPO", tmp_path, {"cory": {"weight": 1.0} | cory}, [], 0.0).key()
-
-    before = key()
-    assert key(reset_every=0) != before
-    monkeypatch.setitem(LATER_KEYS, "cory.reset_every", 0)
-    assert key(reset_every=0) == before
-    assert key(reset_every=5) != before
-
-
 def test_an_evaluation_starts_anew_if_the_first_run_has_changed(tmp_path, judged):
     trial(tmp_path)
-    folder = tmp_path / "runs/tiny/trial-evaluation"
+    folder = tmp_path / "runs/tiny/trial/evaluation"
     shutil.rmtree(judged[0].folder / "agent_1")
     evaluation = RunEvaluation(f"{tmp_path / 'judge.py'} --easy", folder)
     results = Results(tmp_path / "results/c", "trial", "tiny", judged, "PPO", evaluation)
@@ -946,7 +931,7 @@ def test_the_base_stays_that_of_the_runs_that_stay(tmp_path, judged):
         return [float(row["task_reward"]) for row in rows if row["group"] == "base (untrained)"]
 
     trial(tmp_path, "--seeds", "1")
-    shutil.rmtree(tmp_path / "runs/tiny/trial-evaluation")
+    shutil.rmtree(tmp_path / "runs/tiny/trial/evaluation")
     text = (tmp_path / "judge.py").read_text()
     of_another = text.replace(
         "for name in names]\n(folder", "for name in names]\nrows[0]['task_reward'] = 0.9\n(folder"
@@ -963,7 +948,7 @@ def test_agents_are_removed_if_asked(tmp_path, judged):
     trial(tmp_path, "--discard-agents")
     # but for those of the first run, which all evaluations name
     assert [path.parent for path in (tmp_path / "runs").rglob("agent_1")] == [judged[0].folder]
-    evaluation = tmp_path / "runs/tiny/trial-evaluation"
+    evaluation = tmp_path / "runs/tiny/trial/evaluation"
     assert [path.name for path in evaluation.iterdir() if path.is_dir()] == [judged[0].folder.name]
 
 
@@ -984,7 +969,7 @@ def test_an_evaluation_with_other_options_is_begun_anew(tmp_path, judged):
     (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))
     trial(tmp_path, out="b")
     assert len(list(csv.DictReader(open(tmp_path / "results/b/runs.csv")))) == 4
-    assert (tmp_path / "runs/tiny/trial-evaluation/calls.txt").read_text() == 2 * calls
+    assert (tmp_path / "runs/tiny/trial/evaluation/calls.txt").read_text() == 2 * calls
     held_out = list(csv.DictReader(open(tmp_path / "results/b/held_out.csv")))
     assert [row["group"] for row in held_out].count("base (untrained)") == 1
 
@@ -1042,18 +1027,6 @@ def test_groups_of_the_same_runs_are_refused(tmp_path):
     (tmp_path / "trial.yaml").write_text(ONE.replace("scales:", same))
     with pytest.raises(UserError, match="in what a run reads, got 'PPO' and 'CORY', which"):
         experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
-
-
-def test_a_long_text_is_no_folder_s_name(tmp_path):
-    prompt = "{prompt} Is it so that " + 40 * "a long text " + "{response}"
-    flags = f"flags: {{task.observer_prompt: {json.dumps(prompt)}}}"
-    (tmp_path / "trial.yaml").write_text(
-        SMALL.replace("{script: imdb_train/cory.py", "{script: imdb_train/cory.py, " + flags, 1)
-    )
-    planned = experiment.plan(
-        experiment.read_experiment(tmp_path / "trial.yaml"), "tiny", {}, tmp_path / "runs"
-    )
-    assert all(len(item.folder.name) < 200 for item in planned)
 
 
 def test_agents_that_no_evaluation_judges_are_not_removed(tmp_path):

@@ -54,7 +54,8 @@ def local(tmp_path_factory):
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {
-        path.parent.name: path.read_bytes() for path in folder.glob("runs/tiny/*/metrics.jsonl")
+        path.parent.name: path.read_bytes()
+        for path in folder.glob("runs/tiny/trial/*/metrics.jsonl")
     }
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 from handmade import compared, make_run
 
 from cory.errors import UserError
-from study import advantage, claims, compare, experiment, page, report
+from study import claims, compare, experiment, page, report
 from study.compare import write
 from study.frame import held_out_rows, read_study
 
@@ -29,11 +29,7 @@ def taken(tmp_path):
     """Places that results must not replace: a run, an evaluation, a user's folder, and a file."""
     run = make_run(tmp_path / "places/run")
     (run / "curves.png").write_bytes(b"curves of the run")
-    for name, file in (
-        ("evaluation", "report.html"),
-        ("user", "runs.csv"),
-        ("pictures", "advantage.png"),
-    ):
+    for name, file in (("evaluation", "report.html"), ("user", "runs.csv")):
         (tmp_path / "places" / name).mkdir()
         (tmp_path / "places" / name / file).write_text("mine")
     (tmp_path / "places/file").write_text("mine")
@@ -139,6 +135,18 @@ def test_a_result_file_replaces_nothing_but_an_earlier_one(tmp_path, name):
     assert content(places) == before
 
 
+def test_frozen_results_are_replaced_by_no_comparison(tmp_path):
+    make_run(tmp_path / "runs/a")
+    out = tmp_path / "out"
+    compare.command_line([str(tmp_path / "runs/a"), "--out", str(out)])
+    (out / "README.md").write_text("# Old\n\n<!-- frozen: c0f7e9e -->\n")
+    before = content(out)
+    for runs in (tmp_path / "runs/a", out):
+        with pytest.raises(UserError, match=r"not frozen, got .*, frozen at c0f7e9e"):
+            compare.command_line([str(runs), "--out", str(out)])
+    assert content(out) == before
+
+
 def test_an_earlier_result_file_is_replaced(tmp_path):
     run, page, table = (tmp_path / name for name in ("runs/a", "new/report.html", "new/claims.md"))
     make_run(run)
@@ -151,16 +159,6 @@ def test_an_earlier_result_file_is_replaced(tmp_path):
     report.command_line([str(run), "--out", str(page)])
     claims.command_line(["--results", str(tmp_path), "--out", str(table)])
     assert (page.read_text(), table.read_text()) == (first_page, first_table)
-
-
-def test_the_advantage_goes_into_a_folder_of_its_own(tmp_path, monkeypatch):
-    places = taken(tmp_path)
-    before = content(places)
-    monkeypatch.setattr(advantage, "read_settings_file", lambda path: [])
-    for name in ("pictures", "file"):
-        with pytest.raises(UserError, match=r"--out: expected a"):
-            advantage.command_line(["settings.yaml", "--out", str(places / name)])
-    assert content(places) == before
 
 
 SLOW = """

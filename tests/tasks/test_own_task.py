@@ -777,7 +777,7 @@ def test_an_experiment_of_an_own_task_from_any_folder(here, policy_folder, capsy
     # One of them is made: each starts two processes.
     (here / "trial.yaml").write_text(EXPERIMENT.replace("  CORY: {script: cory.train}\n", ""))
     experiment.command_line(["trial.yaml"])
-    out = here / "runs/experiments/small/trial-comparison"
+    out = here / "runs/experiments/small/trial/comparison"
     assert {"comparison.md", "runs.csv", "held_out.csv", "held_out.png"} <= {
         path.name for path in out.iterdir()
     }
