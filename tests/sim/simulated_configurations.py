@@ -2,7 +2,7 @@
 `simulated_configurations.py FOLDER`.
 
 Started by tests/test_configurations.py. The model has the configuration's architecture at small
-width (benchmarks/published.py). Besides, only sizes differ, and data: the toy's. 4 bit weights are
+width (small_configurations.py). Besides, only sizes differ, and data: the toy's. 4 bit weights are
 left out, as no kernel of bitsandbytes runs here. Writes FOLDER/results.json: of each file and device
 the records of its iterations, or its traceback.
 """
@@ -22,10 +22,9 @@ from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState  # noqa: E402
 from conftest import sentences  # noqa: E402
 from datasets import Dataset  # noqa: E402
+from small_configurations import FILES, MODELS, read, small  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from benchmarks import configurations  # noqa: E402
-from benchmarks.published import PUBLISHED, small  # noqa: E402
 from cory.agents import make_agents  # noqa: E402
 from cory.callbacks.metrics import measure  # noqa: E402
 from cory.config import Config  # noqa: E402
@@ -43,20 +42,20 @@ CHAT_TEMPLATE = (
 
 
 def make_models(folder: Path) -> dict[str, str]:
-    """The folder of every published model, at small width, with a tokenizer. Models that differ in
+    """The folder of every model, at small width, with a tokenizer. Models that differ in
     their sizes alone share one.
     """
     tokenizer = train_tokenizer(sentences(200), vocab_size=320)
     tokenizer.chat_template = CHAT_TEMPLATE
     folders: dict[str, str] = {}  # by architecture
-    for name in PUBLISHED:
+    for name in MODELS:
         architecture = small(name, len(tokenizer))
         key = architecture.to_json_string()
         if key not in folders:
             torch.manual_seed(0)
             folders[key] = str(folder / name)
             save(AutoModelForCausalLM.from_config(architecture), tokenizer, folder / name)
-    return {name: folders[small(name, len(tokenizer)).to_json_string()] for name in PUBLISHED}
+    return {name: folders[small(name, len(tokenizer)).to_json_string()] for name in MODELS}
 
 
 def make_small(config: Config, models: dict[str, str], device: str) -> Config:
@@ -115,11 +114,11 @@ def main() -> None:
     simulated.place = lambda: ""  # nothing is counted here
     results: dict[str, dict[str, object]] = {}
     runs: dict[str, dict[str, object]] = {}  # by settings, as some files differ in sizes alone
-    for file in configurations.FILES:
+    for file in FILES:
         kind = find_kind(file.parent.name)
         by_device = results[f"{kind.name}/{file.stem}"] = {}
         for device in ("cpu", "sim:0"):
-            config = make_small(configurations.read(file), models, device)
+            config = make_small(read(file), models, device)
             settings = repr(config)
             if settings not in runs:
                 runs[settings] = run(kind, config)
