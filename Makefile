@@ -6,7 +6,7 @@ RUN = $(VENV)/bin/python
 PYTHONS ?= python3.12 python3.13
 SHORT = tests/learners tests/models tests/test_config.py tests/test_credit.py tests/test_method.py
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons notebook docs tables check-results lint dist clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons test-all notebook docs tables check-results lint dist clean
 
 imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
@@ -46,6 +46,9 @@ test-pythons:                 ## $(SHORT) under each of $(PYTHONS) that PATH has
 	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$${python#python} TESTS="$(SHORT)" \
 	    && echo "$$python: passed" || failed="$$failed $$python"; \
 	done; if [ -n "$$failed" ]; then echo "failed under:$$failed"; exit 1; fi
+
+test-all: test test-slow test-pythons  ## all tests, and trainings that are killed and resumed
+	$(RUN) benchmarks/kills.py --kills 6
 
 lint: $(VENV)/.installed-dev  ## style and types
 	$(VENV)/bin/ruff check .

@@ -3,7 +3,6 @@
     python -m benchmarks.gpu                       # GPT-2, GPT2-Large and Qwen2.5-0.5B, fp32 and bf16
     python -m benchmarks.gpu --sizes GPT-2         # one of them
     python -m benchmarks.gpu --small               # the same at small width, on any machine
-    python -m benchmarks.gpu --formula             # what the formulas expect; runs nothing
 
 Two agents, all weights trained by PPO with four epochs, batch 64, queries of 2 to 8 tokens,
 responses of 16, the KL of the whole vocabulary, a DistilBERT as reward. Weights are random, of the
@@ -32,7 +31,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.iteration import medians, processor, table
-from benchmarks.shapes import Shape, make_config, policy_config
+from benchmarks.shapes import Shape
 from benchmarks.ways import PHASES, Bench
 
 SIZES = {
@@ -42,10 +41,6 @@ SIZES = {
 }
 PRECISIONS = ("fp32", "bf16")
 GIB = 2**30
-# As in docs/scaling.md, "Costs at the paper's size".
-OPERATIONS = 28  # for each parameter and token: sampling, the reference, four epochs
-PER_SECOND = 40e12
-LAYER_SECONDS = 0.7e-3  # of a sampled token, in each layer: 25 ms for 36
 
 
 def small(shape: Shape) -> Shape:
@@ -59,36 +54,6 @@ def small(shape: Shape) -> Shape:
         reward_layers=1,
         reward_width=64,
     )
-
-
-def seconds_by_formula(shape: Shape) -> float:
-    """Of an iteration, on a GPU that sustains 40 TFLOP/s."""
-    query = sum(shape.query) / 2
-    pioneer = query + shape.response
-    observer = shape.observer + query + 2 * shape.response
-    operations = OPERATIONS * parameters(shape) * shape.batch * (pioneer + observer)
-    sampling = shape.agents * shape.response * shape.layers * LAYER_SECONDS
-    return operations / PER_SECOND + sampling
-
-
-def parameters(shape: Shape) -> int:
-    """Of one agent's policy."""
-    from benchmarks.published import on_meta
-
-    return sum(p.numel() for p in on_meta(policy_config(shape)).parameters())
-
-
-def gib_by_formula(shape: Shape, precision: str) -> float:
-    """The peak of benchmarks/fits.py, of a whole batch in one pass, and the reward model."""
-    from benchmarks import fits
-    from benchmarks.published import on_meta
-
-    model = fits.Model.of(on_meta(policy_config(shape)))
-    config = make_config(shape, "policy", precision=precision)
-    prompt = shape.observer + shape.query[1] + shape.response
-    width = shape.reward_width
-    reward = 4 * (shape.vocabulary * width + shape.reward_layers * 12 * width**2)
-    return (fits.peak(config, model, 1, prompt) + reward) / GIB
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -155,19 +120,8 @@ def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict
     return "out of memory" if "out of memory" in done.stderr else lines[-1][:100].replace("|", "/")
 
 
-def expected(sizes: list[str]) -> str:
-    """The table of the formulas."""
-    rows = []
-    for size in sizes:
-        shape = SIZES[size]
-        gib = [f"{gib_by_formula(shape, precision):.1f}" for precision in PRECISIONS]
-        millions = f"{parameters(shape) / 1e6:,.1f}"
-        rows.append([size, millions, f"{seconds_by_formula(shape):.1f}", *gib])
-    return table(rows, ["size", "parameters, M", "s", *(f"GiB, {name}" for name in PRECISIONS)])
-
-
 def report(options: argparse.Namespace, argv: list[str]) -> str:
-    """The measured table, and the formulas' beside it. Rows are printed to stderr as they come."""
+    """The measured table. Rows are printed to stderr as they come."""
     ways = ["minimal", "ours", *(["vLLM"] if options.server else [])]
     header = ["size", "precision", "way", *(f"{phase} s" for phase in (*PHASES, "total"))]
     header += ["total / minimal", "peak GiB", "rows of a pass"]
@@ -197,10 +151,10 @@ def report(options: argparse.Namespace, argv: list[str]) -> str:
                     print(" | ".join(row), file=sys.stderr, flush=True)
 
     command = f"`python -m benchmarks.gpu {' '.join(sys.argv[1:])}`"
-    text = f"{command} on {measured_on}\n\n{table(rows, header)}\n\n"
+    text = f"{command} on {measured_on}\n\n{table(rows, header)}"
     if options.small:
-        return f"{text}All sizes at width 128, with 1 to 3 layers, 512 tokens and batch 8."
-    return f"{text}The formulas expect of `ours`:\n\n{expected(options.sizes)}"
+        text += "\n\nAll sizes at width 128, with 1 to 3 layers, 512 tokens and batch 8."
+    return text
 
 
 def has_gpu() -> bool:
@@ -215,7 +169,6 @@ def main() -> None:
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--small", action="store_true", help="at small width")
-    parser.add_argument("--formula", action="store_true", help="prints what is expected")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--models", type=Path, help="folder that keeps the models")
@@ -228,9 +181,6 @@ def main() -> None:
         return
     if options.server and (len(options.sizes) > 1 or options.models is None):
         parser.error("--server: expected one of --sizes and --models FOLDER")
-    if options.formula:
-        print(expected(options.sizes))
-        return
     if options.device == "auto" and not options.small and not has_gpu():
         parser.error("no GPU is seen. Expected one, or --small, or --device cpu")
     argv = ["--repeats", str(options.repeats), "--device", options.device]

@@ -59,12 +59,6 @@ def peak_memory(bench: Bench, name: str, what: str) -> dict[str, float]:
     start = 0.0 if gpu else resident("VmRSS")
     way = bench.update(name) if what == "update" else bench.way(name)
     way(0)
-    if what == "point":
-        seconds = statistics.median(sum(way(k).values()) for k in range(1, 4))
-        weights = sum(p.nbytes for p in way.agents[0].learner.model.parameters()) / 2**20  # type: ignore[attr-defined]
-        result = {"seconds": seconds, "weights": weights}
-    else:
-        result = {}
     gc.collect()
     if gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -74,7 +68,7 @@ def peak_memory(bench: Bench, name: str, what: str) -> dict[str, float]:
         Path("/proc/self/clear_refs").write_text("5")
     way(4)
     peak = torch.cuda.max_memory_allocated() / 2**20 if gpu else resident("VmHWM")
-    return {"peak": peak - start, "extra": peak - before, **result}
+    return {"peak": peak - start, "extra": peak - before}
 
 
 def warm_up(bench: Bench, name: str, what: str) -> None:
@@ -285,9 +279,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="small_pair")
-    parser.add_argument(
-        "--what", choices=["iteration", "update", "memory", "point"], default="iteration"
-    )
+    parser.add_argument("--what", choices=["iteration", "update", "memory"], default="iteration")
     parser.add_argument(
         "--ways", default="ours,minimal,stock,stock_all", help="which, separated by commas"
     )

@@ -1,7 +1,7 @@
-"""Kills commands at random moments, and checks that nothing finished is lost and that the same command then succeeds.
+"""Kills trainings at random moments, and checks that nothing finished is lost and that the same command then succeeds.
 
-    TMPDIR=/dev/shm python benchmarks/kills.py          # 100 kills; in memory, as many files are copied and removed
-    python benchmarks/kills.py --kills 20 --seed 1
+    TMPDIR=/dev/shm python benchmarks/kills.py          # 60 kills; in memory, as many files are copied and removed
+    python benchmarks/kills.py --kills 6 --seed 1
     python benchmarks/kills.py --only extend --keep FOLDER
 
 Every command works on toy settings, in a folder of its own that is copied from a prepared one. It is forked from a
@@ -13,8 +13,6 @@ its life, which was measured before. After each kill:
 * records are whole lines but for the last one, and a prefix of those of an unbroken command;
 * an extended run has the agents and the summary of its finished iterations, or none that count as finished;
 * the same command (`--resume auto` where a run was begun) ends with status 0, with the records of an unbroken one.
-
-The commands of an experiment start processes of their own, which are killed with it (Linux).
 """
 
 import argparse
@@ -53,17 +51,10 @@ REWARD = """
 def reward(completions, **columns):
     return [len(text) + text.count("good") for text in completions]
 """
-EXPERIMENT = {
-    "title": "A trial", "question": "Does it continue?",
-    "runs": {"PPO": {"script": "cory.train", "flags": {"cory.num_agents": 1}}, "CORY": {"script": "cory.train"}},
-    "scales": {"tiny": {"config": "own.yaml", "seeds": [0], "flags": {**SMALL, "iterations": 2}}},
-}  # fmt: skip
 FLAGS = [f"--{key}={value}" for key, value in SMALL.items()]
-IMDB, GSM8K = f"{ROOT}/imdb_train/cory.py", f"{ROOT}/gsm8k_train/cory.py"
-OWN_TRAIN = ["cory.train", "--config=own.yaml"]
-LONGER = ["cory.train", "--resume=a", f"--iterations={ITERATIONS}"]
-EVALUATION = ["--queries=8", "--batch_size=2", "--device=cpu", "--output=e"]
-RECORDS = ("metrics.jsonl", "samples.jsonl", "timings.jsonl", "responses.jsonl")
+TRAIN = ["cory.train", "--config=own.yaml"]
+RESUME = ["cory.train", "--resume=a"]
+RECORDS = ("metrics.jsonl", "samples.jsonl", "timings.jsonl")
 
 
 @dataclass
@@ -71,19 +62,14 @@ class Command:
     """A command whose life is shortened.
 
     Args:
-        name: in the table. argv: script or module, and arguments. share: of 100 kills.
-        prepared: the folder in which it starts. writes: the beginnings of names that it may change.
-        again: arguments of the second start where they differ.
-        records: files that end as those of an unbroken command, byte for byte.
+        name: in the table. argv: module and arguments. prepared: the folder in which it starts.
+        again: arguments of the second start where a run was begun and they differ.
     """
 
     name: str
     argv: list[str]
-    share: int
     prepared: str
-    writes: tuple[str, ...]
     again: list[str] | None = None
-    records: tuple[str, ...] = ()
 
 
 @dataclass
@@ -96,33 +82,17 @@ class Count:
     lost: list[str] = field(default_factory=list)
 
 
-def training(*script: str, iterations: int = ITERATIONS) -> list[str]:
-    return [*script, *FLAGS, f"--iterations={iterations}", "--output=a"]
+def training(iterations: int = ITERATIONS) -> list[str]:
+    return [*TRAIN, *FLAGS, f"--iterations={iterations}", "--output=a"]
 
 
-def begun(*script: str) -> list[str]:
-    """The same, to start it again."""
-    return [*training(*script), "--resume=auto"]
-
-
-RUN = ("a/metrics.jsonl", "a/samples.jsonl")
 COMMANDS = [
-    Command("train, a new run", training(*OWN_TRAIN), 23, "empty", ("a/",), begun(*OWN_TRAIN), RUN),
-    Command("train, a new run (IMDB)", training(IMDB), 2, "empty", ("a/",), begun(IMDB), RUN),
-    Command("train, a new run (GSM8K)", training(GSM8K), 1, "empty", ("a/",), begun(GSM8K), RUN),
-    Command("train, --resume", ["cory.train", "--resume=a"], 15, "unfinished", ("a/",), None, RUN),
-    Command("train, extend a finished run", LONGER, 23, "short", ("a/",), None, RUN),
-    Command("evaluate", ["cory.evaluation", "a", *EVALUATION], 10, "finished", ("e/",)),
-    Command("report on a run", ["study.report", "a"], 5, "finished", ("a/report.html",)),
-    Command(
-        "report on an evaluation", ["study.report", "e"], 4, "evaluated", ("e/report.html", "e/evaluation."),
-    ),
-    Command("compare", ["study.compare", "a", "b", "--out=c"], 6, "compared", ("c/",)),
-    Command(
-        "experiment", ["study.experiment", "trial.yaml", "--runs=r"], 2, "empty", ("r/",), None,
-        tuple(f"r/tiny/trial/{name}-seed0/metrics.jsonl" for name in ("PPO", "CORY")),
-    ),
-]  # fmt: skip
+    Command("train, a new run", training(), "empty", [*training(), "--resume=auto"]),
+    Command("train, --resume", RESUME, "unfinished"),
+    Command("train, extend a finished run", [*RESUME, f"--iterations={ITERATIONS}"], "finished"),
+]
+# Files of the run that end as those of an unbroken command, byte for byte.
+EQUAL = ("a/metrics.jsonl", "a/samples.jsonl")
 
 
 def start(argv: Sequence[str], folder: Path) -> int:
@@ -137,10 +107,7 @@ def start(argv: Sequence[str], folder: Path) -> int:
     sys.argv = list(argv)
     status = 0
     try:
-        if argv[0].endswith(".py"):
-            runpy.run_path(argv[0], run_name="__main__")
-        else:
-            runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -179,7 +146,7 @@ def whole(name: str, data: bytes) -> bool:
     """Whether a file is complete, as far as its kind shows."""
     from safetensors.torch import load
 
-    ends = {".html": b"</html>", ".svg": b"</svg>", ".png": b"IEND\xaeB`\x82"}
+    ends = {".html": b"</html>", ".png": b"IEND\xaeB`\x82"}
     kind = Path(name).suffix
     try:
         if kind == ".json":
@@ -190,46 +157,38 @@ def whole(name: str, data: bytes) -> bool:
             load(data)
         elif kind in ends:
             return data.rstrip().endswith(ends[kind])
-        elif kind in (".md", ".csv"):
-            return data.endswith(b"\n") or len(data) > 0
+        elif kind == ".md":
+            return len(data) > 0
     except Exception:
         return False
     return True
 
 
 def lost(
-    before: Mapping[str, bytes],
-    now: Mapping[str, bytes],
-    unbroken: Mapping[str, bytes],
-    command: Command,
+    before: Mapping[str, bytes], now: Mapping[str, bytes], unbroken: Mapping[str, bytes]
 ) -> list[str]:
     """What is wrong after a kill, in words."""
     found = []
     for name, data in before.items():
-        mine = name.startswith(command.writes)
+        in_run = name.startswith("a/")
         rotated = "/checkpoints/" in name or _is_end(name, before)  # checked below
-        if not mine and now.get(name) != data:
+        if not in_run and now.get(name) != data:
             found.append(f"{name} has changed")
-        elif mine and name not in now and not rotated:
+        elif in_run and name not in now and not rotated:
             found.append(f"{name} is missing")
     for name, data in now.items():
         if Path(name).name in RECORDS:
             found += _wrong_records(name, data, unbroken)
         elif "/checkpoints/" not in name and not whole(name, data):
             found.append(f"{name} is not complete")
-    for run in {
-        name.split("/")[0]
-        for name in before
-        if name.count("/") == 1 and name.endswith("metrics.jsonl")
-    }:
-        found += _wrong_run(run, before, now)
+    if "a/metrics.jsonl" in before:
+        found += _wrong_end(before, now)
     return found
 
 
 def _is_end(name: str, before: Mapping[str, bytes]) -> bool:
-    """Whether a file is one of those that a run writes together at its end."""
-    folder, _, rest = name.partition("/")
-    return f"{folder}/metrics.jsonl" in before and rest.startswith(("agent_", "summary.json"))
+    """Whether a file is one of those that the run writes together at its end."""
+    return "a/metrics.jsonl" in before and name.startswith(("a/agent_", "a/summary.json"))
 
 
 def _wrong_records(name: str, data: bytes, unbroken: Mapping[str, bytes]) -> list[str]:
@@ -238,30 +197,26 @@ def _wrong_records(name: str, data: bytes, unbroken: Mapping[str, bytes]) -> lis
         for line in lines.splitlines():
             if line:
                 json.loads(line)
-        if Path(name).name in ("timings.jsonl", "responses.jsonl") or unbroken.get(
-            name, b""
-        ).startswith(lines):
+        if Path(name).name == "timings.jsonl" or unbroken.get(name, b"").startswith(lines):
             return []
     return [f"{name} is no prefix of the records of an unbroken command"]
 
 
-def _wrong_run(run: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> list[str]:
-    """Of a run that was there: its end is the old one, or a new one of other iterations, or does not count as one."""
-    ended = f"{run}/summary.json"
-    end = [name for name in before if _is_end(name, before) and name.startswith(f"{run}/")]
-    if ended in before and now.get(ended) == before[ended]:
+def _wrong_end(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> list[str]:
+    """The run's end is the old one, or a new one of other iterations, or does not count as one."""
+    if "a/summary.json" in before and now.get("a/summary.json") == before["a/summary.json"]:
         return [
             f"{name} is not that of the finished iterations"
-            for name in end
-            if now.get(name) != before[name]
+            for name in before
+            if _is_end(name, before) and now.get(name) != before[name]
         ]
-    if ended in now:
+    if "a/summary.json" in now:
         agents = [
             name
             for name in now
-            if name.startswith(f"{run}/agent_") and name.endswith("model.safetensors")
+            if name.startswith("a/agent_") and name.endswith("model.safetensors")
         ]
-        return [] if len(agents) == 2 else [f"{run} is finished with {len(agents)} agents"]
+        return [] if len(agents) == 2 else [f"the run is finished with {len(agents)} agents"]
     return []
 
 
@@ -273,19 +228,8 @@ def newest_checkpoint(folder: Path) -> int:
     return found[1].iteration if found else -1
 
 
-def same_rows(a: bytes, b: bytes) -> bool:
-    """Whether two evaluations have the same rows."""
-    return json.loads(a)["rows"] == json.loads(b)["rows"]
-
-
 def prepare(folder: Path) -> None:
     """Makes the folders in which commands start."""
-
-    def done(argv: Sequence[str], place: str) -> None:
-        status = finish(start(argv, folder / place))
-        if status:
-            raise SystemExit(f"{' '.join(argv)}: status {status}, see {folder / place}.log")
-
     empty = folder / "empty"
     (empty / "data").mkdir(parents=True)
     for split in ("train", "test"):
@@ -296,24 +240,17 @@ def prepare(folder: Path) -> None:
         (empty / f"data/{split}.jsonl").write_text("".join(rows))
     (empty / "rewards.py").write_text(REWARD)
     (empty / "own.yaml").write_text(yaml.safe_dump(OWN))
-    (empty / "trial.yaml").write_text(yaml.safe_dump(EXPERIMENT))
-    for name in ("unfinished", "short", "finished"):
+    for name in ("unfinished", "finished"):
         shutil.copytree(empty, folder / name)
-    done(training(*OWN_TRAIN, iterations=ITERATIONS // 2), "short")
-    done(training(*OWN_TRAIN), "finished")
-    done([*training(*OWN_TRAIN), "--seed=1", "--output=b"], "finished")
-    child, metrics = (
-        start(training(*OWN_TRAIN), folder / "unfinished"),
-        folder / "unfinished/a/metrics.jsonl",
-    )
+    status = finish(start(training(ITERATIONS // 2), folder / "finished"))
+    if status:
+        raise SystemExit(f"train: status {status}, see {folder}/finished.log")
+    child = start(training(), folder / "unfinished")
+    metrics = folder / "unfinished/a/metrics.jsonl"
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
         time.sleep(0.01)
     os.kill(child, signal.SIGTERM)
     finish(child)
-    shutil.copytree(folder / "finished", folder / "evaluated")
-    done(["cory.evaluation", "a", *EVALUATION], "evaluated")
-    shutil.copytree(folder / "finished", folder / "compared")
-    done(["study.compare", "a", "b", "--out=c"], "compared")
 
 
 def unbroken(command: Command, folder: Path) -> tuple[float, dict[str, bytes]]:
@@ -344,19 +281,14 @@ def trial(
     if command.name == "evaluate" and (place / "e/evaluation.json").exists():
         return False  # it had ended, and the same command would be refused
     count.kills += 1
-    found = lost(before, content(place), expected, command)
+    found = lost(before, content(place), expected)
     if saved > (newest_checkpoint(place) if saved >= 0 else -1):
         found.append("the newest checkpoint is lost")
     again = command.again if command.again and (place / "a/config.yaml").exists() else command.argv
     status = finish(start(again, place))
     end = content(place)
-    differ = [name for name in command.records if end.get(name) != expected[name]]
+    differ = [name for name in EQUAL if end.get(name) != expected[name]]
     differ += [name for name in expected if name not in end and "/checkpoints/" not in name]
-    differ += [
-        name
-        for name in ("e/evaluation.json",)
-        if name in expected and not same_rows(end[name], expected[name])
-    ]
     partial = [str(path) for path in place.rglob(".partial-*") if path.is_dir()]
     count.worked += status == 0 and not differ
     if status or differ or found or partial:
@@ -391,7 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="commands whose name holds this")
     parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
@@ -406,11 +338,10 @@ def main() -> None:
         folder.mkdir(parents=True)
         prepare(folder)
         rng, counts = random.Random(options.seed), {}
-        shares = sum(command.share for command in chosen)
         for command in chosen:
             seconds, expected = unbroken(command, folder)
             count = counts[command.name] = Count(seconds)
-            wanted = max(1, round(options.kills * command.share / shares))
+            wanted = max(1, round(options.kills / len(chosen)))
             while count.kills < wanted:
                 if not trial(command, folder, seconds * rng.random(), expected, count):
                     # It had ended: the machine is less busy than when its life was measured.
@@ -427,12 +358,9 @@ def main() -> None:
 def import_all() -> None:
     """Imports what the commands import. Nothing is computed: a process that has computed cannot be forked safely."""
     import matplotlib
-    import pandas  # noqa: F401
 
     matplotlib.use("Agg")
     import cory.trainer  # noqa: F401
-    import gsm8k_train.task  # noqa: F401
-    import imdb_train.task  # noqa: F401
 
 
 if __name__ == "__main__":

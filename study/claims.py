@@ -59,8 +59,7 @@ SIMILAR = 0.2  # of the gain in task reward: values this far apart count as simi
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
-SUMS = "examples/arithmetic/experiment.yaml"  # where GSM8K is too hard for the model
-IMDB, GSM8K = ("imdb_noise",), ("gsm8k_credit", SUMS)
+IMDB, GSM8K = ("imdb_noise",), ("gsm8k_credit",)
 ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
 RATES, FRONTIERS = ("imdb_learning_rate",), ("imdb_frontier",)
 

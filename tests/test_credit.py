@@ -5,10 +5,10 @@ from dataclasses import replace
 import datasets
 import pytest
 import torch
+from chain_gradients import BATCH_ANSWERS, of_batch, of_mode, world
 from conftest import run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
-from benchmarks.credit import BATCH_ANSWERS, of_batch, of_mode, world
 from cory.agents import make_agents
 from cory.config import CoryConfig
 from cory.credit import assign_credit

@@ -964,7 +964,7 @@ def test_a_run_whose_agents_were_removed_is_not_evaluated_again(tmp_path, judged
 
 def test_an_evaluation_with_other_options_is_begun_anew(tmp_path, judged):
     trial(tmp_path)
-    calls = (tmp_path / "runs/tiny/trial-evaluation/calls.txt").read_text()
+    calls = (tmp_path / "runs/tiny/trial/evaluation/calls.txt").read_text()
     text = (tmp_path / "trial.yaml").read_text()
     (tmp_path / "trial.yaml").write_text(text.replace("--easy", "--hard"))
     trial(tmp_path, out="b")

@@ -1,36 +1,23 @@
 """The gradient of a chain's policies on a two-step toy, enumerated exactly: its mean and its variance.
 
-    python benchmarks/credit.py
-
 A pioneer draws one of a few answers, an observer that has read it draws one, and rewards are tables. `dependence` is
 how much the observer's policy heeds what it has read: with 0 it does not read at all. The objective is Eq. 4's,
 E[r1 + r2]. The mean gradient is compared with the objective's own, by autograd; variances are sums over all parameters.
 
-The first table is about modes of credit, each with one chain and no baseline. The second is about branches: batches of
+`of_mode` is about modes of credit, each with one chain and no baseline. `of_batch` is about branches: batches of
 several chains with the baselines of `algorithm: reinforce`, on queries that are drawn, and of `rloo`, on one query.
 """
 
-import itertools
-import sys
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from cory.credit import assign_credit
 from cory.learners.losses import group_advantages
 
-MODES = ("collective", "causal", "counterfactual", "own")
 ANSWERS = 4  # to a step, for the modes
 BATCH_ANSWERS = 3  # and for whole batches, which have more outcomes
-BATCHES = ((2, 1), (3, 1), (4, 1), (2, 2), (1, 4))  # pioneers, and observers after each
-WORLDS = 20
-DEPENDENCES = (0.0, 0.5, 1.0, 2.0)  # for the modes
 
 
 class World(NamedTuple):
@@ -166,62 +153,3 @@ def of_batch(
     pioneer_mean, pioneer_variance = mean_and_variance(chances, pioneer_samples)
     observer_mean, observer_variance = mean_and_variance(chances, observer_samples)
     return Estimate(pioneer_mean + observer_mean, [pioneer_variance, observer_variance])
-
-
-def compared(
-    estimate: Callable[[int], Estimate], toy: Callable[[int], World]
-) -> tuple[float, list[float]]:
-    """The largest difference to the objective's gradient over random worlds, and the mean of each variance."""
-    estimates = [estimate(seed) for seed in range(WORLDS)]
-    gradients = [toy(seed).objective_gradient() for seed in range(WORLDS)]
-    differences = [
-        (one.mean - gradient).abs().max().item()
-        for one, gradient in zip(estimates, gradients, strict=True)
-    ]
-    variances = zip(*(one.variances for one in estimates), strict=True)
-    return max(differences), [sum(values) / WORLDS for values in variances]
-
-
-def modes_table() -> None:
-    """Prints the modes of credit over dependences, means over random worlds."""
-    columns = [f"{what}, {x:g}" for what in ("difference", "variance") for x in DEPENDENCES]
-    print("| mode | " + " | ".join(columns) + " |\n|" + "---|" * (1 + len(columns)))
-    for mode in MODES:
-        differences = []
-        variances = []
-        for dependence in DEPENDENCES:
-            difference, (variance,) = compared(
-                partial(of_mode, mode, dependence), partial(world, dependence)
-            )
-            differences.append(f"{difference:.1e}")
-            variances.append(f"{variance:.3f}")
-        print("| " + " | ".join([mode, *differences, *variances]) + " |")
-
-
-def branches_table() -> None:
-    """Prints batches with and without branches, means over random worlds."""
-    print(
-        "| algorithm | dependence | pioneers | observers | largest difference | pioneer's variance | observer's |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for algorithm, dependence, (pioneers, branches) in itertools.product(
-        ("reinforce", "rloo"), (0.0, 2.0), BATCHES
-    ):
-        queries = 2 if algorithm == "reinforce" else 1
-        difference, (first, second) = compared(
-            partial(of_batch, algorithm, pioneers, branches, dependence),
-            partial(world, dependence, answers=BATCH_ANSWERS, queries=queries),
-        )
-        cells = [algorithm, f"{dependence:g}", pioneers, pioneers * branches, f"{difference:.1e}"]
-        print("| " + " | ".join(map(str, [*cells, f"{first:.3f}", f"{second:.3f}"])) + " |")
-
-
-def main() -> None:
-    """Prints both tables."""
-    modes_table()
-    print()
-    branches_table()
-
-
-if __name__ == "__main__":
-    main()
