@@ -30,7 +30,6 @@ from study.estimates import (
     collapses,
     decline,
     distance_of_agents,
-    distinct_share,
     early_gain,
     end,
     frontiers_apart,
@@ -43,6 +42,7 @@ from study.estimates import (
     rise,
     share,
     share_of_limit,
+    texts_collapse,
     unsteadiness,
     values_apart,
 )
@@ -55,6 +55,10 @@ from study.scripts import checkout_file
 if TYPE_CHECKING:
     from study.frame import Study
 
+WITHDRAWN = (
+    "Run with earlier code and withdrawn (commits 68f79c6 and e62beb0, GSM8K's c0f7e9e; of 70 judgements then 27 "
+    "contradicted the paper and 17 reproduced it)"
+)
 SIMILAR = 0.2  # of the gain in task reward: values this far apart count as similar or close
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
@@ -87,9 +91,9 @@ CLAIMS = [
           (-SIMILAR, SIMILAR), IMDB, per_gain(CORY, PPO, "task_reward")),
     Claim("E1", "PPO's KL is more than twice CORY's", "KL, PPO / CORY", (2, math.inf), IMDB,
           between(PPO, CORY, end("kl"), ratio)),
-    Claim("E1", "PPO's KL is more than twice CORY's, which has three of the published script's settings",
-          "KL, PPO / CORY, all three", (2, math.inf), ("imdb_confounders",),
-          between(PPO, "CORY, all three", end("kl"), ratio)),
+    Claim("E1", "PPO's KL is more than twice CORY's, each with its published script's settings",
+          "KL, PPO, repetition penalty / CORY, all three and repetition penalty", (2, math.inf), ("imdb_confounders",),
+          between("PPO, repetition penalty", "CORY, all three and repetition penalty", end("kl"), ratio)),
     Claim("E1", "CORY's combined reward rises", "combined reward, last - first 10 iterations", ABOVE, IMDB,
           measured(CORY, rise)),
     Claim("E1", "PPO's combined reward falls", "combined reward, last - first 10 iterations", BELOW, IMDB,
@@ -137,10 +141,9 @@ CLAIMS = [
           COOPERATION, values_apart(-1, 0, "task_reward", difference)),
     Claim("E7", "cooperation gives a lower KL than competition", "KL, coefficient -1 / coefficient 1", MORE,
           COOPERATION, values_apart(0, -1, "kl", ratio)),
-    Claim("E8", "PPO's texts repeat themselves", "distinct-2, end / start", (-math.inf, 0.5), IMDB,
-          measured(PPO, distinct_share)),
-    Claim("E8", "CORY's texts do not repeat themselves", "distinct-2, end / start", (0.5, math.inf), IMDB,
-          measured(CORY, distinct_share)),
+    Claim("E8", "PPO's texts repeat themselves, CORY's do not",
+          "share of runs whose distinct-2 falls below half of the first iteration's, PPO - CORY", ABOVE, IMDB,
+          texts_collapse),
     Claim("E8", "PPO's texts run on to the token limit", "pioneer's length / limit", (0.9, math.inf), GSM8K[:1],
           measured(PPO, share_of_limit)),
     Claim("E8", "CORY's texts do not run on", "pioneer's length / limit", (-math.inf, 0.9), GSM8K[:1],
@@ -307,7 +310,7 @@ def _untested(judgements: Sequence[Judgement]) -> dict[str, list[str]]:
         of_claim = [row for row in judgements if row.claim is claim]
         if not any(row.tested for row in of_claim):
             reasons = "; ".join(f"{row.regime} ({row.outcome})" for row in of_claim)
-            by_reason.setdefault(reasons or "Not run", []).append(_statement(claim))
+            by_reason.setdefault(reasons or WITHDRAWN, []).append(_statement(claim))
     return by_reason
 
 

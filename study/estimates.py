@@ -99,13 +99,6 @@ def unsteadiness(run: "pd.DataFrame") -> float:
     return sum(spreads) / len(spreads)
 
 
-def distinct_share(run: "pd.DataFrame") -> float:
-    """Distinct-2 at the end over that of the same role in the first iteration, mean over agents."""
-    first = run[run["iteration"] == 0].set_index("role")["distinct_2"]
-    ends = run[run["iteration"] >= length(run) - LAST]
-    return float((ends["distinct_2"] / ends["role"].map(first)).mean())
-
-
 def distance_of_agents(run: "pd.DataFrame") -> float:
     """How far apart the agents' combined rewards end."""
     ends = [end("combined_reward")(rows) for _, rows in run.groupby("agent")]
@@ -211,6 +204,16 @@ def collapses(study: "Study") -> Interval:
     if not rates.any():
         raise Untested("no run collapsed")
     return difference(rates[PPO], rates[CORY])
+
+
+def texts_collapse(study: "Study") -> Interval:
+    """The share of PPO's runs whose texts repeat themselves on the way, minus CORY's."""
+    from study.equal_reward import collapse_times  # here, as it imports torch
+
+    collapsed = collapse_times(study)["texts"].notna().astype(float)
+    if not collapsed.any():
+        raise Untested("no run's texts repeat themselves")
+    return difference(collapsed.loc[PPO], collapsed.loc[CORY])
 
 
 def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> Estimate:

@@ -5,7 +5,7 @@
 
 A table stands on a page between two comments, of which the first says how it is made:
 
-    <!-- table: held_out imdb_credit groups="PPO|causal" -->
+    <!-- table: held_out imdb_noise_full_kl groups="PPO|CORY" -->
     <!-- end -->
 
 A page that is frozen (`study/frozen.py`) is left as it is.

@@ -473,8 +473,8 @@ def test_help_names_every_key_and_print_config_prints_them(printed):
 
 
 def test_a_boolean_flag_alone_means_true():
-    assert load(ImdbConfig, None, ["--lora.merge", "--iterations", "3"]).lora.merge is True
-    assert load(ImdbConfig, None, ["--lora.merge", "false"]).lora.merge is False
+    assert load(ImdbConfig, None, ["--ppo.whiten_rewards", "--iterations", "3"]).ppo.whiten_rewards
+    assert not load(ImdbConfig, None, ["--ppo.whiten_rewards", "false"]).ppo.whiten_rewards
 
 
 @pytest.mark.parametrize(

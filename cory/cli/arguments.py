@@ -70,7 +70,7 @@ class Arguments(ArgumentParser):
 
 
 def allow_bare_flags(parser: ArgumentParser) -> None:
-    """Lets a boolean flag alone, such as `--lora.merge`, mean `--lora.merge true`."""
+    """Lets a boolean flag alone, such as `--ppo.whiten_rewards`, mean `--ppo.whiten_rewards true`."""
     for action in parser._actions:
         if getattr(action, "_typehint", None) is bool:
             action.nargs = "?"

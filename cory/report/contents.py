@@ -39,7 +39,6 @@ def run_page(folder: Path, method: str, notes: Sequence[str] = ()) -> Page:
         notes=[
             *notes,
             *explained_end(folder, summary, planned),
-            *accepted_changes(settings),
             *flags(rows),
         ],
     )
@@ -97,16 +96,6 @@ def model_names(settings: Mapping[str, Any]) -> list[str]:
     agents = settings.get("agents") or [{}]
     names = [(agent.get("model") or {}).get("name", common) for agent in agents]
     return list(dict.fromkeys(names))
-
-
-def accepted_changes(settings: Mapping[str, Any]) -> list[str]:
-    """In words, what was changed in a run while it trained (`accept_changes`)."""
-    return [
-        f"The reward changed while this run trained. From iteration {change['iteration']} on (counted from 0) it is "
-        f"{change['to']['reward']} ({change['to']['reward_sha256']}), before that it was {change['from']['reward']} "
-        f"({change['from']['reward_sha256']}). Rewards before and after do not compare."
-        for change in settings.get("changes") or []
-    ]
 
 
 def flags(rows: Sequence[Mapping[str, Any]]) -> list[str]:
