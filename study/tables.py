@@ -10,9 +10,9 @@ A table stands on a page between two comments, of which the first says how it is
 
 A page that is frozen (`study/frozen.py`) is left as it is.
 
-Each takes a folder under results/; `excerpt` takes rows of a table on that folder's page, `rivals` a chain and what it
-is compared with, each as `GROUP: ANSWERS`. `groups` names the groups, `metric` or `metrics` (with commas) what is
-shown, `role` whose; by default it is the first role's. `primary` has a row in any role and one of the first.
+Each takes a folder under results/; `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
+`groups` names the groups, `metric` or `metrics` (with commas) what is shown. `primary` has a row in any role and one of
+the first role.
 """
 
 import re
@@ -79,57 +79,12 @@ def rivals(source: str, chain: str, rivals: str, metric: str = "task_reward") ->
     return held_out.against_rivals(_study(source), named[0], named[1:], metric)
 
 
-def training(
-    source: str, metrics: str = "task_reward,kl,combined_reward", groups: str = ""
-) -> Rows:
-    """The end of training, by group."""
-    from study import comparison
-
-    rows = comparison.ends(_study(source), _listed(metrics, ","))
-    return _chosen(rows, "group", groups)
-
-
 def runs(source: str, groups: str = "") -> Rows:
     """The beginning and the end of training, by run."""
     from study import comparison
 
     rows = comparison.beginnings_and_ends(_study(source))
     return _chosen(rows, "group", groups)
-
-
-def training_by_role(
-    source: str, role: str = "", metrics: str = "task_reward,kl", groups: str = ""
-) -> Rows:
-    """The end of training of one role, by group."""
-    from study import comparison
-
-    return comparison.role_ends(
-        _study(source), role or None, _listed(metrics, ","), _listed(groups, "|")
-    )
-
-
-def equal_reward(source: str, role: str = "", levels: str = "", groups: str = "") -> Rows:
-    """A role's KL where its task reward first reaches a level, by group."""
-    from study import equal_reward
-
-    given = [float(level) for level in _listed(levels, ",")]
-    return equal_reward.equal_reward(_study(source), role or None, given, _listed(groups, "|"))
-
-
-def pairs(
-    source: str, pairs: str, role: str = "", level: str = "", rise: str = "", columns: str = ""
-) -> Rows:
-    """Pairs of groups, `OURS:RIVAL|OURS:RIVAL`, at the end and at equal task reward; `columns` chooses some."""
-    from study import equal_reward
-
-    rows = equal_reward.pairs(
-        _study(source),
-        _listed_pairs(pairs),
-        role or None,
-        float(level) if level else None,
-        float(rise) if rise else None,
-    )
-    return _with_columns(rows, columns)
 
 
 def primary(
@@ -149,28 +104,6 @@ def primary(
         _listed(roles, "|"),
     )
     return _with_columns(rows, columns)
-
-
-def excerpt(
-    source: str, pairs: str, role: str = "", columns: str = "", kind: str = "pairs"
-) -> Rows:
-    """Some pairs of the table of pairs that stands on the page of results, as they stand there.
-
-    `kind`: `primary` for the table of primary comparisons, of which all roles are shown.
-    """
-    page = (ROOT / "results" / source / "README.md").read_text(encoding="utf-8")
-    for _, description, *_ in TABLE.findall(page):
-        found, of, options = _parsed(description)
-        if found == kind and of == source and options.get("role", "") == role:
-            rows = KINDS[kind](of, **options)
-            chosen = []
-            for pair in _listed_pairs(pairs):
-                of_pair = [row for row in rows if (row["group"], row["against"]) == pair]
-                if not of_pair:
-                    raise LookupError(f"no {pair} in the table of {source}")
-                chosen += of_pair
-            return _with_columns(chosen, columns)
-    raise LookupError(f"no table of {kind} on the page of {source}")
 
 
 def _listed_pairs(text: str) -> list[tuple[str, str]]:
@@ -206,13 +139,8 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out,
     "held_out_by_agent": held_out_by_agent,
     "rivals": rivals,
-    "training": training,
     "runs": runs,
-    "training_by_role": training_by_role,
-    "equal_reward": equal_reward,
-    "pairs": pairs,
     "primary": primary,
-    "excerpt": excerpt,
     "collapses": collapses,
 }
 

@@ -51,7 +51,7 @@ class OwnTaskConfig(Settings):
         "team_reward",
         "metrics",
         "extract",
-        "accepts",
+
     )
 
     dataset: str = ""

@@ -9,11 +9,11 @@ from study.frame import read_study
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A repository with one experiment's results, those of IMDB's modes of credit, and a page."""
+    """A repository with one experiment's results, those of a chain and its rivals, and a page."""
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "pages", lambda: [tmp_path / "README.md"])
     (tmp_path / "results").mkdir()
-    (tmp_path / "results/credit").symlink_to(ROOT / "results/imdb_credit")
+    (tmp_path / "results/credit").symlink_to(ROOT / "results/imdb_rivals")
     return tmp_path
 
 
@@ -34,12 +34,12 @@ def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
     assert "old" in page.read_text()
     tables.command_line([])
     text = page.read_text()
-    held_out = read_study(ROOT / "results/imdb_credit").held_out
+    held_out = read_study(ROOT / "results/imdb_rivals").held_out
     ppo = held_out[(held_out["group"] == "PPO") & (held_out["calls"] == 1)]["combined_reward"]
     mean = f"{ppo.mean():.2f}"
     assert (
         f"| PPO | {len(ppo)} | {mean} ± " in text
-        and "| causal |" not in text
+        and "| CORY, causal |" not in text
         and text.endswith("\n\nProse.\n")
     )
     tables.command_line(["--check"])
@@ -51,56 +51,40 @@ def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
 def test_a_chain_against_its_rivals(here):
     page = here / "README.md"
     rivals = "PPO: agent_1|base (untrained): base after itself"
-    described = f'rivals credit chain="causal: agent_2 after agent_1" rivals="{rivals}" metric=combined_reward'
+    described = f'rivals credit chain="CORY, causal: agent_2 after agent_1" rivals="{rivals}" metric=combined_reward'
     page.write_text(f"<!-- table: {described} -->\n<!-- end -->\n")
     tables.command_line([])
     rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
-    held_out = read_study(ROOT / "results/imdb_credit").held_out.set_index(["group", "answers"])
-    chain = held_out.loc[("causal", "agent_2 after agent_1")].set_index("seed")["combined_reward"]
+    held_out = read_study(ROOT / "results/imdb_rivals").held_out.set_index(["group", "answers"])
+    chain = held_out.loc[("CORY, causal", "agent_2 after agent_1")].set_index("seed")[
+        "combined_reward"
+    ]
     ppo = held_out.loc[("PPO", "agent_1")].set_index("seed")["combined_reward"]
     base = held_out.loc[("base (untrained)", "base after itself"), "combined_reward"]
-    assert rows[0][4] == "causal minus it (over seeds)" and rows[1][4] == ""
-    assert rows[1][:3] == ["| causal", "agent_2 after agent_1", str(len(chain))]
+    assert rows[0][4] == "CORY, causal minus it (over seeds)" and rows[1][4] == ""
+    assert rows[1][:3] == ["| CORY, causal", "agent_2 after agent_1", str(len(chain))]
     assert rows[2][:2] == ["| PPO", "agent_1"]
     assert rows[2][4].startswith(f"{(chain - ppo).mean():+.2f} (")
     assert rows[3][2:4] == ["", f"{base:.2f}"]
     assert rows[3][4].startswith(f"{chain.mean() - base:+.2f} (")
 
     # With the KL of the answer alone a chain has more, a single agent the same.
-    rows_by_seed = held_out.loc[("causal", "agent_2 after agent_1")].set_index("seed")
-    own = rows_by_seed["task_reward"] - 0.3 * rows_by_seed["kl"]
-    assert rows[0][5:] == ["combined reward, own KL", "causal minus it, own KL (over seeds) |"]
+    rows_by_seed = held_out.loc[("CORY, causal", "agent_2 after agent_1")].set_index("seed")
+    own = rows_by_seed["task_reward"] - 0.05 * rows_by_seed["kl"]
+    assert rows[0][5:] == [
+        "combined reward, own KL",
+        "CORY, causal minus it, own KL (over seeds) |",
+    ]
     assert rows[1][5].startswith(f"{own.mean():.2f} ± ")
     assert rows[2][5] == rows[2][3] and rows[3][5] == rows[3][3]
     assert rows[2][6].startswith(f"{(own - ppo).mean():+.2f} (")
 
-    described = (
-        'rivals credit chain="causal: two calls" rivals="PPO: one call" metric=combined_reward'
-    )
+    described = 'rivals credit chain="CORY, causal: two calls" rivals="PPO: one call" metric=combined_reward'
     page.write_text(f"<!-- table: {described} -->\n<!-- end -->\n")
     tables.command_line([])
-    orders = [held_out.loc[("causal", f"agent_{i} after agent_{3 - i}")] for i in (1, 2)]
+    orders = [held_out.loc[("CORY, causal", f"agent_{i} after agent_{3 - i}")] for i in (1, 2)]
     both = sum(order.set_index("seed")["combined_reward"] for order in orders) / 2
     assert f" | {(both - ppo).mean():+.2f} (" in page.read_text()
-
-
-def test_an_excerpt_has_the_rows_of_the_page_of_results(here):
-    """Both pages say the same of a pair, although it is corrected for more pairs on one of them."""
-    (here / "results/imdb_cures").symlink_to(ROOT / "results/imdb_cures")
-    page = here / "README.md"
-    pairs = "PPO, half the learning rate:CORY|PPO:CORY"
-    page.write_text(f'<!-- table: excerpt imdb_cures pairs="{pairs}" -->\n<!-- end -->\n')
-    tables.command_line([])
-    rows = [line for line in page.read_text().splitlines() if line.startswith("| PPO")]
-    assert [row.split(" | ")[:2] for row in rows] == [
-        ["| PPO, half the learning rate", "CORY"],
-        ["| PPO", "CORY"],
-    ]
-    there = (ROOT / "results/imdb_cures/README.md").read_text().splitlines()
-    assert set(rows) <= set(there)
-    page.write_text('<!-- table: excerpt imdb_cures pairs="CORY:nobody" -->\n<!-- end -->\n')
-    with pytest.raises(UserError, match=r"README.md: .*nobody"):
-        tables.command_line([])
 
 
 def test_a_frozen_page_is_left_as_it_is(tmp_path):
@@ -117,7 +101,7 @@ def test_runs_begin_and_end(here):
     page.write_text('<!-- table: runs credit groups="PPO" -->\n<!-- end -->\n')
     tables.command_line([])
     row = next(line for line in page.read_text().splitlines() if line.startswith("| PPO | 0 |"))
-    metrics = read_study(ROOT / "results/imdb_credit").metrics
+    metrics = read_study(ROOT / "results/imdb_rivals").metrics
     of_run = metrics[(metrics["group"] == "PPO") & (metrics["seed"] == 0)]
     first, last = of_run.head(10), of_run.tail(10)
     expected = ["task_reward", "kl", "combined_reward"]
@@ -134,21 +118,17 @@ def test_runs_begin_and_end(here):
         ("held_out credit metric=kll", "kll"),
         ("held_out credit metric='kl", "No closing quotation"),
         ("collapses credit groups='PPO|owned'", "no group 'owned' among .*'PPO'"),
-        ("pairs credit pairs='causal:PPP'", "no group 'PPP' among .*'PPO'"),
-        ("training_by_role credit role=Observer", "no role 'Observer' among .*'observer'"),
         (
             "held_out_by_agent credit answers='agent_1 afer itself'",
             "no answers 'agent_1 afer itself' among .*'agent_1 after itself'",
         ),
-        ("training credit metrics=kl,reward", "no metric 'reward' among .*'task_reward'"),
         (
-            "primary credit pairs='causal:PPO' levels=1 primary='any: ratio at 2'",
+            "primary credit pairs='CORY, causal:PPO' levels=1 primary='any: ratio at 2'",
             "no primary .*ratio at 2.* among .*ratio at 1",
         ),
-        ("pairs credit pairs='causal:PPO' level=high", "could not convert string to float"),
         (
-            "rivals credit chain='PPO: agent_1' rivals='causal: agent_3'",
-            "no row of 'causal', 'agent_3'",
+            "rivals credit chain='PPO: agent_1' rivals='CORY, causal: agent_3'",
+            "no row of 'CORY, causal', 'agent_3'",
         ),
     ],
 )
