@@ -29,11 +29,11 @@ import test_ppo  # noqa: E402
 import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from conftest import save_blank  # noqa: E402
-from jsonargparse import ArgumentParser  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from test_resume import count_good, make_trainer  # noqa: E402
 
 from cory.callbacks import Callback  # noqa: E402
+from cory.cli.load import as_config  # noqa: E402
 from cory.cli.main import main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.learners import head  # noqa: E402
@@ -141,15 +141,11 @@ def update(kl: str, tokenizer: str, output: str) -> None:
 
 def work(jobs: str) -> None:
     distributed.start(torch.device("cpu"))
-    parser = ArgumentParser()
-    parser.add_class_arguments(Config, "config")
     for job in json.loads(Path(jobs).read_text()):
         if "update" in job:
             update(job["update"], job["tokenizer"], job["output"])
         else:
-            train(
-                parser.instantiate(parser.parse_object({"config": job["run"]})).config, job["fault"]
-            )
+            train(as_config(Config, job["run"], Path(jobs)), job["fault"])
 
 
 def start(jobs: str) -> None:
