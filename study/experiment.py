@@ -397,7 +397,7 @@ def _write(
             continue
         record = read(item.folder)
         # The row may have been made elsewhere, and the folder hold a run of other settings.
-        if not differences(record.settings, item.settings):
+        if not list(differences(record.settings, item.settings)):
             study.records.append(record)
     missing = _missing_runs(results.planned, study.runs)
     missing += [

@@ -68,7 +68,7 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, changes):
     ]
     assert all(row["kl"] == 0 for row in samples)
     card = (folder / "agent_2/README.md").read_text()
-    assert "was not trained" in card and "fine-tuned" not in card
+    assert "not trained, a copy of" in card and "trained from" not in card
 
     base = AutoModelForCausalLM.from_pretrained(config.model.name)
     saved = AutoModelForCausalLM.from_pretrained(folder / "agent_2")

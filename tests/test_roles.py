@@ -82,9 +82,6 @@ def test_samples_have_the_columns_that_prompts_name_and_no_solo_answers_of_later
     assert [sample["columns"] for sample in before["chain"]] == 3 * [
         {"label": label} for label in labels
     ]
-    for agent in ("agent_1", "agent_3"):
-        card = (folder / agent / "README.md").read_text()
-        assert repr({"prompt": before["chain"][0]["query"], "label": labels[0]}) in card
 
 
 def test_every_agent_answers_solo_where_roles_are_exchanged(three):

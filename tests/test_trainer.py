@@ -498,14 +498,6 @@ def test_held_out_queries_are_checked_before_training(config):
             CoryTrainer(config, make_agents(config), task, eval_dataset=dataset)
 
 
-def test_best_checkpoint_by_a_metric_that_the_algorithm_lacks_is_refused(config):
-    rloo = replace(config, algorithm="rloo", group_size=2)
-    for settings, best in ((rloo, "explained_variance"), (config, "value_loss"), (config, "kl")):
-        settings.checkpoint = replace(config.checkpoint, best=best)
-        with pytest.raises(UserError, match=f"one of the metrics .* the best, got '{best}'"):
-            make_trainer(settings)
-
-
 def test_a_run_that_a_callback_has_ended_says_so(config):
     class Stop(Callback):
         def on_iteration_end(self, trainer, iteration):

@@ -180,7 +180,6 @@ def test_an_experiment_has_no_tag_that_names_code(write, command):
         ({"ppo": {"optimizer_options": json.dumps(CODE)}}, "ppo.optimizer_options"),
         ({"ppo": "./options.yaml"}, "ppo.optimizer_options"),
         ({"model": "./code.yaml"}, "model"),
-        ({"config": "changes.yaml"}, "changes"),
         ({"config": "model.yaml"}, "class_path"),
         ({"ppo": "code_marker.run"}, "ppo"),
         ({"model": "code_marker.Thing"}, "model"),
@@ -190,7 +189,6 @@ def test_texts_and_files_that_a_configuration_names_are_data(settings, key, writ
     Path("options.yaml").write_text(yaml.safe_dump({"optimizer_options": CODE}))
     Path("code.yaml").write_text(yaml.safe_dump(CODE))
     Path("model.yaml").write_text(yaml.safe_dump({"model": CODE}))
-    Path("changes.yaml").write_text(yaml.safe_dump({"changes": CODE}))
     write(yaml.safe_dump(SETTINGS | settings))
     ended = command(*COMMANDS["train"])
     check_refused(ended, f" {key}: expected")
@@ -245,7 +243,7 @@ def test_a_file_that_the_config_of_a_run_names_is_announced_in_a_new_run(reward_
     assert own_lines(ended) == [f"run/{ANNOUNCED}", "running rewards.py"]
 
 
-@pytest.mark.parametrize("name", REWARD_OF_RUN)
+@pytest.mark.parametrize("name", ["resume", "evaluation"])
 def test_a_file_that_the_command_line_names_is_not_announced(name, reward_file, command):
     ended = command(*COMMANDS[name], "--task.reward", "mine.py:reward")
     assert own_lines(ended) == ["running mine.py"]

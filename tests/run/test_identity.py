@@ -191,8 +191,6 @@ def test_a_hub_model_is_identified_by_its_commit(tmp_path, monkeypatch):
 
 def test_a_branch_that_moved_can_be_named_by_the_commit_that_was_used():
     """The error names the commit; `--model.revision COMMIT` then gives the same model, and is no other setting."""
-    config = ImdbConfig()
-
     def record(revision, identity):
         models = {"model.name": {"name": "user/name", "identity": identity}}
         return {
@@ -201,8 +199,8 @@ def test_a_branch_that_moved_can_be_named_by_the_commit_that_was_used():
         }
 
     saved = record(None, "commit:a")
-    assert find._changed(saved, record("a", "commit:a"), config) == []
-    moved = find._changed(saved, record("b", "commit:b"), config)
+    assert find._changed(saved, record("a", "commit:a")) == []
+    moved = find._changed(saved, record("b", "commit:b"))
     assert list(map(str, moved)) == ["model.revision: None -> 'b'"]
-    unknown = find._changed(record(None, None), record("a", None), config)
+    unknown = find._changed(record(None, None), record("a", None))
     assert list(map(str, unknown)) == ["model.revision: None -> 'a'"]

@@ -534,12 +534,6 @@ def test_what_fails_beside_the_rewards_loses_nothing(one, whole, monkeypatch, wh
         assert file.read_bytes() == (folder / file.relative_to(whole)).read_bytes()
 
 
-def test_a_checkpoint_may_be_named_from_beside_it(one, four, monkeypatch, capsys):
-    monkeypatch.chdir(four / "checkpoints")
-    make_trainer(replace(one, iterations=4, resume="iter-000004")).train()
-    assert "is finished: all 4 iterations are done and saved" in capsys.readouterr().out
-
-
 def test_checkpoints_may_be_on_another_disk(one, four, tmp_path):
     run = shutil.copytree(four, tmp_path / "copy")
     (run / "checkpoints").rename(tmp_path / "elsewhere")

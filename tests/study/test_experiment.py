@@ -402,16 +402,6 @@ def test_runs_of_several_tasks_are_planned(tmp_path):
     assert {"PPO", "other"} < {item.label for item in planned}
 
 
-def test_values_of_a_key_that_no_run_reads_are_not_compared(tmp_path):
-    text = SMALL.replace("over: ppo.learning_rate", "over: ppo.gamma")
-    text = text.replace("values: [1.0e-4, 1.0e-3]", "values: [0.9, 1.0]")
-    text = text.replace("{iterations:", "{algorithm: grpo, group_size: 4, iterations:")
-    assert text.count("gamma") == text.count("grpo") == text.count("[0.9, 1.0]") == 1
-    (tmp_path / "trial.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"PPO, gamma .* are the same"):
-        experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
-
-
 def test_a_key_of_cory_leaves_ppo_as_it_is(tmp_path):
     file = ROOT / "configs/experiments/imdb_cooperation.yaml"
     planned = experiment.plan(experiment.read_experiment(file), "tiny", {}, tmp_path)
@@ -828,12 +818,12 @@ def test_rows_of_another_experiment_are_not_written_over(tmp_path, judged):
     out.mkdir(parents=True)
     names = ("runs.csv", "final.csv", "held_out.csv")
     for name in names:
-        shutil.copy(ROOT / "results/gsm8k_curves" / name, out / name)
+        shutil.copy(ROOT / "results/imdb_rivals" / name, out / name)
     (out / "comparison.md").write_text("# Older\n")
-    with pytest.raises(UserError, match=r"--out: .* which has 6 runs of another, such as PPO"):
+    with pytest.raises(UserError, match=r"--out: .* which has 20 runs of another, such as PPO"):
         trial(tmp_path)
     for name in names:
-        assert (out / name).read_bytes() == (ROOT / "results/gsm8k_curves" / name).read_bytes()
+        assert (out / name).read_bytes() == (ROOT / "results/imdb_rivals" / name).read_bytes()
 
 
 def test_a_run_that_takes_the_place_of_a_longer_one_leaves_none_of_its_rows(tmp_path, judged):
@@ -1025,7 +1015,7 @@ def test_groups_of_the_same_runs_are_refused(tmp_path):
     flags = "{cory.num_agents: 1, ppo.batch_size: 8, ppo.mini_batch_size: 8}"
     same = f"  CORY: {{script: imdb_train/cory.py, flags: {flags}}}\nscales:"
     (tmp_path / "trial.yaml").write_text(ONE.replace("scales:", same))
-    with pytest.raises(UserError, match="in what a run reads, got 'PPO' and 'CORY', which"):
+    with pytest.raises(UserError, match="got 'PPO' and 'CORY', which"):
         experiment.command_line([str(tmp_path / "trial.yaml"), "--dry-run"])
 
 
