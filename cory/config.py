@@ -673,7 +673,6 @@ class Config(Settings):
                 f"pioneer has {fewest} responses, got {self.branches}"
             )
 
-
     def _check_roles(self) -> None:
         """An entry for each role, names that differ, and templates that say what is read."""
         if not self.roles:

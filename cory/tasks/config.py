@@ -51,7 +51,6 @@ class OwnTaskConfig(Settings):
         "team_reward",
         "metrics",
         "extract",
-
     )
 
     dataset: str = ""

@@ -191,6 +191,7 @@ def test_a_hub_model_is_identified_by_its_commit(tmp_path, monkeypatch):
 
 def test_a_branch_that_moved_can_be_named_by_the_commit_that_was_used():
     """The error names the commit; `--model.revision COMMIT` then gives the same model, and is no other setting."""
+
     def record(revision, identity):
         models = {"model.name": {"name": "user/name", "identity": identity}}
         return {
