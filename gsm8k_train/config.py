@@ -37,7 +37,7 @@ class Gsm8kTaskConfig(Settings):
         split: Split of the dataset.
         pioneer_prompt: Template over {prompt}, the question.
         observer_prompt: Template over {prompt} and {response}, the response of the preceding role; or a named
-            template: paper, proposal, instruction (docs/when.md).
+            template: paper, proposal, instruction.
     """
 
     block: ClassVar[str] = "task"

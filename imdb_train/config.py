@@ -39,7 +39,7 @@ class ImdbTaskConfig(Settings):
         reward_batch_size: Texts that are scored at a time.
         pioneer_prompt: Template over {prompt}.
         observer_prompt: Template over {prompt} and {response}, the response of the preceding role; or a named
-            template: paper, review, instruction (docs/when.md).
+            template: paper, review, instruction.
     """
 
     block: ClassVar[str] = "task"
