@@ -107,10 +107,19 @@ def test_claims_of_the_curves_are_judged_by_their_rows(tmp_path):
         "reproduced",
     )
     assert found["agent_1 and agent_2 end close together"][0].startswith("0.10 (")
-    assert found["PPO's texts repeat themselves"] == (
-        "1.00 (1.00 to 1.00), n = 5",
-        "contradicted",
-    )
+    repeats = "PPO's texts repeat themselves, CORY's do not"
+    assert found[repeats] == ("", "no run's texts repeat themselves")
+
+
+def test_texts_that_repeat_themselves_are_counted_by_run(tmp_path):
+    """From 1 at the start to 0.4 in all of PPO's runs and in one of five of CORY's."""
+
+    def distinct(label, settings):
+        return 0.4 if label == "PPO" or (label == "CORY" and settings["seed"] == 0) else 0.9
+
+    make_results("imdb_noise", tmp_path, "tiny_full_kl", distinct=distinct)
+    value, outcome = judged(tmp_path)["PPO's texts repeat themselves, CORY's do not"]
+    assert value.startswith("0.80 (") and outcome == "reproduced"
 
 
 def test_pass_at_k_is_above_at_every_k_if_all_intervals_are(tmp_path):
@@ -197,10 +206,10 @@ def test_the_page_has_a_row_for_each_regime_and_other_claims_once(tmp_path, caps
     tested, untested = page()
     assert "| the paper says |" not in tested
     assert untested.count("\n* ") == len(claims.CLAIMS)
-    assert re.findall(r"^(.+):$", untested, re.MULTILINE) == ["Not run"]
+    assert re.findall(r"^(.+):$", untested, re.MULTILINE) == [claims.WITHDRAWN]
 
     for scale in ("tiny_full_kl", "tiny_sampled_kl"):
-        make_results("imdb_noise", tmp_path, scale, kl=lambda *_: 2.0)
+        make_results("imdb_noise", tmp_path, scale, kl=lambda *_: 2.0, distinct=lambda *_: 0.4)
     make_results("imdb_cooperation", tmp_path, seeds=3)
     tested, untested = page()
     of_imdb = [claim for claim in claims.CLAIMS if claim.experiments == claims.IMDB]
