@@ -40,10 +40,15 @@ def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str
     """By group: a metric on held-out queries in one call and in two, with the differences to the baseline.
 
     One call is the mean over a run's agents, each solo. Two calls are the mean over the orders of a chain of two
-    agents, or one agent that answers after itself.
+    agents, or one agent that answers after itself. Their combined reward stands there with the KL of both calls, and
+    with that of the last answer alone.
     """
     rows = []
     by_calls = {calls: held_out_by_seed(study, metric, calls) for calls in CALLS}
+    own = None
+    if metric == "combined_reward" and not by_calls[2].empty:
+        with_own = replace(study, held_out=_with_own_kl_reward(study.held_out))
+        own = held_out_by_seed(with_own, OWN_KL_REWARD, 2)
     for name in [BASE, *(groups or study.groups)]:
         of_group = {
             calls: by_seed[name].dropna() for calls, by_seed in by_calls.items() if name in by_seed
@@ -55,6 +60,10 @@ def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str
         for calls, title in CALLS.items():
             row[title] = mean_cell(of_group[calls], metric) if calls in of_group else ""
             row[f"difference, {title}"] = difference_cell(by_calls[calls], name, base, metric)
+        if own is not None:
+            title = f"{CALLS[2]}, own KL"
+            row[title] = mean_cell(own[name].dropna(), metric) if name in own else ""
+            row[f"difference, {title}"] = difference_cell(own, name, base, metric)
         rows.append(row)
     return rows
 
