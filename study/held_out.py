@@ -46,7 +46,8 @@ def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str
     rows = []
     by_calls = {calls: held_out_by_seed(study, metric, calls) for calls in CALLS}
     own = None
-    if metric == "combined_reward" and not by_calls[2].empty:
+    has_kl = {"task_reward", "kl", "chain_kl"} <= set(study.held_out)
+    if metric == "combined_reward" and has_kl and not by_calls[2].empty:
         with_own = replace(study, held_out=_with_own_kl_reward(study.held_out))
         own = held_out_by_seed(with_own, OWN_KL_REWARD, 2)
     for name in [BASE, *(groups or study.groups)]:
