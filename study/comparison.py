@@ -102,38 +102,6 @@ def ends_by_role(study: Study) -> Rows:
     return rows
 
 
-def role_ends(
-    study: Study,
-    role: str | None = None,
-    metrics: Sequence[str] = ("task_reward", "kl"),
-    groups: Sequence[str] = (),
-) -> Rows:
-    """By group: metrics of a role in a run's last 10 iterations, whichever agent had it, and the differences to the
-    baseline.
-
-    Args:
-        role: its name; None: the first, which answers the query alone as a single agent does.
-    """
-    role = role or study.first_role
-    of_role = study.whole_metrics[study.whole_metrics["role"] == role]
-    length = of_role.groupby(RUN)["iteration"].transform("max")
-    ends_of_role = of_role[of_role["iteration"] > length - LAST]
-    means = ends_of_role.groupby(["seed", "group"])[list(metrics)].mean().unstack("group")
-    rows = []
-    for name in groups or study.groups:
-        if name not in means.columns.get_level_values("group"):
-            continue
-        row = {"group": name, "n": str(means[metrics[0]][name].count())}
-        for metric in metrics:
-            title = TITLES.get(metric, metric)
-            row[title] = mean_cell(means[metric][name].dropna(), metric)
-            row[f"difference, {title}"] = difference_cell(
-                means[metric], name, study.base_of(name), metric
-            )
-        rows.append(row)
-    return rows
-
-
 def _in_order(study: Study, named: dict[tuple[str, str], str]) -> list[tuple[tuple[str, str], str]]:
     return sorted(named.items(), key=lambda item: study.groups.index(item[0][0]))
 

@@ -1,7 +1,7 @@
-"""95 % intervals: Student's t over seeds, a bootstrap over queries; frontiers and hypervolumes."""
+"""95 % intervals: Student's t over seeds; frontiers and hypervolumes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95
 FEWEST = 5  # seeds for a verdict
-UNDEFINED = 0.05  # share of resamples without a value above which there is no interval
 
 
 class Interval(NamedTuple):
@@ -129,28 +128,6 @@ def ratio(ours: "pd.Series", theirs: "pd.Series") -> Interval:
     seeds = ours.index.intersection(theirs.index)
     both_positive = (ours[seeds] > 0) & (theirs[seeds] > 0)
     return geometric((ours[seeds] / theirs[seeds]).where(both_positive))
-
-
-def over_queries(
-    statistic: Callable[[Sequence[int]], float], n: int, resamples: int = 1000
-) -> Interval:
-    """A statistic of n queries, and the percentiles of a bootstrap over them (Efron, 1979).
-
-    Args:
-        statistic: of the queries at some positions, of which one may occur several times.
-
-    Returns no interval where the statistic is not finite for more than one resample in twenty.
-    """
-    import numpy as np
-
-    value = statistic(range(n))
-    random = np.random.default_rng(0)
-    values = np.array([statistic(random.integers(n, size=n).tolist()) for _ in range(resamples)])
-    finite = values[np.isfinite(values)]
-    if n < 2 or len(finite) < (1 - UNDEFINED) * resamples:
-        return Interval(value, math.nan, math.nan, n)
-    low, high = np.percentile(finite, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]).tolist()
-    return Interval(value, low, high, n)
 
 
 def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -8,7 +8,6 @@ import yaml
 from handmade import compared, make_run, make_study
 
 from study.caveats import caveats
-from study.comparison import role_ends
 from study.equal_reward import (
     collapse_times,
     collapses,
@@ -73,29 +72,6 @@ def test_groups_are_compared_seed_by_seed_by_role():
     (observer,) = equal_reward(study, role="critic", levels=[1.0])
     assert observer["group"] == "CORY" and observer["KL at 1"] == "9.00 (5)"
     assert observer["ratio at 1"] == ""  # PPO has no such role
-
-
-def test_the_end_of_a_role_is_that_of_whichever_agent_has_it():
-    """Task reward is the iteration, of which the last ten have a mean of 34.5; CORY's writer has 1 more."""
-
-    def ppo(seed, k, role):
-        return float(k), seed + 2.0, 1.0
-
-    def cory(seed, k, role):
-        return (k + 1.0, seed + 1.0, 1.0) if role == "writer" else (0.0, 9.0, 1.0)
-
-    study = make_study({"PPO": ppo, "CORY": cory}, roles=("writer", "critic"))
-    swapped = study.metrics["agent"].map({"agent_1": "agent_2", "agent_2": "agent_1"})
-    late = (study.metrics["iteration"] >= 35) & (study.metrics["group"] == "CORY")
-    study.metrics["agent"] = study.metrics["agent"].where(~late, swapped)
-    assert role_ends(study) == [
-        {"group": "PPO", "n": "5", "task reward": "34.50 ± 0.00", "difference, task reward": "",
-         "KL": "4.00 ± 1.96", "difference, KL": ""},
-        {"group": "CORY", "n": "5", "task reward": "35.50 ± 0.00",
-         "difference, task reward": "+1.00 (+1.00 to +1.00)", "KL": "3.00 ± 1.96",
-         "difference, KL": "-1.00 (-1.00 to -1.00)"},
-    ]  # fmt: skip
-    assert [row["KL"] for row in role_ends(study, "critic")] == ["9.00 ± 0.00"]
 
 
 def test_a_pair_is_compared_at_the_end_and_at_equal_task_reward():

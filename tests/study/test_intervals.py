@@ -13,7 +13,6 @@ from study.intervals import (
     holm,
     hypervolume,
     nondominated,
-    over_queries,
     over_seeds,
     ratio,
 )
@@ -74,17 +73,6 @@ def test_a_ratio_is_that_of_the_seeds():
     )
     assert (value, low, high) == pytest.approx((2.0, 2.0, 2.0))
     assert math.isnan(ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 0.0})).value)
-
-
-def test_an_interval_over_queries_is_that_of_resamples():
-    values = np.random.default_rng(1).normal(1.0, 2.0, size=200)
-    value, low, high, n, _ = over_queries(lambda queries: float(values[list(queries)].mean()), 200)
-    exact = over_seeds(values)
-    assert (value, n) == (pytest.approx(exact.value), 200) and (low, high) == pytest.approx(
-        exact[1:3], abs=0.06
-    )
-    undefined = over_queries(lambda queries: math.nan if 0 in list(queries) else 1.0, 5)
-    assert math.isnan(undefined.low)
 
 
 def test_frontier_and_hypervolume():
