@@ -7,17 +7,15 @@ Definitions: docs/metrics.md, "Comparison".
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
 from study.cells import Rows
 from study.frame import KL_GUARD, LAST, RUN, Study, with_share
-from study.intervals import Interval, difference, direction, geometric, holm, over_seeds, ratio
+from study.intervals import Interval, difference, direction, geometric, over_seeds, ratio
 
 ALIKE = (0.8, 1.25)  # two KLs whose ratio's interval lies between these are alike
 CORRECTED = "✓"
-ENDED_EARLY = "ended early"
 STEP = 0.25  # of the levels of task reward
 SHARE = 0.9  # of the runs of every group that must reach a level
 
@@ -88,146 +86,12 @@ def equal_reward(
     return rows
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """One quantity of two groups: the mean of each, and the interval of their difference or ratio."""
-
-    ours: float
-    rival: float
-    interval: Interval
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two groups, ours and a rival, compared over the seeds that both have: a role at the end and on its way."""
-
-    names: tuple[str, str]
-    n: int
-    reward: Contrast  # at the end of training
-    kl: Contrast  # at the end of training
-    level: float  # of task reward, or its rise above the starts
-    kl_at_level: Contrast  # over the seeds of which both reach the level
-    starts: list[float]  # task rewards in the first iteration, means over seeds
-    runs_at_level: list[int]
-    ended_early: list[int]  # runs
-
-    @property
-    def tests(self) -> list[float]:
-        """The p-values of the difference and of both ratios."""
-        return [contrast.interval.p for contrast in (self.reward, self.kl, self.kl_at_level)]
-
-    def row(self, holds: Sequence[bool], level_title: str) -> dict[str, str]:
-        """The pair's row of a table; `holds`: of each of its tests, whether it does when all are corrected for."""
-        of_reward, of_kl, of_kl_at_level = holds
-        return {
-            "group": self.names[0],
-            "against": self.names[1],
-            "n": str(self.n),
-            "task reward": f"{self.reward.ours:.2f}, {self.reward.rival:.2f}",
-            "difference": worded(self.reward.interval, "+.2f", 0.0, of_reward),
-            "KL": f"{kl_text(self.kl.ours)}, {kl_text(self.kl.rival)}",
-            "ratio": worded(self.kl.interval, ".2f", 1.0, of_kl),
-            "starts": ", ".join(f"{start:.2f}" for start in self.starts),
-            level_title: "" if math.isnan(self.level) else f"{self.level:g}",
-            "KL there": f"{kl_text(self.kl_at_level.ours)}, {kl_text(self.kl_at_level.rival)}",
-            "ratio there": worded(self.kl_at_level.interval, ".2f", 1.0, of_kl_at_level),
-            "runs there": ", ".join(map(str, self.runs_at_level)),
-            ENDED_EARLY: ", ".join(map(str, self.ended_early)),
-        }
-
-
-def pairs(
-    study: Study,
-    compared: Sequence[tuple[str, str]],
-    role: str | None = None,
-    level: float | None = None,
-    rise: float | None = None,
-) -> Rows:
-    """By pair of groups: a role's task reward and KL at the end, and its KL at equal task reward.
-
-    A ✓ stands where what a difference or ratio says also holds when all of the table are corrected for (Holm). There
-    is a column of runs that ended early if any has.
-
-    Args:
-        compared: pairs of names of groups, ours and the rival, of which the seeds that both have count.
-        role: its name; None: the first.
-        level: of task reward; None: the highest of `common_levels` of the pair.
-        rise: in place of a level, how far the task reward is above the group's own in the first iteration, before
-            any update; for groups whose roles read different things, and so start apart.
-    """
-    means = running_means(study, role or study.first_role)
-    starts = _starts(study, role or study.first_role)
-    early = study.ended_early.set_index(RUN).index
-    made = [_compare(means, names, level, rise, starts, early) for names in compared]
-    holds = holm([p for pair in made for p in pair.tests])
-    title = "at a task reward of" if rise is None else "at a rise of"
-    rows = [pair.row(holds[3 * i : 3 * i + 3], title) for i, pair in enumerate(made)]
-    if not any(any(pair.ended_early) for pair in made):
-        for row in rows:
-            del row[ENDED_EARLY]
-    return rows
-
-
-def _compare(
-    means: pd.DataFrame,
-    names: tuple[str, str],
-    level: float | None,
-    rise: float | None,
-    starts: "pd.Series[float]",
-    early: pd.Index,
-) -> Pair:
-    of_pair = of_common_seeds(means, names)
-    ends = of_pair.groupby(RUN, sort=False)[["task_reward", "kl"]].last()
-    level, reached = _kl_at_target(of_pair, starts, level, rise)
-
-    rewards = [of_group(ends["task_reward"], name) for name in names]
-    kls = [of_group(ends["kl"], name) for name in names]
-    kls_at_level = [of_group(reached, name) for name in names]
-    both_reach = kls_at_level[0].index.intersection(kls_at_level[1].index)
-    ended_early = list(ends.index.intersection(early).get_level_values("group"))
-    return Pair(
-        names=names,
-        n=len(kls[0]),
-        reward=Contrast(rewards[0].mean(), rewards[1].mean(), difference(*rewards)),
-        kl=_kls_compared(*kls),
-        level=level,
-        kl_at_level=_kls_compared(*(kl[both_reach] for kl in kls_at_level)),
-        starts=[starts.get(name, math.nan) for name in names],
-        runs_at_level=[len(kl) for kl in kls_at_level],
-        ended_early=[ended_early.count(name) for name in names],
-    )
-
-
 def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame:
     """The rows of two groups and of the seeds that both have, or of all seeds if they have none in common."""
     of_pair = means[means["group"].isin(names)]
     groups_of_seed = of_pair.groupby("seed")["group"].nunique()
     in_both = groups_of_seed[groups_of_seed == 2].index
     return of_pair[of_pair["seed"].isin(in_both)] if len(in_both) else of_pair
-
-
-def _kl_at_target(
-    of_pair: pd.DataFrame, starts: "pd.Series[float]", level: float | None, rise: float | None
-) -> tuple[float, pd.Series]:
-    """The level of task reward, or the rise, at which a pair is compared; and by run, the KL where that is reached."""
-    if rise is not None:
-        above_start = of_pair["task_reward"] - of_pair["group"].map(starts)
-        return rise, kl_at(of_pair.assign(task_reward=above_start), rise)
-    if level is None:
-        level = max(common_levels(of_pair), default=math.nan)
-    return level, kl_at(of_pair, level)
-
-
-def _kls_compared(ours: "pd.Series[float]", rival: "pd.Series[float]") -> Contrast:
-    """Geometric means, and their ratio."""
-    return Contrast(geometric(ours).value, geometric(rival).value, ratio(ours, rival))
-
-
-def _starts(study: Study, role: str) -> "pd.Series[float]":
-    """By group, a role's mean task reward in the first iteration, before any update."""
-    whole = study.whole_metrics
-    first = whole[(whole["iteration"] == 0) & (whole["role"] == role)]
-    return first.groupby("group")["task_reward"].mean()
 
 
 def collapse_times(study: Study) -> pd.DataFrame:

@@ -14,7 +14,6 @@ from study.equal_reward import (
     common_levels,
     equal_reward,
     kl_at,
-    pairs,
     running_means,
 )
 from study.frame import assemble, read_study, write_study
@@ -72,78 +71,6 @@ def test_groups_are_compared_seed_by_seed_by_role():
     (observer,) = equal_reward(study, role="critic", levels=[1.0])
     assert observer["group"] == "CORY" and observer["KL at 1"] == "9.00 (5)"
     assert observer["ratio at 1"] == ""  # PPO has no such role
-
-
-def test_a_pair_is_compared_at_the_end_and_at_equal_task_reward():
-    """Means of ten iterations: CORY first has 1.5 in 26 to 35, PPO, whose reward ends at 1.6, in 27 to 36."""
-
-    def ppo(seed, k, role):
-        return min(k / 20, 1.6), k / 5, 1.0
-
-    def cory(seed, k, role):
-        return k / 20, k / 10, 1.0
-
-    rows = pairs(make_study({"PPO": ppo, "CORY": cory}), [("CORY", "PPO")])
-    assert rows == [
-        {"group": "CORY", "against": "PPO", "n": "5",
-         "task reward": "1.73, 1.59", "difference": "+0.14 (+0.14 to +0.14) higher ✓",
-         "KL": "3.45, 6.90", "ratio": "0.50 (0.50 to 0.50) lower ✓",
-         "starts": "0.00, 0.00", "at a task reward of": "1.5",
-         "KL there": "3.05, 6.30", "ratio there": "0.48 (0.48 to 0.48) lower ✓", "runs there": "5, 5"},
-    ]  # fmt: skip
-    (at_1,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("PPO", "CORY")], level=1.0)
-    assert at_1["KL there"] == "4.10, 2.05"
-    (nowhere,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("PPO", "CORY")], level=9.0)
-    assert nowhere["KL there"] == "none, none" and nowhere["ratio there"] == ""
-
-
-def test_at_an_equal_rise_each_group_counts_from_its_own_start():
-    """CORY starts 0.5 above PPO and has twice its KL: both have risen by 1 in the same iterations."""
-
-    def ppo(seed, k, role):
-        return k / 20, 1.0 * k, 1.0
-
-    def cory(seed, k, role):
-        return 0.5 + k / 20, 2.0 * k, 1.0
-
-    (row,) = pairs(make_study({"PPO": ppo, "CORY": cory}), [("CORY", "PPO")], rise=1.0)
-    assert row["starts"] == "0.50, 0.00" and row["at a rise of"] == "1"
-    assert row["KL there"] == "41.00, 20.50"  # iterations 16 to 25
-    assert row["ratio there"] == "2.00 (2.00 to 2.00) higher ✓"
-
-
-def test_a_word_is_ticked_where_it_holds_for_all_of_the_table():
-    """A ratio with a p-value of 0.02: it holds in a table of its own, not beside two pairs without a difference."""
-    noise = [1.0, 0.5, 2.0, 1.0, 0.7]
-
-    def ppo(seed, k, role):
-        return k / 20, 1.0, 1.0
-
-    def cory(seed, k, role):
-        return k / 20, 2.6 * noise[seed], 1.0
-
-    def same(seed, k, role):
-        return k / 20, 1.0 + 0.1 * (-1) ** seed, 1.0
-
-    study = make_study({"PPO": ppo, "CORY": cory, "same": same})
-    (alone,) = pairs(study, [("CORY", "PPO")], level=9.0)
-    assert alone["ratio"].endswith("higher ✓")
-    beside, *others = pairs(study, [("CORY", "PPO"), ("same", "PPO"), ("same", "PPO")], level=1.0)
-    assert beside["ratio"].endswith(" higher")
-    assert others[0]["ratio"].endswith(" alike")
-
-
-def test_seeds_that_only_one_of_a_pair_has_do_not_count():
-    study = make_study(
-        {
-            "PPO": lambda seed, k, role: (k / 20, 4.0**seed, 1.0),
-            "CORY": lambda s, k, r: (k / 20, 1.0, 1.0),
-        }
-    )
-    last = (study.runs["group"] == "CORY") & (study.runs["seed"] == 4)
-    study.runs = study.runs[~last]
-    (row,) = pairs(study, [("CORY", "PPO")], level=1.0)
-    assert row["n"] == "4" and row["KL"] == "1.00, 8.00" and row["KL there"] == "1.00, 8.00"
 
 
 def test_no_verdict_with_fewer_than_five_seeds_and_none_where_the_interval_includes_0():
@@ -246,22 +173,6 @@ def test_nothing_collapses_and_lengths_differ():
     study.runs.loc[study.runs["group"] == "CORY", "planned"] = 50
     with pytest.raises(ValueError, match=r"expected runs of one planned length, got \[40, 50\]"):
         collapses(study)
-
-
-def test_a_pair_states_runs_that_ended_early_and_means_over_seeds_that_both_reach():
-    """PPO's KL is 10 times that of a seed; of its last two seeds, which have the highest, none reaches 1."""
-
-    def ppo(seed, k, role):
-        return (k / 20 if seed < 3 else 0.0), 10.0 ** (1 + seed % 3), 1.0
-
-    def cory(seed, k, role):
-        return k / 20, 10.0 ** (seed % 3), 1.0
-
-    study = make_study({"PPO": ppo, "CORY": cory})
-    study.runs.loc[study.runs["run"] == "PPO-4", "stopped_by"] = "guards.stop_at_kl"
-    (row,) = pairs(study, [("CORY", "PPO")], level=1.0)
-    assert row["runs there"] == "5, 3" and row["ended early"] == "0, 1"
-    assert row["KL there"] == "10.00, 100.00" and row["ratio there"].startswith("0.10 (")
 
 
 def test_a_run_that_its_kl_has_ended_before_ten_iterations_counts_with_what_it_has(tmp_path):
