@@ -93,8 +93,8 @@ def machine(device: Any) -> str:
     import psutil
     import torch
 
+    from cory.identity import versions
     from cory.plural import counted
-    from cory.provenance.versions import versions
 
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -23,9 +23,9 @@ from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_weights, run_agents
 from cory.evaluation.lineup import reward_differs, with_prompts_of
 from cory.evaluation.responses import LoadedModel, load, reply
+from cory.identity import check_models, policy_models
 from cory.parallel.devices import choose_device
 from cory.prompts import check_prompt
-from cory.provenance.models import check_models, policy_models
 from cory.report.escape import one_line, printable
 from cory.rewards import MissingColumns, score, score_chains
 from cory.run.record import named, read_settings

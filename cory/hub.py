@@ -24,9 +24,9 @@ from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.folder import trained
+from cory.identity import is_local
 from cory.plural import counted
 from cory.prompts import RolePrompts
-from cory.provenance.models import is_local
 from cory.report.escape import markdown, printable
 from cory.report.tables import interval_cell, markdown_table
 from cory.run.record import finished_iterations, named, read_settings, yaml_text

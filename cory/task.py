@@ -14,11 +14,10 @@ import datasets
 from cory.config import RoleConfig
 from cory.data_files import FORMATS, check_file
 from cory.errors import UserError
+from cory.identity import Models, data_hash, function_name, model_identity, source_hash
 from cory.learners.stats import UpdateStats
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
-from cory.provenance.models import Models, model_identity
-from cory.provenance.task import data_hash, function_name, source_hash
 from cory.rewards import Reward, RewardFunction, TeamReward
 from cory.rewards import names as reward_names
 from cory.row_functions import Function, RowFunction

@@ -16,6 +16,7 @@ from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.config import Config
 from cory.credit import assign_credit
+from cory.identity import data_hash, policy_models
 from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.stats import UpdateStats
@@ -25,8 +26,6 @@ from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.preflight import check_run, held_out_rows
 from cory.prompts import fit_responses
-from cory.provenance.models import policy_models
-from cory.provenance.task import data_hash
 from cory.resume.advice import resume_command
 from cory.resume.checkpoint import RunState
 from cory.rewards import Scores, score_by_function, score_chains

@@ -20,7 +20,7 @@ from cory.cli.arguments import Arguments
 from cory.cli.load import BESIDE_SETTINGS, as_config
 from cory.cli.main import main
 from cory.errors import UserError
-from cory.provenance.versions import versions
+from cory.identity import versions
 from cory.run.output import replace_text
 from cory.run.record import read_settings
 from cory.tasks.kind import find_kind

@@ -30,9 +30,8 @@ from cory.cli import terminal
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.errors import UserError, expect, one_of
+from cory.identity import is_local, versions
 from cory.plural import counted
-from cory.provenance.models import is_local
-from cory.provenance.versions import versions
 from cory.resume.differences import differences
 from cory.run.output import LOCK, locked, replace_text
 from study import local_engine, ray_engine

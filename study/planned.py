@@ -7,7 +7,7 @@ from typing import Any
 
 from cory.errors import UserError
 from cory.evaluation.agents import agent_folders
-from cory.provenance.models import model_identity
+from cory.identity import model_identity
 from cory.resume.differences import differences, in_words
 from study.groups import Group, group_name, value_of
 from study.records import read

@@ -32,8 +32,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from cory import identity as versions
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
-from cory.provenance import versions
 from cory.report import plots
 from study.small_models import train_tokenizer
 

@@ -185,8 +185,8 @@ GRAPH = {module(path): imports(path) for path in SOURCES}
 # plural.py of the top level are for everybody. `cory` stands for the other files of the top level.
 ORDER = [
     "cory.cli",
+    "cory.identity",
     "cory.parallel",
-    "cory.provenance",
     "cory.run",
     "cory.resume",
     "cory.report",

@@ -11,7 +11,7 @@ from cory.config import Config, ModelConfig, SamplingConfig, blocks, changed
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
-from cory.provenance.models import is_local
+from cory.identity import is_local
 from cory.run.record import named, read_settings
 from cory.tasks.kind import TaskKind, kind_of_run
 from cory.tasks.python_files import announce_files

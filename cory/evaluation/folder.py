@@ -9,7 +9,7 @@ from typing import Any
 
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
-from cory.provenance.models import model_identity
+from cory.identity import model_identity
 
 RESPONSES = "responses.jsonl"  # a line for each model and query
 

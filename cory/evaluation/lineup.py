@@ -21,9 +21,9 @@ from cory.config import Config, ModelConfig, RoleConfig, SamplingConfig, changed
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_folders, agent_weights, run_agents
 from cory.evaluation.settings import EvaluationConfig
+from cory.identity import check_models, policy_models
 from cory.models.load import vocabulary
 from cory.prompts import RolePrompts
-from cory.provenance.models import check_models, policy_models
 from cory.run.record import read_settings
 from cory.task import Task
 from cory.tasks.kind import find_kind, run_config

@@ -9,9 +9,9 @@ from datasets import Dataset
 
 from cory.config import Config
 from cory.errors import UserError
+from cory.identity import data_hash
 from cory.metrics import in_training
 from cory.prompts import query_text
-from cory.provenance.task import data_hash
 from cory.run.record import read_settings
 from cory.tasks.kind import TaskKind, kind_of_run
 

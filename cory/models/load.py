@@ -32,10 +32,10 @@ from transformers.utils.quantization_config import BitsAndBytesConfig
 
 from cory.config import ModelConfig
 from cory.errors import UserError, expect
+from cory.identity import is_local
 from cory.models import AVAILABLE
 from cory.models.families import check_model
 from cory.parallel.devices import configure
-from cory.provenance.models import is_local
 
 # What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
 LOADING: tuple[type[Exception], ...] = (

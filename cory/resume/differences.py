@@ -26,7 +26,7 @@ FREE = frozenset(
         "sampling.engine_url",
         *ROUNDING,
         "versions",
-        "fingerprint.models",  # compared by cory/provenance/models.py
+        "fingerprint.models",  # compared by cory/identity.py
     }
 )
 

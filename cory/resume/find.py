@@ -14,8 +14,8 @@ from typing import Any
 
 from cory.config import Config
 from cory.errors import UserError
+from cory.identity import check_models
 from cory.plural import counted
-from cory.provenance.models import check_models
 from cory.resume import checkpoint
 from cory.resume.advice import new_run, resume_command
 from cory.resume.checkpoint import RunState

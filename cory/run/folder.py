@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from cory.config import Config
 from cory.errors import UserError
+from cory.identity import versions
 from cory.parallel import distributed
-from cory.provenance.versions import versions
 from cory.run.jsonl import JsonlWriter, read_rows
 from cory.run.output import new_folder, remove, remove_partial, replace_text, staged
 from cory.run.record import yaml_text

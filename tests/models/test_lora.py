@@ -14,9 +14,9 @@ from cory.agents import make_agents
 from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.responses import respond
+from cory.identity import policy_models
 from cory.models.load import attach, load_policy
 from cory.prompts import RolePrompts
-from cory.provenance.models import policy_models
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

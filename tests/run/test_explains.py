@@ -22,8 +22,8 @@ from conftest import ROOT, sentences
 from cory.agents import make_agents
 from cory.config import CheckpointConfig, Config, LoraConfig
 from cory.errors import UserError
+from cory.identity import data_hash, function_name, source_hash
 from cory.prompts import RolePrompts
-from cory.provenance.task import data_hash, function_name, source_hash
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate

@@ -20,7 +20,7 @@ from cory.chat import Chat
 from cory.config import LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
-from cory.provenance.models import check_models, model_identity, policy_models
+from cory.identity import check_models, model_identity, policy_models
 from cory.resume import find
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig, ImdbTaskConfig

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cory.provenance import versions
+from cory import identity as versions
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")

@@ -23,7 +23,7 @@ from conftest import ROOT
 from handmade import make_run
 
 from cory.errors import UserError
-from cory.provenance.models import model_identity
+from cory.identity import model_identity
 from imdb_train import toy
 from study import compare, experiment
 from study.local_engine import shares_of_gpus

@@ -1,20 +1,29 @@
-"""What identifies a model: two models behind the same name are told apart. Importing this does not
-import torch.
+"""What a run is made of, as its config.yaml records it: models, the reward's source, data, versions. Importing this
+does not import torch.
 
-A model of the Hub is identified by its commit. A local folder is identified by the SHA-256 of its
-configuration and tokenizer files, and of the names, the headers and 64 KiB of each tensor of its
-weights. Modification times do not count, so a copy is the same model. Reading so little takes under
-a second, also for seven billion parameters.
+A model of the Hub is identified by its commit. A local folder is identified by the SHA-256 of its configuration and
+tokenizer files, and of the names, the headers and 64 KiB of each tensor of its weights. Modification times do not
+count, so a copy is the same model. Reading so little takes under a second, also for seven billion parameters.
 """
 
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Iterator, Mapping
+import platform
+import subprocess
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cory.config import Config
 from cory.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 CHUNK = 32 * 1024  # bytes read at the beginning and at the end of each tensor
 # What decides on a model's numbers besides its weights: architecture, adapter, end tokens, tokenizer, chat template.
@@ -33,6 +42,9 @@ TEXT_FILES = (
 WEIGHTS = ("*.safetensors", "*.bin")
 # By the setting that names the model: its `name`, and its `identity`.
 Models = dict[str, dict[str, Any]]
+ROWS_AT_ONCE = 10_000  # rows of a data set that are in memory at a time
+PLAIN = (bool, int, float, str, bytes, type(None))
+LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets")
 
 
 def is_local(name: str) -> bool:
@@ -151,3 +163,87 @@ def _parts_of_weights(file: Path) -> Iterator[bytes]:
                 last = max(start + CHUNK, end - CHUNK)
                 stream.seek(last)
                 yield stream.read(end - last)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """A reward function's name: `module.function`, or the class of a callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def source_hash(function: Callable[..., Any]) -> str:
+    """The start of the SHA-256 of a function's source, and of the plain values that it closes over
+    or is bound to.
+
+    What the function calls is not covered. For a callable object: the source of its class and its
+    plain attributes.
+    """
+    values: list[Any] = []
+    while isinstance(function, functools.partial):
+        values += [*function.args, *sorted(function.keywords.items())]
+        function = function.func
+    function = inspect.unwrap(function)
+    values += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    values += getattr(function, "__defaults__", None) or ()
+    code = function if hasattr(function, "__qualname__") else type(function)
+    if code is not function:
+        values += sorted(vars(function).items())
+    try:
+        source = inspect.getsource(code)
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # builtin, or typed at a prompt
+        bytecode = getattr(getattr(code, "__code__", None), "co_code", code.__qualname__.encode())
+        source = bytecode.hex()
+    return _digest([source, repr([value for value in values if _is_plain(value)])])
+
+
+def data_hash(rows: "Dataset") -> str:
+    """The start of the SHA-256 of a dataset's rows, in their order."""
+    chunks = (rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE))
+    return _digest(
+        json.dumps(chunk, default=lambda value: type(value).__name__) for chunk in chunks
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value's text is the same in every process."""
+    return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+
+
+def _digest(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode())
+    return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Python, the libraries, and this repository's commit where it is a checkout."""
+    result = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        result[library] = version(library)
+    with suppress(OSError, subprocess.SubprocessError):  # no git, or no checkout
+        result["commit"] = commit(Path(__file__).parent)
+    return result
+
+
+def commit(folder: Path) -> str:
+    """The commit of a folder's repository, with `-dirty` after it where tracked files differ from it.
+
+    But for those under `results`: an experiment that writes its rows there changes nothing that its next run computes.
+
+    Raises an OSError or a subprocess.SubprocessError: no git, or no repository.
+    """
+    changes = _git(
+        folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)results"
+    )
+    return _git(folder, "rev-parse", "HEAD") + ("-dirty" if changes else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=5
+    ).stdout.strip()
