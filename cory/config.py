@@ -8,7 +8,6 @@ checked by `check()`, which whoever uses the settings calls first.
 """
 
 import difflib
-import importlib.util
 import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -37,15 +36,6 @@ RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
 COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # metrics, measured with `eval_every`
-# The packages of which each tracker needs one, and how to install it.
-TRACKER_PACKAGES = {
-    "wandb": (["wandb"], "pip install -c constraints.txt wandb"),
-    "tensorboard": (
-        ["tensorboard", "tensorboardX"],
-        "pip install -c constraints.txt -e '.[tensorboard]'",
-    ),
-    "trackio": (["trackio"], "pip install -c constraints.txt -e '.[trackio]'"),
-}
 
 
 def _positive_or_auto(value: int | Literal["auto"]) -> int | Literal["auto"]:
@@ -557,7 +547,7 @@ class Config(Settings):
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue from its newest checkpoint: its folder, from which settings are read; or
             `auto`: the newest run with these settings, else a new run. null: a new run.
-        tracker: Where metrics and sample texts go besides the run's folder. wandb works offline without an account.
+        tracker: Where metrics go besides the run's folder. wandb needs an account, or the variable WANDB_MODE=offline.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.
@@ -751,16 +741,6 @@ class Config(Settings):
     def queries_per_iteration(self) -> int:
         """Over all processes."""
         return self.ppo.batch_size // (self.chains_per_query * self.branches)
-
-    def check_tracker(self) -> None:
-        """Raises a UserError if the tracker's package is not installed. Imports nothing, so it answers at once."""
-        if self.tracker == "none":
-            return
-        packages, command = TRACKER_PACKAGES[self.tracker]
-        if not any(importlib.util.find_spec(package) for package in packages):
-            raise UserError(
-                f"tracker: expected the package {packages[0]}, which is not installed: {command}"
-            )
 
     def method(self) -> str:
         """The method in words: `PPO`, `CORY with 2 agents`, `CORY with GRPO and 3 agents`, ..."""

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,13 @@ def _check_resumed_kind(kind: TaskKind[Any]) -> None:
 def announce(config: Config, name: str) -> None:
     """The first line of a run, before the libraries are loaded, which takes seconds.
 
-    Raises a UserError if its tracker is missing.
+    Raises a UserError if its tracker is not installed.
     """
-    config.check_tracker()
+    if config.tracker != "none" and find_spec(config.tracker) is None:
+        raise UserError(
+            f"tracker: expected the package {config.tracker} to be installed, got none. "
+            f"Install it (pip install {config.tracker}), or train without: --tracker none"
+        )
     if os.environ.get("RANK", "0") == "0":
         names = dict.fromkeys(
             config.of_agent(index).model.name for index in range(config.cory.num_agents)

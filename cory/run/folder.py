@@ -82,8 +82,6 @@ class Run:
         finished: bool = False,
         exits: ExitStack | None = None,
     ) -> None:
-        if not finished:
-            config.check_tracker()
         self.exits = exits or ExitStack()
         self.fingerprint = record.get("fingerprint") or {}
         self.history: list[dict[str, Any]] = []

@@ -1,8 +1,14 @@
 """A model's text is shown as it is, but for characters that act on their surroundings."""
 
+import re
+
 import pytest
+from markdown_it import MarkdownIt
 
 from cory.report.escape import markdown, one_line, printable
+from cory.report.tables import markdown_table
+
+HOSTILE = "| `x` **b** <script>alert(1)</script> [l](https://example.org) \n# h $y$ \x1b[31m \\"
 
 
 @pytest.mark.parametrize(
@@ -36,3 +42,11 @@ def test_line_breaks_are_kept_where_a_text_has_lines():
     assert printable("a\nb\r\n") == "a\nb\\r\n"
     assert one_line("a\nb") == "a\\nb"
     assert markdown("a\nb") == "a&#92;nb"
+
+
+def test_a_text_in_a_markdown_table_is_shown_as_it_is():
+    table = markdown_table(["a", "b"], [[HOSTILE, "end"]])
+    html = MarkdownIt("commonmark").enable("table").render(table)
+    shown = HOSTILE.replace("\n", "\\n").replace("\x1b", "\\x1b")
+    shown = shown.replace("<", "&lt;").replace(">", "&gt;")
+    assert re.findall(r"<td>(.*?)</td>", html) == [shown.strip(), "end"]

@@ -1,29 +1,22 @@
-"""What a run sends to each tracker: metrics, and sample texts as a table."""
+"""What a run sends to each tracker, and what happens if a tracker fails."""
 
-import importlib.util
 import json
-import re
 import shutil
-import time
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, sentences
-from markdown_it import MarkdownIt
+from accelerate.tracking import TensorBoardTracker, WandBTracker
+from conftest import sentences
 
+from cory import train as command
 from cory.agents import make_agents
 from cory.callbacks.trackers import COLUMNS
-from cory.config import TRACKER_PACKAGES, CheckpointConfig
+from cory.config import CheckpointConfig
 from cory.errors import UserError
 from cory.prompts import RolePrompts
-from cory.report.tables import markdown_table
 from cory.task import Task
-from cory.train import announce
 from cory.trainer import CoryTrainer
-
-HOSTILE = "| `x` **b** <script>alert(1)</script> [l](https://example.org) \n# h $y$ \x1b[31m \\"
 
 
 def count_good(prompts, completions):
@@ -31,167 +24,128 @@ def count_good(prompts, completions):
 
 
 def train(config, **changes):
-    """A run of three iterations with samples of the first and the third; returns its folder and those samples."""
+    """A run of three iterations, with samples of the first and the third; returns its folder."""
     config = replace(config, **{"iterations": 3, **changes})
     task = Task.from_prompts(sentences(12), count_good, RolePrompts())
-    folder = CoryTrainer(config, make_agents(config), task).train().folder
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return (
-        folder,
-        samples,
-        {(row["iteration"], row["agent"]): row["task_reward"] for row in metrics},
-    )
+    return CoryTrainer(config, make_agents(config), task).train().folder
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
-def test_a_tracker_without_its_package_is_refused_before_anything_is_written(
-    config, monkeypatch, name
-):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda n, *p: None if name in n.lower() else find_spec(n, *p)
-    )
-    install = "wandb" if name == "wandb" else f"-e '.[{name}]'"
-    expected = f"tracker: expected the package {name}, which is not installed: pip install -c constraints.txt {install}"
-    for begin in (
-        lambda: train(config, tracker=name),
-        lambda: announce(replace(config, tracker=name), "run"),
-    ):
-        with pytest.raises(UserError) as refused:
-            begin()
-        assert str(refused.value) == expected
-    assert not Path(config.output).exists()
-    monkeypatch.undo()
-    train(config)  # the folder is free
+def rewards(folder, agent):
+    """The task rewards of an agent by iteration."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {row["iteration"]: row["task_reward"] for row in lines if row["agent"] == agent}
 
 
-def test_the_command_that_installs_a_tracker_names_an_extra_that_exists():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    for packages, command in TRACKER_PACKAGES.values():
-        for extra in re.findall(r"\[(\w+)\]", command):
-            assert any(requirement.startswith(packages[0]) for requirement in extras[extra])
-
-
-def cells(html):
-    rows = re.findall(r"<tr>\n(.*?)</tr>", html, re.DOTALL)
-    return [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in rows]
-
-
-def test_tensorboard_gets_metrics_and_texts(config):
+def in_tensorboard(folder, name):
+    """The steps and values of a curve."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder, samples, rewards = train(config, tracker="tensorboard")
     # Settings lie deeper.
     file = min(folder.glob("**/events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(file.parent))
     events.Reload()
-    logged = {event.step: event.value for event in events.Scalars("agent_1/task_reward")}
-    assert logged == pytest.approx(
-        {k: value for (k, agent), value in rewards.items() if agent == "agent_1"}
-    )
-    texts = {
-        e.step: e.tensor_proto.string_val[0].decode()
-        for e in events.Tensors("completions/text_summary")
-    }
-    assert sorted(texts) == [0, 2]
-    for step, text in texts.items():
-        head, *rows = cells(MarkdownIt("commonmark").enable("table").render(text))
-        assert head == list(COLUMNS)
-        expected = [row for row in samples if row["iteration"] == step]
-        assert [row[1:3] for row in rows] == [[each["agent"], each["role"]] for each in expected]
+    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
-def test_a_text_in_a_markdown_table_is_shown_as_it_is():
-    page = (
-        MarkdownIt("commonmark")
-        .enable("table")
-        .render(markdown_table(["a", "b"], [[HOSTILE, "end"]]))
-    )
-    shown = (
-        HOSTILE.replace("\n", "\\n")
-        .replace("\x1b", "\\x1b")
-        .replace("<", "&lt;")
-        .replace(">", "&gt;")
-    )
-    assert cells(page)[1] == [shown.strip(), "end"]
+def fail(*arguments, **options):
+    raise ConnectionError("no\nserver")
 
 
-def test_wandb_gets_metrics_and_texts_offline(config, monkeypatch):
+def test_tensorboard_gets_metrics(config):
+    folder = train(config, tracker="tensorboard")
+    logged = in_tensorboard(folder, "agent_1/task_reward")
+    assert dict(logged) == pytest.approx(rewards(folder, "agent_1"))
+
+
+def test_wandb_gets_metrics_and_sample_texts_offline(config, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    folder, samples, _ = train(config, tracker="wandb")
-    files, until = [], time.monotonic() + 60  # wandb's own process writes them
-    while len(files) < 2 and time.monotonic() < until:
-        files = sorted(
-            folder.glob("wandb/offline-run-*/files/media/table/completions_*.table.json")
-        )
-        time.sleep(0.1)
-    tables = [json.loads(file.read_text()) for file in files]
-    assert all(table["columns"] == list(COLUMNS) for table in tables)
-    rows = sorted((row for table in tables for row in table["data"]), key=lambda row: row[0])
-    assert rows == [[each[column] for column in COLUMNS] for each in samples]
+    logged = {}
+    log = WandBTracker.log
 
+    def also_here(self, values, step):
+        logged.setdefault(step, {}).update(values)
+        log(self, values, step=step)
 
-def repeat(folder, iterations):
-    """Makes a finished run one that was killed, with an earlier checkpoint as its newest."""
-    (folder / "summary.json").unlink()
-    for path in (folder / "checkpoints").iterdir():
-        if path.name > f"iter-{iterations:06d}":
-            shutil.rmtree(path)
-
-
-def test_tensorboard_shows_repeated_iterations_of_a_resumed_run_once(config):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    every = CheckpointConfig(save_every=1)
-    folder, *_ = train(config, tracker="tensorboard", checkpoint=every)
-    repeat(folder, 2)
-    *_, rewards = train(
-        config,
-        tracker="tensorboard",
-        checkpoint=every,
-        resume=str(folder),
-        iterations=4,
+    monkeypatch.setattr(WandBTracker, "log", also_here)
+    folder = train(config, tracker="wandb")
+    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    assert {k: row["agent_1/task_reward"] for k, row in logged.items()} == rewards(
+        folder, "agent_1"
     )
-    files = {file.parent for file in folder.glob("**/events.out.tfevents*")}
-    events = EventAccumulator(str(min(files, key=lambda path: len(path.parts))))
-    events.Reload()
-    logged = [(event.step, event.value) for event in events.Scalars("agent_1/task_reward")]
-    assert logged == [(k, pytest.approx(rewards[k, "agent_1"])) for k in range(4)]
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    tables = [row["completions"] for row in logged.values() if "completions" in row]
+    assert [row for table in tables for row in table.data] == [
+        [sample[column] for column in COLUMNS] for sample in samples
+    ]
 
 
-def test_trackio_gets_metrics_and_texts_and_goes_on_with_a_resumed_run(
-    config, monkeypatch, tmp_path
-):
+def extend(config, folder, tracker):
+    """Continues a run of three iterations from the second, as after a kill, and to a fourth."""
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "iter-000003")
+    return train(config, tracker=tracker, iterations=4, resume=str(folder))
+
+
+def test_a_resumed_run_is_continued_in_its_tracker(config, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config.checkpoint = CheckpointConfig(save_every=1)
+    folder = train(config, tracker="tensorboard")
+    extend(config, folder, "tensorboard")
+    logged = in_tensorboard(folder, "agent_1/task_reward")
+    assert [step for step, _ in logged] == [0, 1, 2, 3]
+    assert dict(logged) == pytest.approx(rewards(folder, "agent_1"))
+
+    folder = train(config, tracker="wandb", output=str(tmp_path / "other"))
+    extend(config, folder, "wandb")
+    runs = [path.stem for path in folder.glob("wandb/offline-run-*/*.wandb")]
+    assert len(runs) == 2
+    assert len(set(runs)) == 1  # both of the same id
+
+
+def test_trackio_gets_metrics(config, monkeypatch, tmp_path):
     trackio = pytest.importorskip("trackio", reason="no trackio: pip install -e '.[trackio]'")
     from trackio import utils
     from trackio.sqlite_storage import SQLiteStorage
 
     for module in (utils, __import__("trackio.sqlite_storage", fromlist=["x"]), trackio):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
-    settings = {
-        "tracker": "trackio",
-        "sample_every": 1,
-        "checkpoint": CheckpointConfig(save_every=1),
-    }
-    folder, samples, rewards = train(config, iterations=2, **settings)
-    assert SQLiteStorage.get_runs("cory") == [folder.name]
-    repeat(folder, 1)
-    train(config, iterations=3, resume=str(folder), **settings)
-    assert SQLiteStorage.get_runs("cory") == [folder.name]
-    logged = SQLiteStorage.get_logs("cory", folder.name)
-    values = [
-        (row["step"], row["agent_2/task_reward"]) for row in logged if "agent_2/task_reward" in row
-    ]
-    assert [step for step, _ in values] == [0, 1, 2]
-    assert values[:2] == [(k, pytest.approx(rewards[k, "agent_2"])) for k in range(2)]
-    for kind in ("time/seconds_total", "completions"):
-        assert [row["step"] for row in logged if kind in row] == [0, 1, 2]
-    tables = {row["step"]: row["completions"] for row in logged if "completions" in row}
-    assert tables[0]["_type"] == "trackio.table"
-    assert tables[0]["_value"] == [
-        {c: each[c] for c in COLUMNS} for each in samples if each["iteration"] == 0
-    ]
+    folder = train(config, tracker="trackio")
+    logged = {row["step"]: row for row in SQLiteStorage.get_logs("cory", folder.name)}
+    values = {step: row["agent_2/task_reward"] for step, row in logged.items()}
+    assert values == pytest.approx(rewards(folder, "agent_2"))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
+def test_a_tracker_that_is_not_installed_is_refused_before_models_load(config, monkeypatch, name):
+    monkeypatch.setattr(command, "find_spec", lambda package: None)
+    with pytest.raises(UserError, match=r"^tracker: .*--tracker none"):
+        command.announce(replace(config, tracker=name), "run")
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_tracker_that_cannot_start_ends_the_run_before_an_iteration(config, monkeypatch, name):
+    tracker = {"tensorboard": TensorBoardTracker, "wandb": WandBTracker}[name]
+    monkeypatch.setattr(tracker, "start", fail)
+    with pytest.raises(UserError, match=r"tracker: .*no server.*--tracker none"):
+        train(config, tracker=name)
+    assert not rewards(Path(config.output), "agent_1")
+
+    train(config, resume=config.output)  # without it, in the same folder
+    assert len(rewards(Path(config.output), "agent_1")) == 3
+
+
+@pytest.mark.parametrize("method", ["log", "finish"])
+def test_a_tracker_that_fails_later_is_left_with_one_warning(config, monkeypatch, capsys, method):
+    attempts = []
+
+    def fail_here(self, *arguments, **options):
+        attempts.append(method)
+        fail()
+
+    monkeypatch.setattr(TensorBoardTracker, method, fail_here)
+    folder = train(config, tracker="tensorboard")
+    assert len(attempts) == 1
+    assert capsys.readouterr().err.count("Warning: tensorboard") == 1
+    assert len(rewards(folder, "agent_1")) == 3
+    assert (folder / "agent_2").is_dir()
