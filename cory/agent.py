@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ class Agent:
         learner: trains the policy. None: the agent is frozen. It answers without the adapters of others, and as it is
             its own reference, its KL is 0.
         engine: samples in place of the policy.
+
+    Attributes:
+        date: what a chat template writes that writes the date: the trainer sets that of the run's first start.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Agent:
         self.learner = learner
         self.engine = engine
         self.chat_template = config.model.chat_template
+        self.date = date.today().isoformat()
         self.context_length = context_length(policy)  # in tokens; None if unknown
         if engine is not None:
             self.context_length = min(
@@ -87,7 +92,7 @@ class Agent:
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
-        return encode(self.tokenizer, prompts, self.chat_template)
+        return encode(self.tokenizer, prompts, self.chat_template, self.date)
 
     def activate(self) -> None:
         """Activates this agent's adapter if agents share a base. A frozen agent has none."""

@@ -62,6 +62,7 @@ def open_run(
         state = resumed.state
         if resumed.checkpoint is not None:
             checkpoint.load(resumed.checkpoint, state, trainer.trained_agents)
+        record["date"] = state.config.get("date", record["date"])
         state.config = record
         run = Run(
             config,

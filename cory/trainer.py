@@ -120,6 +120,8 @@ class CoryTrainer:
 
             self.signals = exits.enter_context(Signals())
             self.state, self.run = open_run(self, record, resumed, exits)
+            for agent in self.agents:
+                agent.date = self.state.config["date"]
             with self._explaining_errors("the beginning of the run"):
                 self._notify("on_train_begin", self.run)
 

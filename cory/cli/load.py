@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 # What a run's config.yaml holds beside its settings.
-BESIDE_SETTINGS = ("versions", "fingerprint")
+BESIDE_SETTINGS = ("versions", "fingerprint", "date")
 # As flags, so that --print_config shows them, too.
 SINGLE_AGENT = ("--cory.num_agents=1", "--cory.chain_length=null")
 # Refused as flags where a single agent is trained; in a file they are for the scripts that train several.

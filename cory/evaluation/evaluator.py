@@ -78,7 +78,8 @@ class Evaluator:
             return
         model, _, tokenizer = loaded
         prompts = row.task.render(0, self.columns)
-        lengths = list(map(len, encode(tokenizer, prompts, row.weights.model.chat_template)))
+        chat_template = row.weights.model.chat_template
+        lengths = list(map(len, encode(tokenizer, prompts, chat_template, self.lineup.date)))
         longest = row.task.prompts.settings(0).sampling(self.lineup.sampling).max_new_tokens
         check_lengths(lengths, longest, context_length(model), prompts)
 
@@ -154,6 +155,7 @@ class Evaluator:
                 # Of each role its own random numbers, or an observer would draw from those that drew what it reads.
                 seed=self.settings.seed * 1_000_003 + chunk[0] + row.role * 2**64,
                 chat_template=row.weights.model.chat_template,
+                date=self.lineup.date,
             )
 
     def _columns(self, chunk: Sequence[int], samples: int) -> dict[str, list[Any]]:

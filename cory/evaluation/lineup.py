@@ -74,6 +74,7 @@ class Lineup:
         kl_coef: eta of the combined reward.
         longest: the calls of the longest chain, at least two.
         only: the name of the run whose rows are made; None: all rows.
+        date: that of the first run, which chat templates write that write the date; None: today's.
     """
 
     runs: dict[Path, Config]
@@ -81,6 +82,7 @@ class Lineup:
     kl_coef: float
     longest: int
     only: str | None = None
+    date: str | None = None
     solo: dict[str, Row] = field(default_factory=dict)
     chains: dict[str, Row] = field(default_factory=dict)
 
@@ -127,11 +129,13 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
         model = config.of_agent(0).model
         kl_coef = config.ppo.init_kl_coef
         base_task = with_prompts_of(first_run, task, settings.task)
+        date = read_settings(first_run).get("date")
     else:
         config = find_kind(task.kind).config() if task.kind else Config()
         model = ModelConfig(settings.models[0])
         kl_coef = KL_COEF
         base_task = task
+        date = None
     if settings.base is not None:
         model = replace(model, name=settings.base, revision=None)
     base = changed(replace(model, name=config.resolve(model.name)), settings.model)
@@ -144,6 +148,7 @@ def line_up(task: Task, settings: EvaluationConfig) -> Lineup:
             2, len(task.prompts.roles), *(config.cory.num_roles for config in runs.values())
         ),
         only=None if settings.only is None else Path(settings.only).name,
+        date=date,
     )
     row = lineup.add(Row("base", Weights(base, None, base), base_task))
     if runs:

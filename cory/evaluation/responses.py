@@ -82,6 +82,7 @@ def respond(
     seed: int = 0,
     chat_template: bool | Mapping[str, Any] = False,
     kl: bool = True,
+    date: str | None = None,
 ) -> Responses:
     """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
@@ -101,7 +102,8 @@ def respond(
                 f"got {ours} in {model.name_or_path!r}"
             )
     queries = [
-        torch.tensor(ids, dtype=torch.long) for ids in encode(tokenizer, prompts, chat_template)
+        torch.tensor(ids, dtype=torch.long)
+        for ids in encode(tokenizer, prompts, chat_template, date)
     ]
     lengths = [len(query) for query in queries]
     check_lengths(lengths, sampling.max_new_tokens, context_length(model), list(prompts))
@@ -205,7 +207,7 @@ def reply(
         read: the responses of each earlier role, which a later one reads; None: the prompts are the
             pioneer's.
         role: whose prompts and limits these are.
-        options: `batch_size`, `seed`, `chat_template` and `kl` of `respond`.
+        options: `batch_size`, `seed`, `chat_template`, `kl` and `date` of `respond`.
     """
     model, base, tokenizer = loaded
     sampling = task.prompts.settings(role).sampling(sampling)
@@ -215,7 +217,12 @@ def reply(
         prompts = fit_responses(
             partial(task.render, role, columns),
             read,
-            partial(encode, tokenizer, chat_template=options.get("chat_template", False)),
+            partial(
+                encode,
+                tokenizer,
+                chat_template=options.get("chat_template", False),
+                date=options.get("date"),
+            ),
             context_length(model),
             sampling.max_new_tokens,
         )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ def encode(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Any],
     chat_template: bool | Mapping[str, Any] = False,
+    date: str | None = None,
 ) -> list[list[int]]:
     """Token ids of prompts: text unchanged, or with `chat_template` as a user turn; chat messages
     always as turns.
 
-    A mapping sets options of the template. The generation prompt follows the turns. Raises a
-    UserError if the tokenizer has no chat template, or the template rejects a prompt's messages.
+    A mapping sets options of the template. The generation prompt follows the turns. A template that
+    writes the date, as Llama's, writes `date`, such as 2026-11-26; None: today's. Raises a UserError
+    if the tokenizer has no chat template, or the template rejects a prompt's messages.
     """
     if not are_turns(prompts, chat_template):
         return tokenizer(list(prompts))["input_ids"]
@@ -33,17 +36,24 @@ def encode(
         expected = "a tokenizer with a chat template, as the prompts are chat messages"
         raise UserError(f"model.name: expected {expected}, got {name!r}")
     options = chat_template if isinstance(chat_template, Mapping) else {}
-    words = re.findall(r"\w+", tokenizer.get_chat_template())
+    template = tokenizer.get_chat_template()
+    words = re.findall(r"\w+", template)
     for key in options:  # a template ignores what it does not know
         is_read = key in words and key not in ("messages", "add_generation_prompt")
         expect(is_read, "model.chat_template", f"options that {name}'s template reads", key)
+    if date is not None:
+        template = _with_date(template, date)
 
     texts = []
     for row, prompt in enumerate(prompts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
             text = tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **options
+                turns,
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=True,
+                **options,
             )
         except TemplateError as error:  # as of a template without a system message
             raise UserError(
@@ -51,6 +61,19 @@ def encode(
             ) from None
         texts.append(text)
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
+
+
+def _with_date(template: str, date: str) -> str:
+    """A chat template that writes `date` where it would write today's: `strftime_now("%d %b %Y")`.
+
+    The call is replaced in the text, as transformers passes no functions to a template.
+    """
+    day = datetime.fromisoformat(date)
+    return re.sub(
+        r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""",
+        lambda call: repr(day.strftime(call[2])),
+        template,
+    )
 
 
 def are_turns(prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False) -> bool:

@@ -26,6 +26,7 @@ FREE = frozenset(
         "sampling.engine_url",
         *ROUNDING,
         "versions",
+        "date",  # that of the first start is kept
         "fingerprint.models",  # compared by cory/identity.py
     }
 )

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,13 +36,14 @@ class SavedAgent(Protocol):
 
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """The contents of config.yaml, also kept in checkpoints: a run's settings, its task's
-    fingerprint, versions.
+    fingerprint, versions, the date of its first start.
 
     What concerns one start alone, such as `output` and `resume`, has its default, so that the file
     can configure a new run.
     """
     record = asdict(config) | {"output": None, "resume": None}
-    return {**record, "fingerprint": dict(fingerprint), "versions": versions()}
+    today = date.today().isoformat()
+    return {**record, "fingerprint": dict(fingerprint), "versions": versions(), "date": today}
 
 
 class Run:

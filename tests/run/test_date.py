@@ -1,0 +1,103 @@
+"""A chat template that writes the date writes that of the run's first start, whenever it is continued or evaluated."""
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+from conftest import sentences
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import cory.run.folder
+from cory import evaluate
+from cory.agents import make_agents
+from cory.callbacks import Callback
+from cory.config import ModelConfig
+from cory.evaluation import responses
+from cory.evaluation.settings import EvaluationConfig
+from cory.models.tokenization import encode
+from cory.prompts import RolePrompts
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+DATED = "{{ strftime_now('%Y-%m-%d') }}|{% for m in messages %}{{ m.content }}{% endfor %}|"
+LONG_AGO = "2001-02-03"
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) for completion in completions]
+
+
+class Prompts(Callback):
+    """Collects all prompts as the agents read them, without the padding."""
+
+    def __init__(self):
+        self.texts = []
+
+    def on_update_begin(self, trainer, iteration):
+        for rollout, agent in zip(iteration.rollouts, iteration.chain, strict=True):
+            self.texts += [agent.tokenizer.decode(ids) for ids in rollout.prompt_ids]
+
+
+@pytest.fixture
+def dated_config(config, policy_folder, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    tokenizer.chat_template = DATED
+    tokenizer.save_pretrained(tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(policy_folder).save_pretrained(tmp_path / "model")
+    model = ModelConfig(str(tmp_path / "model"), chat_template=True)
+    return replace(config, model=model, iterations=1)
+
+
+def make_task():
+    return Task.from_prompts([text[:12] for text in sentences(12)], count_good, RolePrompts())
+
+
+def train(config):
+    """The folder of a run, and its prompts."""
+    prompts = Prompts()
+    trainer = CoryTrainer(config, make_agents(config), make_task(), callbacks=[prompts])
+    return trainer.train().folder, prompts.texts
+
+
+def test_a_run_that_is_continued_or_evaluated_on_another_day_has_the_same_prompts(
+    dated_config, monkeypatch, tmp_path
+):
+    class Then(date):
+        @classmethod
+        def today(cls):
+            return date.fromisoformat(LONG_AGO)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cory.run.folder, "date", Then)
+        folder, texts = train(dated_config)
+    assert texts
+    assert all(text.startswith(f"{LONG_AGO}|") for text in texts)
+
+    for iterations in (2, 3):  # twice, as config.yaml is written again
+        _, texts = train(replace(dated_config, iterations=iterations, resume=str(folder)))
+        assert texts
+        assert all(text.startswith(f"{LONG_AGO}|") for text in texts)
+
+    seen = []
+    sample = responses.sample
+
+    def spy(model, tokenizer, prompt_ids, *rest, **options):
+        seen.extend(tokenizer.decode(ids) for ids in prompt_ids)
+        return sample(model, tokenizer, prompt_ids, *rest, **options)
+
+    monkeypatch.setattr(responses, "sample", spy)
+    evaluate([folder], make_task(), EvaluationConfig(device="cpu", output=str(tmp_path / "table")))
+    assert seen
+    assert all(text.startswith(f"{LONG_AGO}|") for text in seen)
+
+
+@pytest.mark.parametrize(
+    "call", ['strftime_now("%Y-%m-%d")', "strftime_now( '%Y-%m-%d' )", "strftime_now('%Y-%m-%d')"]
+)
+def test_a_template_calls_for_the_date_in_several_ways(dated_config, call):
+    tokenizer = AutoTokenizer.from_pretrained(dated_config.model.name)
+    tokenizer.chat_template = (
+        "{% if strftime_now is defined %}{% set now = " + call + " %}{% endif %}{{ now }}"
+    )
+    (ids,) = encode(tokenizer, ["good"], chat_template=True, date=LONG_AGO)
+    assert tokenizer.decode(ids) == LONG_AGO
