@@ -28,15 +28,23 @@ def name_of(requirement: str) -> str:
 
 
 def test_readme_example_runs(policy_folder, tmp_path, monkeypatch):
-    """The example of "Your own task", on a small model."""
+    """The example of "Your own reward", on a small model, and its evaluation, which is that of the newest run."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert "openai-community/gpt2" in code and "iterations=20" in code
     code = code.replace("openai-community/gpt2", str(policy_folder)).replace(
         "iterations=20", "iterations=2"
     )
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
-    assert {p.name for p in (tmp_path / "runs/cory").glob("agent_*")} == {"agent_1", "agent_2"}
+    page = (ROOT / "docs/own_task.md").read_text().split("## From Python")[1]
+    evaluation = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    for folder in ("cory", "cory-2"):
+        names = {}
+        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(evaluation, "own_task.md", "exec"), names)
+        agents = {path.name for path in (tmp_path / "runs" / folder).glob("agent_*")}
+        assert agents == {"agent_1", "agent_2"}
+        rows = (tmp_path / f"runs/evaluation-{folder}/responses.jsonl").read_text()
+        assert f'"model": "{folder}/agent_1"' in rows
 
 
 PAGES = [
