@@ -57,8 +57,9 @@ class Trackers(Callback):
         try:
             action()
         except Exception as error:
+            reason = " ".join(str(error).split())
             run.say(
-                f"Warning: {self.tracker.name} has failed and gets nothing more of this run ({error})."
+                f"Warning: {self.tracker.name} has failed and gets nothing more of this run ({reason})."
             )
             self.tracker = None
 
