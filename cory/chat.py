@@ -11,6 +11,7 @@ The same prompt typed again is answered anew. Ctrl-D ends the chat.
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ def run() -> None:
     parser.add_argument("--device", type=str, default="auto", help="cpu, cuda or cuda:N")
     arguments = parser.of()
     chat = Chat(named(Path(arguments.run)), arguments.device)
+    with suppress(ImportError):
+        import readline  # noqa: F401  (lets `input` edit lines)
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
