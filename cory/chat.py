@@ -63,8 +63,8 @@ class Chat:
             self.names.append(f"agent_{index + 1} as {self.task.prompts.name(role)}")
             answering.append(agents[index])
         # Each with itself as its base, as no KL is computed.
-        device = choose_device(self.config.device)
-        self.models = [load(weights._replace(base=weights.model), device) for weights in answering]
+        here = choose_device(device)
+        self.models = [load(weights._replace(base=weights.model), here) for weights in answering]
         self.templates = [weights.model.chat_template for weights in answering]
         self.seed = 0
 

@@ -56,7 +56,7 @@ def model_card(
     """
     has_adapter = any(map(_is_adapter, agents.values()))
     origins = []
-    on_hub = {}
+    on_hub: dict[str, None] = {}  # each once
     for agent in agents:
         base, is_folder = _base(agent, config)
         how = "trained from" if config.is_trained(_index(agent)) else "not trained, a copy of"

@@ -17,8 +17,7 @@ from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.evaluation.folder import read_responses
 from cory.plural import counted
-from cory.report import NAME
-from cory.report.page import MARK, Page, Table, render, run_page, write_or_warn
+from cory.report.page import MARK, NAME, Page, Table, render, run_page, write_or_warn
 from cory.report.tables import interval_rows
 from cory.run.output import check_result_file, replace_text
 from study import comparison, held_out
@@ -63,7 +62,8 @@ def add_comparison(page: Page, study: Study) -> None:
         page.figures.append(svg(partial(plots.plot_held_out, study)))
         metric = held_out.judged_by(study)
         rows = held_out.held_out(study, metric)
-        page.tables.append(Table(f"Held out: {TITLES.get(metric, metric)}", rows, held_out.NOTE))
+        title = f"Held out: {TITLES.get(metric, metric)}"
+        page.tables.append(Table(title, rows, held_out.NOTE.replace("*", "")))
     note = f"{comparison.training_note(study)} {comparison.what_is_compared(study)}"
     page.tables.append(Table("End of training", comparison.ends(study), note))
     if settings := comparison.settings(study):

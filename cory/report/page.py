@@ -62,7 +62,7 @@ class Page:
         self.completions.setdefault(chain[0]["query"], []).append((title, chain))
 
     def add_samples(
-        self, method: str, folder: Path, before_after: Mapping[str, Mapping[str, list[Record]]]
+        self, method: str, folder: Path, before_after: Mapping[str, Mapping[str, Sequence[Record]]]
     ) -> None:
         """Adds a run's samples before and after training (of summary.json), and those while it trained."""
         stages: dict[str, Sequence[Record]] = {}

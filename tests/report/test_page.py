@@ -11,9 +11,8 @@ import pytest
 from conftest import PLOT_CURVES as plot_curves
 from written import write_evaluation, write_run
 
-from cory.report import NAME, write_evaluation_report, write_run_report
 from cory.report.escape import printable
-from cory.report.page import Table, render
+from cory.report.page import NAME, Table, render, write_evaluation_report, write_run_report
 from cory.report.plots import svg
 from study.frame import of_records
 from study.records import read
