@@ -12,11 +12,12 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PureWindowsPath
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, ModelCard, ModelCardData, get_token
+from huggingface_hub import HfApi, ModelCard, ModelCardData
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
@@ -28,20 +29,11 @@ from cory.identity import is_local
 from cory.plural import counted
 from cory.prompts import RolePrompts
 from cory.report.escape import markdown, printable
-from cory.report.tables import interval_cell, markdown_table
+from cory.report.tables import interval_rows, markdown_table
 from cory.run.record import finished_iterations, named, read_settings, yaml_text
 from cory.tasks.kind import run_config
 
 PAPER = "https://arxiv.org/abs/2410.06101"
-# What is uploaded of an agent's folder: weights, configurations, tokenizer, chat template.
-AGENT_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja")
-# Those of them that may name folders of this machine.
-CONFIGURATIONS = (
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
-    "tokenizer_config.json",
-)
 
 
 def model_card(
@@ -62,30 +54,32 @@ def model_card(
         repository: user/name, whose subfolders the agents are. None: the card is for the folder of a single agent.
         held_out: held-out results, as Markdown.
     """
-    bases = {agent: _base(agent, config, fingerprint) for agent in agents}
-    on_hub = list(dict.fromkeys(base for base, is_folder in bases.values() if not is_folder))
+    has_adapter = any(map(_is_adapter, agents.values()))
+    origins = []
+    on_hub: dict[str, None] = {}  # each once
+    for agent in agents:
+        base, is_folder = _base(agent, config)
+        how = "trained from" if config.is_trained(_index(agent)) else "not trained, a copy of"
+        where = " (a local folder, not on the Hub)" if is_folder else ""
+        origins.append(f"* {agent}: {how} {markdown(base)}{where}")
+        if not is_folder:
+            on_hub[base] = None
     header = ModelCardData(
-        base_model=on_hub[0] if len(on_hub) == 1 else on_hub or None,
-        library_name="peft" if any(map(_is_adapter, agents.values())) else "transformers",
+        base_model=list(on_hub) or None,
+        library_name="peft" if has_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["cory", config.algorithm, "reinforcement-learning"],
     )
-
-    origins = []
-    for agent, (base, is_folder) in bases.items():
-        where = " (a local folder, not on the Hub)" if is_folder else ""
-        how = "trained from" if config.is_trained(_index(agent)) else "not trained, a copy of"
-        origins.append(f"* {agent}: {how} {markdown(base)}{where}")
 
     method = f"{config.method()} ([paper]({PAPER})), {counted(iterations, 'iteration')}"
     if config.cory.num_roles > 1:
         method += f", credit {config.cory.credit}, weight {config.cory.weight:g}"
 
-    rewards = [fingerprint[key] for key in ("reward", "team_reward") if fingerprint.get(key)]
     task = f"{fingerprint.get('rows')} queries"
     dataset = getattr(getattr(config, "task", None), "dataset", None)
     if dataset:
-        task += f" of {markdown(_last_part(dataset))}"
+        task += f" of {markdown(Path(dataset).name)}"
+    rewards = [fingerprint[key] for key in ("reward", "team_reward") if fingerprint.get(key)]
     task += f", reward {markdown(' and '.join(rewards))}"
 
     prompts = RolePrompts(**fingerprint.get("prompts") or {}, roles=tuple(config.roles))
@@ -94,15 +88,20 @@ def model_card(
         read = role if config.cory.knowledge_transfer else 0
         templates[prompts.name(role)] = prompts.template(read)
 
+    code = ["from peft import PeftModel"] if has_adapter else []
+    code += ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    for agent, folder in agents.items():
+        code += _loading(agent, folder, config, repository)
     parts = [
-        f"# {markdown(repository or next(iter(agents)))}",
+        f"# {repository or next(iter(agents))}",
         "\n".join(origins),
         f"Method: {method}.",
         f"Task: {task}.",
         "## Load",
-        _fenced(_code(agents, bases, config, repository), "python"),
+        "\n".join(["```python", *code, "```"]),
         "## Prompts of the roles",
-        _fenced(printable(yaml_text(templates)), "yaml"),
+        # Indented code, as no text in it ends it.
+        textwrap.indent(printable(yaml_text(templates)), "    "),
     ]
     if held_out:
         parts += ["## Held-out results", held_out]
@@ -114,87 +113,50 @@ def _index(agent: str) -> int:
     return int(agent.removeprefix("agent_")) - 1
 
 
-def _base(agent: str, config: Config, fingerprint: Mapping[str, Any]) -> tuple[str, bool]:
+def _base(agent: str, config: Config) -> tuple[str, bool]:
     """The model that an agent started from: a Hub id, or the name of a local folder; and whether it is the latter."""
-    index = _index(agent)
-    name = config.of_agent(index).model.name
-    key = f"agents[{index}].model.name" if config.agents else "model.name"
-    recorded = (fingerprint.get("models") or {}).get(key) or {}
-    is_hashed = (recorded.get("identity") or "").startswith("sha256:")  # as folders are
-    if is_hashed or config.resolve(name) != name or is_local(name):
-        return _last_part(name), True
-    return name, False
+    name = config.of_agent(_index(agent)).model.name
+    is_folder = is_local(name) or Path(config.resolve(name)).is_dir()
+    return Path(name).name if is_folder else name, is_folder
 
 
 def _is_adapter(agent: Path) -> bool:
     return (agent / "adapter_config.json").exists()
 
 
-def _last_part(path: str) -> str:
-    """The name of a file or folder, by a path of any system."""
-    return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
-
-
-def _code(
-    agents: Mapping[str, Path],
-    bases: Mapping[str, tuple[str, bool]],
-    config: Config,
-    repository: str | None,
-) -> str:
-    """Python code that loads the agents."""
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
-    if any(map(_is_adapter, agents.values())):
-        lines.insert(0, "from peft import PeftModel")
-    for agent, folder in agents.items():
-        where = f'"{repository}", subfolder="{agent}"' if repository else f'"path/to/{agent}"'
-        if _is_adapter(folder):
-            name, is_folder = bases[agent]
-            base = json.dumps(f"path/to/{name}" if is_folder else name)
-            dtype = config.of_agent(_index(agent)).model.dtype
-            lines += [
-                f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="{dtype}")',
-                f"{agent} = PeftModel.from_pretrained(base, {where})",
-            ]
-        else:
-            lines.append(f"{agent} = AutoModelForCausalLM.from_pretrained({where})")
-        tokenizer = agent.replace("agent", "tokenizer")
-        lines.append(f"{tokenizer} = AutoTokenizer.from_pretrained({where})")
-    return "\n".join(lines)
-
-
-def _fenced(text: str, language: str) -> str:
-    """The text as a code block, in a fence that is longer than any in it."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+def _loading(agent: str, folder: Path, config: Config, repository: str | None) -> list[str]:
+    """Lines of Python that load an agent and its tokenizer."""
+    where = f'"{repository}", subfolder="{agent}"' if repository else f'"path/to/{agent}"'
+    tokenizer = f"{agent.replace('agent', 'tokenizer')} = AutoTokenizer.from_pretrained({where})"
+    if not _is_adapter(folder):
+        return [f"{agent} = AutoModelForCausalLM.from_pretrained({where})", tokenizer]
+    name, is_folder = _base(agent, config)
+    base = json.dumps(f"path/to/{name}" if is_folder else name)
+    dtype = config.of_agent(_index(agent)).model.dtype
+    return [
+        f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="{dtype}")',
+        f"{agent} = PeftModel.from_pretrained(base, {where})",
+        tokenizer,
+    ]
 
 
 def held_out_results(run: Path) -> str:
     """The table of the newest evaluation beside a run that has evaluated its agents as they are now; empty without one.
 
-    It has the rows of the bases, of the run's agents, and of their chains among themselves.
+    It has the rows of the base, and of the run's agents and chains.
     """
     end_of_run = trained([str(run)])[str(run)]
     files = sorted(run.parent.glob("*/evaluation.json"), key=lambda file: -file.stat().st_mtime)
     for file in files:
         settings = json.loads((file.parent / "settings.json").read_text(encoding="utf-8"))
-        evaluation = json.loads(file.read_text(encoding="utf-8"))
-        for model, end in settings["trained"].items():
-            if end == end_of_run:
-                rows = _rows_of_run(evaluation["rows"], Path(model).name)
-                table = markdown_table(["", *evaluation["titles"].values()], [
-                    [name, *(interval_cell(row, metric) for metric in evaluation["titles"])]
-                    for name, row in rows.items()
-                ])  # fmt: skip
-                return f"{markdown(evaluation['said'])}; mean ± half-width of the 95 % interval.\n\n{table}"
+        if end_of_run in settings["trained"].values():
+            evaluation = json.loads(file.read_text(encoding="utf-8"))
+            of_run = ("base", f"{run.name}/")
+            rows = [row for row in evaluation["rows"] if row["name"].startswith(of_run)]
+            cells = [list(row.values()) for row in interval_rows(rows, evaluation["titles"])]
+            table = markdown_table(["model", *evaluation["titles"].values()], cells)
+            return f"{markdown(evaluation['said'])}; mean ± half-width of the 95 % interval.\n\n{table}"
     return ""
-
-
-def _rows_of_run(rows: Sequence[Mapping[str, Any]], run: str) -> dict[str, Mapping[str, Any]]:
-    """The rows by their names, without those of other runs and without the run's own name."""
-    of_run = re.compile(r"base( after itself)*|(base of )?agent_\d+( after (agent_\d+|itself))*")
-    by_name = {row["name"].replace(f"{run}/", ""): row for row in rows}
-    return {name: row for name, row in by_name.items() if of_run.fullmatch(name)}
 
 
 def write_folder(folder: Path, run: Path, repository: str) -> None:
@@ -207,57 +169,28 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
     card = model_card(agents, config, fingerprint, iterations, repository, held_out)
     (folder / "README.md").write_text(card, encoding="utf-8")
     for agent, saved in agents.items():
-        (folder / agent).mkdir()
-        base, _ = _base(agent, config, fingerprint)
-        for file in saved.iterdir():
-            if file.suffix in AGENT_FILES:
-                shutil.copy(file, folder / agent)
-        for name in CONFIGURATIONS:
-            file = folder / agent / name
-            if file.exists():
-                content = _without_paths(json.loads(file.read_text(encoding="utf-8")), base)
-                file.write_text(json.dumps(content, indent=2), encoding="utf-8")
-
-
-def _without_paths(settings: Mapping[str, Any], base: str) -> dict[str, Any]:
-    """A model's settings with `base` as an adapter's base, and with the last part alone of each absolute path."""
-    result = dict(settings)
-    for key, value in settings.items():
-        if key == "base_model_name_or_path":
-            result[key] = base
-        elif isinstance(value, str) and re.search("path|file|dir|name", key):
-            is_absolute = value.startswith(("/", "~")) or PureWindowsPath(value).is_absolute()
-            result[key] = _last_part(value) if is_absolute else value
-    return result
+        shutil.copytree(saved, folder / agent, ignore=shutil.ignore_patterns("README.md"))
+        file = folder / agent / "adapter_config.json"
+        if file.exists():  # it names the base by its path on this machine
+            settings = json.loads(file.read_text(encoding="utf-8"))
+            settings["base_model_name_or_path"], _ = _base(agent, config)
+            file.write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def upload(run: Path, repository: str, public: bool) -> str:
-    """Uploads a run's agents; returns their address.
+    """Uploads a run's agents; returns their address. A repository that exists stays as private as it is.
 
-    Raises a UserError: the run has not ended, there is no token, there is a public repository of that name and
-    `public` is false, or the other way round, or the Hub refuses or cannot be reached.
+    Raises a UserError if the run has not ended, and what huggingface_hub raises.
     """
-    if get_token() is None:
-        raise UserError("expected a token of the Hub, got none: run `hf auth login`")
     api = HfApi()
     with tempfile.TemporaryDirectory() as temporary:
         write_folder(Path(temporary), run, repository)
-        try:
-            api.create_repo(repository, private=not public, exist_ok=True)
-            is_public = not api.repo_info(repository).private
-            if is_public == public:
-                api.upload_folder(
-                    repo_id=repository,
-                    folder_path=temporary,
-                    commit_message=f"Upload {run.name}",
-                    delete_patterns="agent_*/*",  # of earlier uploads
-                )
-        except Exception as error:  # of the HTTP library, whose errors differ between versions
-            raise UserError(f"{repository}: the upload failed, repeat it: {error}") from None
-    if is_public != public:
-        raise UserError(
-            f"{repository}: expected --public for a public repository, and only for one, as this is "
-            f"{'public' if is_public else 'private'}, got {'' if public else 'no '}--public"
+        api.create_repo(repository, private=not public, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=temporary,
+            commit_message=f"Upload {run.name}",
+            delete_patterns="agent_*/*",  # of earlier uploads
         )
     return f"{api.endpoint}/{repository}"
 

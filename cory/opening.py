@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cory.config import Config
 from cory.errors import NotFinite, UserError
 from cory.parallel import distributed
-from cory.report import NAME as REPORT
-from cory.report import write_run_report
+from cory.report.page import NAME as REPORT
+from cory.report.page import write_run_report
 from cory.resume import checkpoint
 from cory.resume.advice import after_not_finite, how_to_continue
 from cory.resume.checkpoint import RunState

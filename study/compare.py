@@ -85,7 +85,7 @@ def write(
         UserError: `out` is a file, or a folder with results of another kind.
     """
     from study.frame import write_study
-    from study.page import write_comparison_page
+    from study.report import write_comparison_page
 
     check_out(out)
     out.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cory.report.tables import interval_cell
+from cory.report.tables import interval_rows
 from study.intervals import over_seeds
 from study.markdown import markdown_table
 
@@ -64,9 +64,9 @@ def evaluation_markdown(
         shown: queries whose first responses are in the table.
     """
     grouped = rows_over_seeds(rows)
-    parts = [OVER_SEEDS, "", _table(grouped, titles)] if grouped else []
+    parts = [OVER_SEEDS, "", markdown_table(interval_rows(grouped, titles))] if grouped else []
     if grouped and costs:
-        parts += [_table(grouped, costs)]
+        parts += [markdown_table(interval_rows(grouped, costs))]
     samples = [
         {
             "query": query,
@@ -74,9 +74,9 @@ def evaluation_markdown(
         }
         for i, query in enumerate(queries[:shown])
     ]
-    parts += [OVER_QUERIES, "", _table(rows, titles)]
+    parts += [OVER_QUERIES, "", markdown_table(interval_rows(rows, titles))]
     if costs:
-        parts += ["Cost of a query:", "", _table(rows, costs)]
+        parts += ["Cost of a query:", "", markdown_table(interval_rows(rows, costs))]
     parts.append(markdown_table(samples))
     if "base" in records and all("greedy" in answers[0] for answers in records.values()):
         parts += [
@@ -85,13 +85,6 @@ def evaluation_markdown(
             markdown_table(differences(records, queries)),
         ]
     return "\n".join(parts)
-
-
-def _table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
-    def cells(row: Row) -> dict[str, str]:
-        return {title: interval_cell(row, metric) for metric, title in titles.items()}
-
-    return markdown_table([{"model": row["name"], **cells(row)} for row in rows])
 
 
 def differences(

@@ -85,7 +85,7 @@ def test_a_prompt_is_answered_by_the_base_and_by_each_role(train, config, rank):
         )
         model = attach(model, run / agent) if agent and rank else model
         sampling = SamplingConfig(1, 6)
-        return respond(model, model, tokenizer, [prompt], sampling, seed=2 + role).completions[0]
+        return respond(model, model, tokenizer, [prompt], sampling, seed=3 + role).completions[0]
 
     pioneer = text("agent_1", QUERY, 0)
     texts = [text(None, QUERY, 0), pioneer, text("agent_2", f"{pioneer} {QUERY}", 1)]
@@ -109,7 +109,7 @@ def test_the_columns_of_a_row_reach_the_prompts_and_the_reward(train, read):
 def test_a_prompt_alone_is_answered_without_a_reward_that_needs_more(train):
     *answers, note = Chat(train("year", {"year": 1999}), "cpu").answer(QUERY)
     assert len(answers) == 3 and not any("+" in answer for answer in answers)
-    assert note == 'no reward for a prompt alone; type a row: {"prompt": ..., "year": ...}'
+    assert note.startswith("no reward: ") and "year" in note
 
 
 def test_a_typed_prompt_is_a_turn_after_the_system_message(train, read, policy_folder, tmp_path):

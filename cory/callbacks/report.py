@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cory.callbacks.callback import Callback
-from cory.report import write_run_report
+from cory.report.page import write_run_report
 
 if TYPE_CHECKING:
     from cory.run.folder import Run

@@ -15,8 +15,7 @@ from cory.callbacks.callback import Callback
 from cory.errors import UserError, is_not_written
 from cory.hub import model_card
 from cory.parallel import distributed
-from cory.report.ending import ended_early
-from cory.report.summary import summarise, summarise_roles
+from cory.report.summary import ended_early, summarise, summarise_roles
 from cory.report.tables import sample_table, summary_table
 from cory.run.clock import peak_memory_mb
 from cory.run.record import BEST

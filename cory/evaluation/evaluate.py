@@ -18,7 +18,7 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.parallel.devices import choose_device
 from cory.plural import counted
 from cory.prompts import query_text, text_of
-from cory.report import write_evaluation_report
+from cory.report.page import write_evaluation_report
 from cory.report.tables import interval_table
 from cory.resume.run_name import evaluation_name
 from cory.run.output import new_folder, staged

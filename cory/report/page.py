@@ -1,38 +1,54 @@
-"""The HTML page of a run, an evaluation or a comparison: one file, made from page.html, page.css and search.js."""
+"""A run, an evaluation or a comparison as one HTML file that opens from disk: docs/report.md.
 
-import base64
-import hashlib
-from collections.abc import Sequence
+`page.html` is its template. jinja2 escapes all that it shows.
+"""
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
-from cory.report.completions import Completions
-from cory.report.escape import one_line, printable
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from cory.plural import counted
+from cory.report.escape import printable
+from cory.report.summary import ended_early, labelled, summarise, summarise_roles
+from cory.report.tables import interval_rows
+from cory.run.jsonl import read_rows
 from cory.run.output import replace_text
+from cory.run.record import read_settings
 
-HERE = Path(__file__).parent
+NAME = "report.html"
 MARK = '<main id="report">'  # in every page
+# So that the file stays small:
+ITERATIONS = 25  # of a run's samples, evenly spaced
+QUERIES = 100  # of an evaluation
+
+Record: TypeAlias = Mapping[str, Any]
 
 
-@dataclass
-class Table:
-    """A table of text."""
+class Table(NamedTuple):
+    """A table of text; its rows have equal keys."""
 
     title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Mapping[str, str]]
     note: str = ""
 
 
 @dataclass
 class Page:
-    """What a page shows. All but the figures is text, and is escaped.
+    """What a page shows.
 
     Args:
         facts: what was run, in a few phrases.
         notes: caveats.
         figures: <svg> elements (`cory.report.plots.svg`).
-        completions: chains of responses by query.
+        completions: by query the chains that answered it: a title, and records as those of samples.jsonl.
     """
 
     title: str
@@ -40,34 +56,129 @@ class Page:
     notes: list[str] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    completions: Completions = field(default_factory=dict)
+    completions: dict[str, list[tuple[str, Sequence[Record]]]] = field(default_factory=dict)
+
+    def add_chain(self, title: str, chain: Sequence[Record]) -> None:
+        self.completions.setdefault(chain[0]["query"], []).append((title, chain))
+
+    def add_samples(
+        self, method: str, folder: Path, before_after: Mapping[str, Mapping[str, Sequence[Record]]]
+    ) -> None:
+        """Adds a run's samples before and after training (of summary.json), and those while it trained."""
+        stages: dict[str, Sequence[Record]] = {}
+        for stage, by_agent in before_after.items():
+            solo = [record for records in by_agent.values() for record in records]
+            stages[f"{stage} training"] = by_agent.get("chain", solo)
+        file = folder / "samples.jsonl"
+        samples = read_rows(file) if file.exists() else []
+        iterations = sorted({sample["iteration"] for sample in samples})
+        for k in iterations[:: len(iterations) // ITERATIONS + 1]:
+            stages[f"iteration {k}"] = [sample for sample in samples if sample["iteration"] == k]
+
+        for stage, records in stages.items():
+            by_role: dict[str, list[Record]] = {}
+            for record in records:
+                by_role.setdefault(record["role"], []).append(record)
+            for chain in zip(*by_role.values(), strict=True):
+                self.add_chain(f"{method} · {stage}", chain)
+
+    def add_evaluation(self, folder: Path) -> None:
+        """Adds an evaluation's table, and the first response of each model to the first queries."""
+        evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        titles = evaluation["titles"] | evaluation.get("costs", {})
+        note = f"{folder.name}: {evaluation['said']}. Mean ± half-width of the 95 % interval over queries."
+        rows = interval_rows(evaluation["rows"], titles)
+        self.tables.append(Table("Held-out evaluation", rows, note))
+        for record in read_rows(folder / "responses.jsonl"):
+            if record["query"] < QUERIES:
+                response = {
+                    "query": evaluation["queries"][record["query"]],
+                    "role": record["role"],
+                    "prompt": record["prompt"],
+                    "completion": record["completions"][0],
+                    "task_reward": record["rewards"][0],
+                    "team_reward": record.get("team_rewards", [None])[0],
+                    "kl": record["kl"][0],
+                }
+                self.add_chain(record["model"], [response])
 
 
-def write_page(path: Path, page: Page) -> None:
-    """Writes a page; replaces an older one."""
-    replace_text(path, render(page))
+def run_page(folder: Path, method: str, notes: Sequence[str] = ()) -> Page:
+    """The page of a run, which need not have ended. `notes`: caveats. Raises a UserError if the folder is no run's."""
+    settings = read_settings(folder)
+    rows = read_rows(folder / "metrics.jsonl")
+    summary = {}
+    if (folder / "summary.json").exists():
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+
+    planned = settings["iterations"]
+    done = len({row["iteration"] for row in rows})
+    facts = [method, f"{done} of {counted(planned, 'iteration')}", f"seed {settings['seed']}"]
+    page = Page(folder.name, facts, [*notes])
+    if summary.get("stopped"):
+        page.notes.append(ended_early(summary, planned))
+    flags = Counter((row["agent"], flag) for row in rows for flag in row.get("flags", []))
+    for (agent, flag), count in flags.items():
+        page.notes.append(f"{agent}: flag {flag} in {counted(count, 'iteration')}")
+    if rows:
+        from cory.report import plots  # here, as importing matplotlib takes a while
+
+        draw = partial(plots.plot_curves, rows, first_role=rows[0]["role"])
+        page.figures.append(plots.svg(draw))
+        page.tables.append(start_and_end(rows))
+    page.add_samples(method, folder, summary.get("samples", {}))
+    return page
+
+
+def start_and_end(rows: Sequence[Record]) -> Table:
+    """The means of a run's roles and agents at its start and at its end."""
+    agents = sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))
+    means = labelled(summarise(rows, agents), summarise_roles(rows))
+    cells = []
+    for name, metrics in means.items():
+        row = {"": name}
+        for metric, values in metrics.items():
+            row[metric] = f"{values['start']:.3f} → {values['end']:.3f}"
+        cells.append(row)
+    note = "Means over the first and the last 10 iterations, or half of a shorter run. A single run has no interval."
+    return Table("Start and end", cells, note)
+
+
+def evaluation_page(folder: Path) -> Page:
+    """The page of an evaluation that has ended."""
+    page = Page(folder.name)
+    page.add_evaluation(folder)
+    return page
+
+
+def write_run_report(folder: Path, method: str) -> None:
+    """Writes report.html into the folder of a run, made with `method`. Warns if that fails."""
+    write_or_warn(folder / NAME, partial(run_page, folder, method))
+
+
+def write_evaluation_report(folder: Path) -> None:
+    """Writes report.html into the folder of an evaluation. Warns if that fails."""
+    write_or_warn(folder / NAME, partial(evaluation_page, folder))
+
+
+def write_or_warn(path: Path, make: Callable[[], Page]) -> None:
+    """Writes a page. Any error is a warning, as all that the page shows is saved already."""
+    try:
+        replace_text(path, render(make()))
+    except Exception as error:
+        warnings.warn(
+            f"{path} could not be written ({type(error).__name__}: {error})", stacklevel=3
+        )
 
 
 def render(page: Page) -> str:
-    """The HTML of a page.
-
-    No text of the page can act as HTML, as the template escapes it, and a policy forbids the network and every script
-    but the search.
-    """
-    # Here, as a run needs them only at its end.
-    from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup
-
+    """The HTML of a page, in which no text acts as HTML."""
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Figures are Markup.
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
-    environment.filters |= {"line": one_line, "text": printable}
-    search = (HERE / "search.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(search.encode()).digest()).decode()
-    return environment.get_template("page.html").render(
-        page=page,
-        figures=[Markup(figure) for figure in page.figures],
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        search=Markup(search),
-        search_hash=f"sha256-{digest}",
-    )
+    return environment.get_template("page.html").render(page=page)

@@ -22,11 +22,6 @@ def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> Su
     return _summary(history, "agent", agents)
 
 
-def averaged(iterations: int) -> int:
-    """How many iterations make `start`, and `end`, of a run of so many: 10, or half of a run shorter than 20."""
-    return min(WINDOW, max(1, iterations // 2))
-
-
 def summarise_roles(history: Sequence[Mapping[str, Any]]) -> Summary:
     """As `summarise`, by role instead of agent: how the chain's responses have changed. Empty for one role."""
     roles = list(dict.fromkeys(record["role"] for record in history))
@@ -42,7 +37,7 @@ def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str
             continue
         # In which it had a role, or several.
         iterations = sorted({row["iteration"] for row in rows})
-        window = averaged(len(iterations))
+        window = min(WINDOW, max(1, len(iterations) // 2))
         first = iterations[:window]
         last = iterations[-window:]
         shown = [*CURVES[:1], "team_reward", *CURVES[1:]] if "team_reward" in rows[0] else CURVES
@@ -59,3 +54,15 @@ def labelled(agents: Summary, roles: Summary) -> Summary:
     for agent, metrics in agents.items():
         rows[f"{agent}, all roles" if roles else agent] = metrics
     return rows
+
+
+def ended_early(summary: Mapping[str, Any], planned: int) -> str:
+    """When and by what a run ended early; empty if it did not.
+
+    Args:
+        summary: of summary.json. planned: iterations.
+    """
+    if not summary.get("stopped"):
+        return ""
+    by = summary.get("stopped_by", "a callback")
+    return f"ended early, after iteration {summary['iterations']} of {planned}, by {by}"

@@ -80,6 +80,17 @@ def interval_cell(row: Mapping[str, Any], metric: str) -> str:
     return f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}"
 
 
+def interval_rows(
+    rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """An evaluation's rows by the titles of their columns: `model`, and each metric with its interval."""
+    return [
+        {"model": row["name"]}
+        | {title: interval_cell(row, metric) for metric, title in titles.items()}
+        for row in rows
+    ]
+
+
 def interval_table(
     rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int | None = None
 ) -> str:

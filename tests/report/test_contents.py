@@ -1,27 +1,23 @@
 """What a report shows of runs and evaluations, and what a run stores for it."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT, sentences
+from conftest import sentences
 from transformers import AutoModelForCausalLM
 from written import write_evaluation, write_run
 
 from cory.agents import make_agents
 from cory.errors import UserError
 from cory.prompts import RolePrompts
-from cory.report.completions import Step
-from cory.report.contents import evaluation_page, run_page
-from cory.report.page import render
+from cory.report.page import evaluation_page, render, run_page
 from cory.task import Task
 from cory.trainer import CoryTrainer
-from study.page import make_page
+from study.frame import of_records
 from study.records import read
-from study.report import command_line
+from study.report import command_line, make_page
 
 PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
 
@@ -97,16 +93,13 @@ def test_curves_that_cannot_be_drawn_are_a_warning(config, monkeypatch):
     assert not (run.folder / "curves.png").exists()
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError("full"), OSError(28, "No space left"), KeyError("flags")]
-)
-def test_a_report_that_fails_is_a_warning(config, monkeypatch, error):
+def test_a_report_that_fails_is_a_warning(config, monkeypatch):
     from cory.report import page
 
     def fail(*args):
-        raise error
+        raise OSError(28, "No space left")
 
-    monkeypatch.setattr(page, "write_page", fail)
+    monkeypatch.setattr(page, "render", fail)
     with pytest.warns(UserWarning, match=r"report.html could not be written \("):
         run = make_trainer(replace(config, iterations=1)).train()
     assert (run.folder / "summary.json").exists() and not (run.folder / "report.html").exists()
@@ -114,47 +107,47 @@ def test_a_report_that_fails_is_a_warning(config, monkeypatch, error):
 
 def titles(page):
     """The titles of a page's chains, by query."""
-    return {query: [chain.title for chain in chains] for query, chains in page.completions.items()}
+    return {query: [title for title, _ in chains] for query, chains in page.completions.items()}
 
 
 def test_the_page_of_a_run(tmp_path):
     flags = {1: ["kl"], 2: ["kl"], 5: ["collapse"]}
     folder = write_run(tmp_path / "a", iterations=6, texts=["one", "two"], flags=flags)
     page = run_page(folder, "CORY")
-    assert page.facts == ["CORY", "model tiny", "6 of 6 iterations", "seed 0"]
-    assert page.notes[0].startswith(
-        "agent_1, 2 iterations from 1 on: KL 0.1 is above guards.kl_bound"
-    )
-    assert page.notes[1].startswith("agent_1, 1 iteration from 5 on: distinct-2")
+    assert page.facts == ["CORY", "6 of 6 iterations", "seed 0"]
+    assert page.notes == [
+        "agent_1: flag kl in 2 iterations",
+        "agent_1: flag collapse in 1 iteration",
+    ]
     (table,) = page.tables
-    assert table.rows[0] == ["as pioneer: task reward", "0.100", "0.733", "0.633"]
-    # The agents' solo responses are those with which the chain begins, so they are not shown again.
+    assert table.rows[0][""] == "as pioneer"
+    assert table.rows[0]["task_reward"] == "0.100 → 0.733"
     assert titles(page) == {
         "the film": ["CORY · before training", "CORY · after training"],
         "query 0": ["CORY · iteration 0"],
         "query 1": ["CORY · iteration 1"],
     }
-    (chain,) = page.completions["query 1"]
-    assert chain.steps == [
-        Step("pioneer · agent_1", "reward +0.10 · KL 1.25", None, "two"),
-        Step(
-            "observer · agent_2", "reward +0.10 · KL 1.25", 'Better than "query 1": query 1', "two"
-        ),
+    ((_, chain),) = page.completions["query 1"]
+    assert [(step["role"], step["completion"]) for step in chain] == [
+        ("pioneer", "two"),
+        ("observer", "two"),
     ]
+    html = render(page)
+    assert "reward +0.10 · KL 1.25" in html and "Better than &#34;query 1&#34;: query 1" in html
 
 
 def test_the_page_of_an_evaluation(tmp_path):
     page = evaluation_page(write_evaluation(tmp_path / "e"))
-    assert page.facts == ["2 queries"]
-    assert [table.title for table in page.tables] == ["Held-out evaluation", "Cost of a query"]
-    assert page.tables[0].rows[1] == ["run/agent_1", "0.500 ± 0.100", "0.200 ± 0.000"]
+    (table,) = page.tables
+    assert table.note.startswith("e: 2 queries.")
     joint = "run/agent_2 after run/agent_1"
+    cells = {"task reward": "0.500 ± 0.100", "KL": "0.200 ± 0.000"}
+    assert table.rows[1] == {"model": "run/agent_1", **cells, "calls": "1"}
+    assert table.rows[3] == {"model": joint, **cells, "calls": "2"}
     assert titles(page)["query 0"] == ["base", "run/agent_1", "run/agent_2", joint]
-    steps = page.completions["query 1"][-1].steps  # of the first response, after what it read
-    assert steps == [
-        Step("run/agent_1", "reward +0.50 · KL 0.50", None, "bad by run/agent_1"),
-        Step("observer · run/agent_2", "reward +0.50 · KL 0.50", "after: bad", f"bad by {joint}"),
-    ]
+    _, (response,) = page.completions["query 1"][-1]
+    assert response["completion"] == f"bad by {joint}" and response["prompt"] == "after: bad"
+    assert "team reward" not in render(page)
 
 
 def test_runs_and_evaluations_on_one_page(tmp_path):
@@ -162,63 +155,36 @@ def test_runs_and_evaluations_on_one_page(tmp_path):
         write_run(tmp_path / f"cory{seed}", seed, texts=["one"])
         write_run(tmp_path / f"ppo{seed}", seed, agents=1, texts=["two"])
     runs = [read(tmp_path / name) for name in ("cory0", "cory1", "ppo0", "ppo1")]
-    page = make_page(runs, [write_evaluation(tmp_path / "e")], "A title")
-    assert page.figures and page.facts[:2] == ["CORY: 2 of 2 runs ended", "PPO: 2 of 2 runs ended"]
+    page = make_page(of_records(runs), [write_evaluation(tmp_path / "e")], "A title")
+    assert page.figures and page.facts == ["CORY: 2 of 2 runs ended", "PPO: 2 of 2 runs ended"]
+    settings = "Settings that differ between groups"
     tables = {table.title: table for table in page.tables}
-    assert list(tables)[:2] == ["End of training", "End of training, by agent"]
-    assert list(tables)[-2:] == ["Held-out evaluation: e", "Cost of a query: e"]
-    assert tables["Settings that differ between groups"].rows[0] == ["cory.num_agents", "2", "1"]
-    # Of the evaluation, and of each group's first run.
-    joint = "run/agent_2 after run/agent_1"
-    evaluated = ["base", "run/agent_1", "run/agent_2", joint]
-    assert titles(page)["query 0"] == [*evaluated, "CORY · iteration 0", "PPO · iteration 0"]
+    assert list(tables) == ["End of training", settings, "Held-out evaluation"]
+    assert list(tables[settings].rows[0].values()) == ["cory.num_agents", "2", "1"]
+    # Of each group's first run, and of the evaluation.
+    evaluated = ["base", "run/agent_1", "run/agent_2", "run/agent_2 after run/agent_1"]
+    assert titles(page)["query 0"] == ["CORY · iteration 0", "PPO · iteration 0", *evaluated]
 
 
-def test_long_texts_are_cut_and_say_so(tmp_path):
-    page = run_page(write_run(tmp_path / "a", texts=["a" * 100_000]), "CORY")
-    text = page.completions["query 0"][0].steps[0].text
-    assert text.startswith("aaa") and text.endswith("… (96,000 more characters)")
-
-
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs/a", texts=["one"], ended=False)
-    write_run(tmp_path / "runs/b", seed=1, ended=False)
+    write_run(tmp_path / "runs/b", seed=1)
     command_line(["runs/a"])  # a run that has not ended
-    assert (
-        "incomplete: 20 of 20 iterations, and no summary.json"
-        in (tmp_path / "runs/a/report.html").read_text()
-    )
+    page = (tmp_path / "runs/a/report.html").read_text()
+    assert "incomplete: 20 of 20 iterations, and no summary.json" in page
     command_line(["runs/*"])
-    assert "0 of 2 runs ended" in (tmp_path / "runs/report.html").read_text()
+    assert "1 of 2 runs ended" in (tmp_path / "runs/report.html").read_text()
     write_evaluation(tmp_path / "runs/e")
     command_line(["runs/e"])
-    assert (tmp_path / "runs/e/evaluation.md").exists() and (
-        tmp_path / "runs/e/report.html"
-    ).exists()
-    command_line(["runs/*", "--out", "new/all.html"])
-    assert "Held-out evaluation" in (tmp_path / "new/all.html").read_text()
-    for argv, message in (
-        (["runs/none"], "runs: expected folders of runs .* got 'runs/none', which matches none"),
-        (["runs/a", "--nope"], "unknown key 'nope'"),
-        ([], "folders"),
-    ):
-        with pytest.raises(UserError, match=message):
+    for name in ("evaluation.md", "evaluation.png", "report.html"):
+        assert (tmp_path / "runs/e" / name).exists()
+    command_line(["runs/a", "runs/b", "runs/e", "--out", "new/all.html"])
+    page = (tmp_path / "new/all.html").read_text()
+    assert "1 of 2 runs ended" in page and "Held-out evaluation" in page
+    for argv in (["runs/none"], ["runs/a", "--nope"], []):
+        with pytest.raises(UserError):
             command_line(argv)
-    (tmp_path / "runs/e/evaluation.json").unlink()
-    with pytest.raises(UserError, match="expected the folder of an evaluation that has ended"):
-        command_line(["runs/e"])
-    command_line(["runs/*"])
-    assert (
-        "e: the evaluation has not ended, and is left out"
-        in (tmp_path / "runs/report.html").read_text()
-    )
-    (tmp_path / "runs/e/evaluation.json").write_text("[]")
-    with pytest.raises(
-        UserError,
-        match=r"expected runs and evaluations that can be read, got \['runs/\*'\] \(TypeError",
-    ):
-        command_line(["runs/*"])
 
 
 @pytest.mark.usefixtures("drawn_figures")
@@ -228,22 +194,13 @@ def test_the_page_of_a_long_run_is_small(tmp_path):
     page = run_page(folder, "CORY")
     assert len(page.figures[0]) < 300_000 and len(render(page)) < 1_000_000
     queries = list(page.completions)
-    assert queries[:2] == ["the film", "query 0"] and queries[-1] == "query 960"
+    assert queries[:2] == ["the film", "query 0"] and queries[-1] == "query 984"
     assert len(queries) == 26
 
 
-def test_a_file_cut_short_by_a_kill(tmp_path):
-    folder = write_run(tmp_path / "a", texts=["one", "two"])
-    for name in ("metrics", "samples"):
-        text = (folder / f"{name}.jsonl").read_text()
-        (folder / f"{name}.jsonl").write_text(text[:-40])
-    page = run_page(folder, "CORY")
-    assert page.facts[2] == "20 of 20 iterations"
-    chains = [chain for chains in page.completions.values() for chain in chains]
-    assert [len(chain.steps) for chain in chains] == [2, 2, 2, 1]
-
-
-def test_importing_the_package_is_light():
-    code = "import sys, cory.report; print([m for m in ('torch', 'jinja2', 'yaml') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
+def test_a_prompt_of_chat_messages_is_shown(tmp_path):
+    folder = write_run(tmp_path / "a", texts=["one"])
+    (line, *_) = (folder / "samples.jsonl").read_text().splitlines()
+    messages = [{"role": "system", "content": "be <good>"}, {"role": "user", "content": "query 0"}]
+    (folder / "samples.jsonl").write_text(json.dumps(json.loads(line) | {"prompt": messages}))
+    assert "system: be &lt;good&gt;" in render(run_page(folder, "CORY"))

@@ -11,14 +11,12 @@ import pytest
 from conftest import PLOT_CURVES as plot_curves
 from written import write_evaluation, write_run
 
-from cory.report import NAME, write_evaluation_report, write_run_report
-from cory.report.completions import Chain, Step
 from cory.report.escape import printable
-from cory.report.page import render
+from cory.report.page import NAME, Table, render, write_evaluation_report, write_run_report
 from cory.report.plots import svg
 from study.frame import of_records
-from study.page import make_page, write_comparison_page
 from study.records import read
+from study.report import make_page, write_comparison_page
 
 HACK = "window.hacked = 1"
 HOSTILE = [
@@ -76,11 +74,17 @@ def hostile_runs(tmp_path):
 @pytest.mark.usefixtures("drawn_figures")
 def test_nothing_acts(tmp_path):
     runs = [read(folder) for folder in hostile_runs(tmp_path)]
-    page = make_page(runs, [], f"</title><script>{HACK}</script>")
+    page = make_page(of_records(runs), [], f"</title><script>{HACK}</script>")
     rows = [row | {"agent": f"</svg><script>{HACK}</script>"} for row in runs[0].rows]
     page.figures.append(svg(partial(plot_curves, rows)))
     for text in HOSTILE:
-        page.completions[text] = [Chain(text, [Step(text, text, text, text)])]
+        step = {"role": text, "agent": text, "prompt": [{"role": text, "content": text}]}
+        page.add_chain(
+            text, [step | {"query": text, "completion": text, "task_reward": 0, "kl": 0}]
+        )
+        page.facts.append(text)
+        page.notes.append(text)
+        page.tables.append(Table(text, [{text: text}], text))
     html = render(page)
     parsed = Parsed(html)
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)

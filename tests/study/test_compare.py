@@ -12,7 +12,7 @@ from handmade import compared, make_run
 from matplotlib import pyplot
 
 from cory.errors import UserError
-from cory.report.contents import run_page
+from cory.report.page import run_page
 from cory.report.plots import COLOURS, colours
 from cory.run.output import replacing
 from study import plots
@@ -29,7 +29,6 @@ from study.comparison import (
 from study.frame import BASE, held_out_rows, of_records, read_study, write_study
 from study.groups import find, names
 from study.held_out import held_out, held_out_by_agent, held_out_by_seed
-from study.page import comparison_tables
 from study.plots import plot_bars
 from study.records import read
 
@@ -846,10 +845,6 @@ def test_the_page_says_how_many_iterations_are_averaged(tmp_path, lengths, note,
     study = compared(tmp_path)
     page = comparison_page(study, "Comparison", "", "")
     assert f"Means {note}" in page and by_role in page
-    (report_note,) = (
-        table.note for table in comparison_tables(study) if table.title == "End of training"
-    )
-    assert f"Means {note}" in report_note
 
 
 def test_one_run_of_one_group_is_singular(tmp_path):

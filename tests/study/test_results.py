@@ -12,7 +12,7 @@ from conftest import ROOT
 from handmade import compared, make_run
 
 from cory.errors import UserError
-from study import claims, compare, experiment, page, report
+from study import claims, compare, experiment, report
 from study.compare import write
 from study.frame import held_out_rows, read_study
 
@@ -73,7 +73,7 @@ def test_a_comparison_is_written_at_once_and_again(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(page, "write_comparison_page", failing)
+        patched.setattr(report, "write_comparison_page", failing)
         with pytest.raises(KeyboardInterrupt):
             write(study, tmp_path / "out", "Second")
     assert content(tmp_path / "out") == before
