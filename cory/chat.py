@@ -19,6 +19,7 @@ from typing import Any
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
+from cory.code_files import announce_files
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_weights, run_agents
 from cory.evaluation.lineup import reward_differs, with_prompts_of
@@ -29,8 +30,7 @@ from cory.prompts import check_prompt
 from cory.report.escape import one_line, printable
 from cory.rewards import MissingColumns, score, score_chains
 from cory.run.record import named, read_settings
-from cory.tasks.kind import kind_of_run, run_config
-from cory.tasks.python_files import announce_files
+from cory.task_kinds import kind_of_run, run_config
 
 
 class Chat:

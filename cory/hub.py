@@ -30,7 +30,7 @@ from cory.prompts import RolePrompts
 from cory.report.escape import markdown, printable
 from cory.report.tables import interval_cell, markdown_table
 from cory.run.record import finished_iterations, named, read_settings, yaml_text
-from cory.tasks.kind import run_config
+from cory.task_kinds import run_config
 
 PAPER = "https://arxiv.org/abs/2410.06101"
 # What is uploaded of an agent's folder: weights, configurations, tokenizer, chat template.

@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT
 
 from cory.config import blocks
-from cory.tasks.config import OwnConfig
+from cory.own_task import OwnConfig
 
 # A module that can be imported, and says so by a file; so do its class and its function.
 MARKER = """

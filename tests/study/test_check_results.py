@@ -32,7 +32,7 @@ def kept(policy_folder, tmp_path_factory):
         },
     }
     from cory.cli.load import as_config
-    from cory.tasks.config import OWN
+    from cory.own_task import OWN
 
     config = as_config(OWN.config, settings, folder)
     from cory.agents import make_agents
