@@ -28,7 +28,7 @@ from cory.identity import check_models, policy_models
 from cory.parallel.devices import choose_device
 from cory.prompts import check_prompt
 from cory.report.escape import one_line, printable
-from cory.rewards import MissingColumns, score, score_chains
+from cory.rewards import MissingColumns, score_by_function, score_chains
 from cory.run.record import named, read_settings
 from cory.task_kinds import kind_of_run, run_config
 
@@ -132,7 +132,8 @@ class Chat:
         roles = [0, *range(self.config.cory.num_roles)]
         columns = _columns(row, len(texts))
         columns["role"] = [self.task.prompts.name(role) for role in roles]
-        return score(self.task.reward, [row["prompt"]] * len(texts), texts, columns).tolist()
+        prompts = [row["prompt"]] * len(texts)
+        return score_by_function(self.task.reward, prompts, texts, columns).total.tolist()
 
 
 def _columns(row: Mapping[str, Any], times: int) -> dict[str, list[Any]]:

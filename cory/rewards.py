@@ -86,16 +86,6 @@ class Scores:
         ]
 
 
-def score(
-    reward: Function | Sequence[Reward],
-    prompts: Sequence[Any],
-    completions: Sequence[str],
-    columns: Columns,
-) -> torch.Tensor:
-    """The weighted sum of the reward functions, (batch,); see `score_by_function`."""
-    return score_by_function(reward, prompts, completions, columns).total
-
-
 def score_by_function(
     reward: Function | Sequence[Reward],
     prompts: Sequence[Any],

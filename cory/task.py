@@ -298,50 +298,41 @@ def check_fits(
             "dataset: expected at least ppo.batch_size / (group_size * branches) = "
             f"{config.queries_per_iteration} rows, got {len(task.dataset)}"
         )
-    too_long = []  # of each dataset with such rows, how many they are
-    excess = 0  # by how many tokens the longest does not fit
-    longest = ""
-    fitting = None  # the most tokens of a query up to which all fit
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
+    counts = []  # of rows that are too long, in each dataset that has some
+    fitting: list[int] = []  # the most tokens of a query up to which all rows of such a dataset fit
+    longest = 0
     for what, rows in (("rows", task.dataset), ("held-out rows", held_out)):
         if rows is None:
             continue
-        rows_too_long: set[int] = set()
+        too_long: set[int] = set()
         for role, agent in itertools.product(range(config.cory.num_roles), distinct.values()):
+            room = (agent.context_length or sys.maxsize) - _most_tokens(config, task, role)
             lengths = _prompt_lengths(config, task, rows, role, agent)
-            read, written = _most_tokens(config, task, role)
-            for row, length in enumerate(lengths):
-                more = length + read + written - (agent.context_length or sys.maxsize)
-                if more > 0:
-                    rows_too_long.add(row)
-                if more > excess:
-                    excess = more
-                    longest = (
-                        f"{length} tokens of the prompt of {agent.name} as {task.prompts.name(role)} + {read} that it "
-                        f"reads + {written} of its response, in a context of {agent.context_length}"
-                    )
-        if rows_too_long:
-            too_long.append(f"{len(rows_too_long)} of {len(rows)} {what}")
+            too_long |= {row for row, length in enumerate(lengths) if length > room}
+        if too_long:
+            counts.append(f"{len(too_long)} of {len(rows)} {what}")
             queries = _prompt_lengths(config, task, rows, 0, agents[0])
-            shortest = min(queries[row] for row in rows_too_long)
-            fitting = min(shortest - 1, fitting or shortest)
-    if fitting is None:
+            fitting.append(min(queries[row] for row in too_long) - 1)
+            longest = max(longest, *queries)
+    if not counts:
         return
-    remedy = f"Those with a query of at most {fitting} tokens fit (task.max_prompt_tokens)"
-    if min(_prompt_lengths(config, task, task.dataset, 0, agents[0])) > fitting:
-        remedy = "None fits: lower sampling.max_new_tokens"
+    remedy = f"task.max_prompt_tokens: {min(fitting)} leaves them out"
+    if min(_prompt_lengths(config, task, task.dataset, 0, agents[0])) > min(fitting):
+        remedy = "All are: lower sampling.max_new_tokens"
+    context = min(agent.context_length or sys.maxsize for agent in agents)
     raise UserError(
-        f"dataset: expected prompts that fit the context, got {' and '.join(too_long)} that are too long (the longest: "
-        f"{longest}). {remedy}"
+        f"dataset: expected prompts that leave room for responses of {config.longest_response} tokens in a context of "
+        f"{context}, got {' and '.join(counts)} that are too long (the longest has {longest} tokens, as the pioneer "
+        f"reads it). {remedy}"
     )
 
 
-def _most_tokens(config: Config, task: Task, role: int) -> tuple[int, int]:
+def _most_tokens(config: Config, task: Task, role: int) -> int:
     """The most tokens of the responses that a role reads, and of its own."""
     common = config.sampling.max_new_tokens
-    limits = [task.prompts.settings(index).max_new_tokens or common for index in range(role + 1)]
     read = task.prompts.reads(role) if config.cory.knowledge_transfer else []
-    return sum(limits[index] for index in read), limits[role]
+    return sum(task.prompts.settings(index).max_new_tokens or common for index in [*read, role])
 
 
 def _prompt_lengths(

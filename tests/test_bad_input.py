@@ -379,7 +379,7 @@ def test_dataset_without_prompts():
 def test_prompt_longer_than_the_context(config, words):
     rows = sentences(9)
     rows[5] = "good " * words
-    with refuses(r"^dataset: .*1 of 9 rows .*context of 96.*task\.max_prompt_tokens"):
+    with refuses(r"^dataset: .*context of 96.*1 of 9 rows .*task\.max_prompt_tokens"):
         trainer(config, prompts=rows)
 
 

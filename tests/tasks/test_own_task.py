@@ -18,7 +18,7 @@ from cory.evaluation.folder import read_responses
 from cory.models.tokenization import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
 from cory.prompts import RolePrompts
-from cory.rewards import score
+from cory.rewards import score_by_function
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study import experiment
@@ -188,11 +188,9 @@ def test_prompts_that_do_not_fit_say_which_limit_would(here, config):
     own = settings(dataset="long.jsonl")
     own.model = config.model
     agents = make_agents(config)
-    with pytest.raises(UserError, match=r"^dataset: .* 2 of 12 rows .*observer") as error:
+    with pytest.raises(UserError, match=r"^dataset: .* 96, got 2 of 12 rows .* 96 ") as error:
         CoryTrainer(config, agents, make_task(own))
-    limit = int(
-        re.search(r"at most (\d+) tokens fit \(task.max_prompt_tokens\)", str(error.value))[1]
-    )
+    limit = int(re.search(r"task.max_prompt_tokens: (\d+)", str(error.value))[1])
     own.task.max_prompt_tokens = limit
     assert len(CoryTrainer(config, agents, make_task(own)).task.dataset) == 10
 
@@ -229,7 +227,9 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
         match=r"prompt in row 1: expected messages that the chat template takes.*no system",
     ):
         encode(tokenizer, read)
-    score(reward, columns["prompt"], ["a", "b"], {"role": ["pioneer"] * 2, "other": [0, 0]})
+    score_by_function(
+        reward, columns["prompt"], ["a", "b"], {"role": ["pioneer"] * 2, "other": [0, 0]}
+    )
     assert seen["prompts"][0] == MESSAGES and seen["completions"][1] == [
         {"role": "assistant", "content": "b"}
     ]

@@ -24,7 +24,6 @@ from cory.rewards import (
     MissingColumns,
     Reward,
     measure_responses,
-    score,
     score_by_function,
     score_chains,
 )
@@ -33,6 +32,10 @@ from cory.trainer import CoryTrainer
 
 TEXTS = ["first", "second", "third", "fourth"]
 PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
+
+
+def score(reward, prompts, completions, columns):
+    return score_by_function(reward, prompts, completions, columns).total
 
 
 def scored(reward):
