@@ -299,3 +299,9 @@ def test_a_single_agent_takes_the_first_role(config, tmp_path):
 def test_branches_that_do_not_fit_are_refused(config, changes, message):
     with pytest.raises(UserError, match=message):
         replace(config, **changes).check()
+
+
+def test_rendering_prompts_makes_no_settings(monkeypatch):
+    """Pydantic would validate them for every prompt."""
+    monkeypatch.setattr("cory.prompts.RoleConfig", None)
+    assert RolePrompts().render(1, {"prompt": "a"}, ["b"]) == "ab\na"
