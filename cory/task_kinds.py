@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cory.task import Task
 
 GROUP = "cory.tasks"  # of the entry points
-OWN = EntryPoint("own", "cory.own_task:OWN", GROUP)
+BUILT_IN = EntryPoint("own", "cory.own_task:OWN", GROUP)
 C = TypeVar("C", bound=Config)
 
 
@@ -113,4 +113,4 @@ def run_config(run: Path) -> Config:
 
 def _registered() -> dict[str, EntryPoint]:
     """The entry points of installed packages by name, and the kind that needs none."""
-    return {point.name: point for point in entry_points(group=GROUP)} | {OWN.name: OWN}
+    return {point.name: point for point in entry_points(group=GROUP)} | {BUILT_IN.name: BUILT_IN}
