@@ -301,30 +301,33 @@ def check_fits(
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
     counts = []  # of rows that are too long, in each dataset that has some
     fitting: list[int] = []  # the most tokens of a query up to which all rows of such a dataset fit
-    longest = 0
+    longest = (0, "")  # by how many tokens it does not fit, and which prompt it is
     for what, rows in (("rows", task.dataset), ("held-out rows", held_out)):
         if rows is None:
             continue
         too_long: set[int] = set()
         for role, agent in itertools.product(range(config.cory.num_roles), distinct.values()):
-            room = (agent.context_length or sys.maxsize) - _most_tokens(config, task, role)
+            context = agent.context_length or sys.maxsize
+            responses = _most_tokens(config, task, role)
             lengths = _prompt_lengths(config, task, rows, role, agent)
-            too_long |= {row for row, length in enumerate(lengths) if length > room}
+            too_long |= {row for row, length in enumerate(lengths) if length + responses > context}
+            which = (
+                f"{max(lengths)} tokens of the prompt of {agent.name} as {task.prompts.name(role)} + up to {responses} "
+                f"of the responses that it reads and writes, in a context of {context}"
+            )
+            longest = max(longest, (max(lengths) + responses - context, which))
         if too_long:
             counts.append(f"{len(too_long)} of {len(rows)} {what}")
             queries = _prompt_lengths(config, task, rows, 0, agents[0])
             fitting.append(min(queries[row] for row in too_long) - 1)
-            longest = max(longest, *queries)
     if not counts:
         return
     remedy = f"task.max_prompt_tokens: {min(fitting)} leaves them out"
     if min(_prompt_lengths(config, task, task.dataset, 0, agents[0])) > min(fitting):
-        remedy = "All are: lower sampling.max_new_tokens"
-    context = min(agent.context_length or sys.maxsize for agent in agents)
+        remedy = "No row would be left: lower max_new_tokens"
     raise UserError(
-        f"dataset: expected prompts that leave room for responses of {config.longest_response} tokens in a context of "
-        f"{context}, got {' and '.join(counts)} that are too long (the longest has {longest} tokens, as the pioneer "
-        f"reads it). {remedy}"
+        f"dataset: expected prompts that fit the context with their responses, got {' and '.join(counts)} that are too "
+        f"long (the longest: {longest[1]}). {remedy}"
     )
 
 

@@ -163,7 +163,7 @@ def test_a_role_that_reads_more_than_the_context_holds_is_refused(config):
     ]
     with pytest.raises(
         UserError,
-        match=r"agent_2 as observer, which also reads responses of up to 80 tokens: .* = 105",
+        match=r"^dataset: .*20 of 20 rows .*observer \+ up to 100 of .*max_new_tokens",
     ):
         make_trainer(replace(config, roles=roles))
 

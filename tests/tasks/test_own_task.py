@@ -188,7 +188,9 @@ def test_prompts_that_do_not_fit_say_which_limit_would(here, config):
     own = settings(dataset="long.jsonl")
     own.model = config.model
     agents = make_agents(config)
-    with pytest.raises(UserError, match=r"^dataset: .* 96, got 2 of 12 rows .* 96 ") as error:
+    with pytest.raises(
+        UserError, match=r"^dataset: .*2 of 12 rows .*observer.*context of 96"
+    ) as error:
         CoryTrainer(config, agents, make_task(own))
     limit = int(re.search(r"task.max_prompt_tokens: (\d+)", str(error.value))[1])
     own.task.max_prompt_tokens = limit
