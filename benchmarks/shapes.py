@@ -190,8 +190,8 @@ def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) ->
     import numpy as np
 
     from cory.prompts import RolePrompts
+    from cory.rewards import Classifier
     from cory.task import Task
-    from imdb_train.task import PositiveLogit
 
     rng = np.random.default_rng(0)
     low, high = shape.query
@@ -201,7 +201,7 @@ def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) ->
         for n in rng.integers(low, high + 1, max(rows, shape.batch))
     ]
     extra = " ".join(["w1"] * shape.observer)
-    reward = PositiveLogit(reward_model, 2 * shape.batch, device)
+    reward = Classifier(reward_model, "POSITIVE", 2 * shape.batch, device)
 
     def scored(prompts: list[str], completions: list[str]) -> list[float]:
         return reward([prompt + " " for prompt in prompts], completions)

@@ -17,6 +17,7 @@ from typing import Any
 
 from cory.cli.arguments import Arguments
 from cory.cli.main import main
+from cory.code_files import announce_files
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_weights, run_agents
 from cory.evaluation.lineup import reward_differs, with_prompts_of
@@ -25,10 +26,9 @@ from cory.identity import check_models, policy_models
 from cory.parallel.devices import choose_device
 from cory.prompts import check_prompt
 from cory.report.escape import one_line, printable
-from cory.rewards import score, score_chains
+from cory.rewards import score_by_function, score_chains
 from cory.run.record import named, read_settings
-from cory.tasks.kind import kind_of_run, run_config
-from cory.tasks.python_files import announce_files
+from cory.task_kinds import kind_of_run, run_config
 
 
 class Chat:
@@ -98,7 +98,9 @@ class Chat:
             if self.task.rewards:
                 columns = {name: values * len(texts) for name, values in row.items()}
                 columns["role"] = [self.task.prompts.name(role) for role in self.roles]
-                scores = score(self.task.reward, prompt * len(texts), texts, columns)
+                scores = score_by_function(
+                    self.task.reward, prompt * len(texts), texts, columns
+                ).total
                 rewards = [f"{reward:+.2f}" for reward in scores.tolist()]
             if self.task.team is not None:
                 team_reward = score_chains(self.task.team, prompt, [texts[1:]], row)

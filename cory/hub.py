@@ -31,7 +31,7 @@ from cory.prompts import RolePrompts
 from cory.report.escape import markdown, printable
 from cory.report.tables import interval_rows, markdown_table
 from cory.run.record import finished_iterations, named, read_settings, yaml_text
-from cory.tasks.kind import run_config
+from cory.task_kinds import run_config
 
 PAPER = "https://arxiv.org/abs/2410.06101"
 

@@ -14,6 +14,7 @@ Prompt = str | list[dict[str, str]]  # text, or chat messages
 OBSERVER = "{prompt}{response}\n{prompt}"
 CHAT_OBSERVER = "{prompt}\n\nHere is an answer to this:\n\n{response}\n\nGive a better answer."
 CHAT_ROLES = ("system", "user", "assistant")
+NO_SETTINGS = RoleConfig()  # of a role: all null
 
 
 def check_prompt(prompt: Any, where: str) -> None:
@@ -117,7 +118,7 @@ class RolePrompts:
 
     def settings(self, role: int) -> RoleConfig:
         """The settings of a role, from 0 for the first; all null where there are none."""
-        return self.roles[role] if role < len(self.roles) else RoleConfig()
+        return self.roles[role] if role < len(self.roles) else NO_SETTINGS
 
     def name(self, role: int) -> str:
         """The name of a role: its own, or `pioneer`, `observer`, `observer_2`, ..."""

@@ -1,63 +1,65 @@
-"""Rewards: one function, or several in a weighted sum."""
+"""Rewards and metrics: functions that give a number to each response.
 
+    reward(prompts, completions, **columns) -> list[float | None]
+
+This is the signature of TRL's GRPO reward functions, `async def` ones included. A function gets the
+columns that it names, or all if it takes **kwargs: `prompts`, `completions`, the `role` in which
+each completion was written, and those of the dataset. For chat prompts, prompts and completions are
+messages, as in TRL. None: the function does not apply to this response. A metric may also take
+`rewards`, the responses' task rewards. A team reward gets `chains`, lists of responses, in place of
+`completions`.
+
+An error that a function raises is not caught here.
+"""
+
+import asyncio
+import functools
+import inspect
+import math
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-
-from cory.row_functions import (
-    Columns,
-    Function,
-    MissingColumns,
-    RowFunction,
-    numbers_per_row,
-    responses_as_columns,
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
-__all__ = [
-    "MissingColumns",
-    "Reward",
-    "RewardFunction",
-    "Scores",
-    "TeamReward",
-    "score",
-    "score_by_function",
-    "score_chains",
-]
-RewardFunction = Function
+from cory.errors import UserError
+from cory.models.load import LOADING, check_vocabulary, find, first_line, load_model
+from cory.models.window import pad
+from cory.parallel.devices import to_device
+
+Function = Callable[..., Any]
+Columns = Mapping[str, Sequence[Any]]
+LARGEST = torch.finfo(torch.float32).max  # a larger number is infinite as float32
 
 
 @dataclass(frozen=True)
-class Reward(RowFunction):
-    """A reward function in a weighted sum: `Task(dataset, [Reward(f), Reward(g, 0.5)], prompts)`.
+class Reward:
+    """A reward function with its weight: `Task(dataset, [Reward(f), Reward(g, 0.5)], prompts)`.
 
-    `name`, for messages and records, and `sha256` of its source are by default the function's own.
+    `name`, in messages and records, and `sha256` of its source are by default the function's own.
     """
 
-    what: ClassVar[str] = "reward function"
-    plural: ClassVar[str] = "rewards"
-    function: RewardFunction
+    function: Function
     weight: float = 1.0
     name: str = ""
     sha256: str = ""
 
+    def __str__(self) -> str:
+        return self.name or getattr(self.function, "__name__", type(self.function).__name__)
 
-@dataclass(frozen=True)
-class TeamReward(RowFunction):
-    """A reward function of whole chains: `team_reward(prompts, chains, **columns) -> list[float]`.
-
-    `chains[i]` is the list of a chain's responses by role, as texts; there is one finite number for
-    each chain. `name` and `sha256` are as those of `Reward`.
-    """
-
-    what: ClassVar[str] = "team reward function"
-    plural: ClassVar[str] = "rewards"
-    unit: ClassVar[str] = "chain"
-    function: Function
-    name: str = ""
-    sha256: str = ""
+    @property
+    def short_name(self) -> str:
+        """The name of the function alone: `good`, of `rewards.py:good`."""
+        return str(self).split(":")[-1]
 
 
 @dataclass(frozen=True)
@@ -84,71 +86,266 @@ class Scores:
         ]
 
 
-def score(
-    reward: RewardFunction | Sequence[Reward],
-    prompts: Sequence[Any],
-    completions: Sequence[str],
-    columns: Columns,
-) -> torch.Tensor:
-    """The weighted sum of the reward functions, (batch,); see `score_by_function`."""
-    return score_by_function(reward, prompts, completions, columns).total
-
-
 def score_by_function(
-    reward: RewardFunction | Sequence[Reward],
+    reward: Function | Sequence[Reward],
     prompts: Sequence[Any],
     completions: Sequence[str],
     columns: Columns,
 ) -> Scores:
-    """The rewards of responses, in sum and by function.
+    """The rewards of responses, in sum and by function. Without any function all rewards are 0.
 
-    Raises a UserError, with the function and the row, if one raises or does not return one finite
-    number or None per completion. Without any function all rewards are 0.
+    Raises a UserError, with the function and the row, if one does not return a finite number or
+    None for each completion.
     """
     rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
     if not rewards:
         return Scores(torch.zeros(len(completions)), {})
-    rows = responses_as_columns(prompts, completions, columns)
-    values = numbers_per_row(rewards, rows)
+    functions = [(f"reward {reward}", reward.function) for reward in rewards]
+    values = _numbers(functions, _with_responses(prompts, completions, columns))
     if values.isnan().all(0).any():
         warnings.warn(
             f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0",
             stacklevel=3,
         )
     weights = torch.tensor([[reward.weight] for reward in rewards])
-    by_function = dict(zip(names(rewards), values, strict=True)) if len(rewards) > 1 else {}
+    names = [reward.short_name for reward in rewards]
+    by_function = dict(zip(names, values, strict=True)) if len(rewards) > 1 else {}
     return Scores((values * weights).nansum(0), by_function)
 
 
 def score_chains(
-    reward: TeamReward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
+    reward: Reward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
 ) -> torch.Tensor:
-    """The team reward of each chain, (chains,) float32 on the CPU.
+    """The team reward of each chain, (chains,) float32 on the CPU. `chains`: of each, the responses by role.
 
-    Args:
-        chains: of each, the responses by role.
-
-    Raises a UserError, with the function and the chain, if it raises or does not return one
-    finite number per chain.
+    Raises a UserError, with the function and the chain, if it does not return a finite number for each chain.
     """
     rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
-    return numbers_per_row([reward], rows)[0]
+    return _numbers([(f"team reward {reward}", reward.function)], rows, unit="chain")[0]
 
 
-def names(rewards: Sequence[Reward]) -> list[str]:
-    """A name for each of several rewards: its function's, with a number where that is not the first of its name.
+def measure_responses(
+    metrics: Mapping[str, Function],
+    prompts: Sequence[Any],
+    completions: Sequence[str],
+    rewards: Sequence[float],
+    columns: Columns,
+) -> dict[str, list[float]]:
+    """What each metric gives each response; nan where it does not apply. Raises a UserError as `score_by_function`."""
+    if not metrics:
+        return {}
+    rows = _with_responses(prompts, completions, columns) | {"rewards": rewards}
+    functions = [(f"metric {name}", function) for name, function in metrics.items()]
+    return dict(zip(metrics, _numbers(functions, rows).tolist(), strict=True))
 
-    >>> names([Reward(len, name="a.py:good"), Reward(len, name="a.py:short"), Reward(len, name="b.py:good")])
-    ['good', 'short', 'good_2']
-    >>> names([Reward(len, name=name) for name in ("a.py:good", "b.py:good_2", "c.py:good")])
-    ['good', 'good_2', 'good_3']
+
+class MissingColumns(UserError):
+    """A function needs columns, `names`, that the data or a query does not have."""
+
+    def __init__(self, label: str, columns: Collection[str], names: list[str]) -> None:
+        self.names = names
+        super().__init__(f"{label}: expected parameters among {sorted(columns)}, got {names}")
+
+
+def accepted_columns(label: str, function: Function, columns: Collection[str]) -> list[str]:
+    """Those of `columns` that a function takes. Raises MissingColumns if it needs others.
+
+    `label` names the function in the message.
     """
-    result: list[str] = []
-    for reward in rewards:
-        name = reward.short_name
-        number = 1
-        while name in result:
-            number += 1
-            name = f"{reward.short_name}_{number}"
-        result.append(name)
-    return result
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in columns]
+    if missing:
+        raise MissingColumns(label, columns, missing)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return list(columns)
+    return [p.name for p in named if p.name in columns]
+
+
+def _with_responses(
+    prompts: Sequence[Any], completions: Sequence[str], columns: Columns
+) -> dict[str, Any]:
+    """All columns that a function can take. For chat prompts, completions are messages, too."""
+    is_chat = len(prompts) > 0 and not isinstance(prompts[0], str)
+    responses: Sequence[Any] = completions
+    if is_chat:
+        responses = [[{"role": "assistant", "content": text}] for text in completions]
+    return {**columns, "prompts": prompts, "completions": responses}
+
+
+def _numbers(
+    functions: Sequence[tuple[str, Function]], columns: Columns, unit: str = "completion"
+) -> torch.Tensor:
+    """What each function, with its label, gives each row, (functions, rows) float32 on the CPU; nan for None."""
+    results = []
+    for label, function in functions:
+        arguments = {name: columns[name] for name in accepted_columns(label, function, columns)}
+        results.append(function(**arguments))
+    numbers = [
+        _checked(label, result, columns, unit)
+        for (label, _), result in zip(functions, _awaited(results), strict=True)
+    ]
+    return torch.tensor(numbers, dtype=torch.float32).reshape(len(functions), -1)
+
+
+def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float]:
+    """One finite number per row, or nan for None, which only completions may have."""
+    count = len(columns["prompts"])
+    # Of a mapping, `list` would take the keys; a set has an order of its own.
+    if isinstance(result, Mapping | Set) or not isinstance(result, Iterable):
+        raise UserError(f"{label}: expected a list of {count} numbers, got {type(result).__name__}")
+    values = list(result)
+    if len(values) != count:
+        raise UserError(f"{label}: expected {count} numbers, one per {unit}, got {len(values)}")
+    numbers = []
+    for row, value in enumerate(values):
+        number = _as_float(value)
+        if value is None and unit == "completion":
+            number = math.nan
+        elif not abs(number) <= LARGEST:
+            raise UserError(
+                f"{label}: expected a finite number, got {value!r} in row {row + 1} of the batch, "
+                f"prompt {columns['prompts'][row]!r}, {unit} {columns[unit + 's'][row]!r}"
+            )
+        numbers.append(number)
+    return numbers
+
+
+def _as_float(value: Any) -> float:
+    """A number of Python, or of one element of numpy or torch; nan for anything else."""
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        if not isinstance(value, str | bytes):
+            return float(value.item() if hasattr(value, "item") else value)
+    return math.nan
+
+
+def _awaited(results: Sequence[Any]) -> list[Any]:
+    """The results, with what the coroutines among them return. These run concurrently."""
+    if not any(map(inspect.isawaitable, results)):
+        return list(results)
+
+    async def awaited(result: Any) -> Any:
+        try:
+            return await result if inspect.isawaitable(result) else result
+        except SystemExit as error:  # would end the loop's thread, for which this one waits
+            raise RuntimeError("an async function has called sys.exit") from error
+
+    async def together() -> list[Any]:
+        return await asyncio.gather(*map(awaited, results))
+
+    return asyncio.run_coroutine_threadsafe(together(), _event_loop()).result()
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One for all calls, as HTTP clients stay bound to theirs; in a thread, as a notebook runs its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+class Classifier:
+    """A reward: a sequence classifier's logit for prompt plus response.
+
+    Args:
+        name: Hub id or local folder of the classifier.
+        label: whose logit is the reward, in upper or lower case; None: the only one, as of a reward model.
+        batch_size: texts in one forward pass.
+        device: where it runs.
+        separator: between prompt and response. A response that continues its prompt has its own space; one that is a
+            turn of a chat does not.
+        key: of the settings, for messages and records.
+        recorded_as: its name in a run's config.yaml, if another than `name`.
+
+    Raises a UserError: there is no such classifier, or it has no such label.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        label: str | None = None,
+        batch_size: int = 64,
+        device: torch.device | str = "cpu",
+        separator: str = "",
+        key: str = "task.reward_model",
+        recorded_as: str | None = None,
+    ) -> None:
+        model, self.tokenizer, self.index = load_classifier(name, label, key)
+        self.model: PreTrainedModel = model.to(torch.device(device))
+        self.label = label
+        self.batch_size = batch_size
+        self.separator = separator
+        # Identified in config.yaml, so that another model behind this name is refused.
+        self.models = {key: (recorded_as or name, name)}
+        self.max_length = _most_tokens(model)
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        """Scores prompt + response, in batches of similar length so that padding costs little."""
+        texts = [
+            prompt + self.separator + completion
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        rows = self.tokenizer(
+            texts, truncation=self.max_length is not None, max_length=self.max_length
+        )["input_ids"]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        rewards = torch.empty(len(rows))
+        for start in range(0, len(order), self.batch_size):
+            index = order[start : start + self.batch_size]
+            texts_ids = [torch.tensor(rows[i], dtype=torch.long) for i in index]
+            ids, mask = pad(texts_ids, self.tokenizer.pad_token_id or 0, "right")
+            logits = self.model(
+                input_ids=to_device(ids, self.model.device),
+                attention_mask=to_device(mask, self.model.device),
+            ).logits
+            rewards[index] = logits[:, self.index].float().cpu()
+        return rewards.tolist()
+
+
+def load_classifier(
+    name: str, label: str | None, key: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    """A sequence classifier, its tokenizer, and the index of `label`; None: of its only output.
+
+    Raises a UserError: it or its tokenizer is missing, it is no classifier, it lacks weights (such
+    as its head's), or it has no such label.
+    """
+    where = find(name, key)
+    try:
+        labels = AutoConfig.from_pretrained(name, **where).id2label
+    except LOADING as error:
+        raise UserError(
+            f"{key}: expected a sequence classifier, got {name!r} ({first_line(error)})"
+        ) from None
+    if label is None:
+        expected = "a single output"
+        indices = list(labels) if len(labels) == 1 else []
+    else:
+        expected = f"the label {label} among two or more"
+        is_one_of_several = len(labels) > 1
+        indices = [
+            i for i, text in labels.items() if is_one_of_several and text.upper() == label.upper()
+        ]
+    if not indices:
+        raise UserError(f"{key}: expected a classifier with {expected}, got {labels} in {name!r}")
+    model, tokenizer = load_model(
+        AutoModelForSequenceClassification,
+        "a sequence classifier",
+        name,
+        key,
+        {"dtype": "float32"},
+        where,
+    )
+    check_vocabulary(model, tokenizer, key, name)
+    return model.eval().requires_grad_(False), tokenizer, int(indices[0])
+
+
+def _most_tokens(model: PreTrainedModel) -> int | None:
+    """How long a text a classifier can read; None: any."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    embeddings = getattr(model.base_model, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    if positions is None or padding is None:
+        return positions
+    return positions - padding - 1  # RoBERTa's positions begin after that of padding

@@ -1,28 +1,28 @@
-"""Loads datasets from the Hub or from local files, and holds what a run trains on."""
+"""What a run trains on: queries, rewards, and what each role reads."""
 
-import csv
 import inspect
-import json
-import re
+import itertools
+import os
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
+from transformers import PreTrainedTokenizerBase
 
-from cory.config import RoleConfig
-from cory.data_files import FORMATS, check_file
+from cory.config import Config, RoleConfig
 from cory.errors import UserError
 from cory.identity import Models, data_hash, function_name, model_identity, source_hash
 from cory.learners.stats import UpdateStats
-from cory.models.load import find, quiet
+from cory.models.load import find, load_tokenizer
+from cory.models.tokenization import check_lengths, encode
 from cory.prompts import Prompt, RolePrompts, check_prompt
-from cory.rewards import Reward, RewardFunction, TeamReward
-from cory.rewards import names as reward_names
-from cory.row_functions import Function, RowFunction
+from cory.rewards import Function, Reward, accepted_columns
 from cory.streams import Purpose, Stream
-from cory.task_metrics import Metric, MetricFunction
+
+if TYPE_CHECKING:
+    from cory.agent import Agent
 
 # Names in metrics.jsonl that a task's metrics cannot have.
 RECORDED = {
@@ -40,159 +40,8 @@ RECORDED |= {"team_reward", "eval_team_reward"}
 RECORDED |= {"name", "calls", "chain_kl", "tokens", "tokens_read", "tokens_written", "perplexity"}
 RECORDED |= {"distinct_1", "best_of_2", "greedy", "copied"}
 RECORDED |= {field.name for field in fields(UpdateStats)}
-
-
-def load_dataset(
-    name: str, split: str, columns: Sequence[str], subset: str | None = None
-) -> datasets.Dataset:
-    """One split of a dataset.
-
-    Args:
-        name: Hub id, local file (parquet, json lines, csv, whose cells are texts), or local folder
-            with files named after their split.
-        columns: the required ones. subset: configuration of a Hub dataset.
-
-    Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
-    """
-    check_file("dataset", name)
-    cache = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
-    where = find(name, "dataset", kind="dataset", cached=cache.is_dir())
-    path = Path(name)
-    if path.exists():
-        files = [path] if path.is_file() else _files_of_split(path, split)
-        formats = {FORMATS.get(file.suffix) for file in files}
-        if len(formats) != 1 or None in formats:
-            raise UserError(
-                f"dataset: expected files of one kind among {sorted(FORMATS)}, got {[file.name for file in files]}"
-            )
-        arguments = {
-            "path": formats.pop(),
-            "data_files": [str(file) for file in files],
-            "split": "train",
-        }
-    else:
-        arguments = {
-            "path": name,
-            "name": subset,
-            "split": split,
-            "revision": where.get("revision"),
-        }
-    try:
-        with quiet(datasets.utils.logging):
-            if path.exists() and arguments["path"] in TEXT_READERS:
-                loaded = TEXT_READERS[arguments["path"]](files)
-            else:
-                loaded = datasets.load_dataset(**arguments)
-    except Exception as error:  # every reader raises its own kind
-        reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise UserError(
-            f"dataset: expected {name!r} to be readable, got {type(error).__name__}: {reason}"
-        ) from None
-    if len(loaded) == 0:
-        raise UserError(f"dataset: expected rows, got none in {name!r}, split {split!r}")
-    for column in columns:
-        if column not in loaded.column_names:
-            raise UserError(
-                f"dataset: expected a column {column!r} in {name!r}, got {loaded.column_names}"
-            )
-    return loaded
-
-
-def _read_csv(files: Sequence[Path]) -> datasets.Dataset:
-    """The rows of CSV files. A cell is its text: 007 is no number, and NA not nothing."""
-    rows = []
-    for file in files:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.DictReader(lines, strict=True)
-            for row in reader:
-                if None in row or None in row.values():
-                    raise ValueError(
-                        f"{file.name}, line {reader.line_num}: not as many cells as columns"
-                    )
-                rows.append(row)
-    return datasets.Dataset.from_list(rows)
-
-
-def _read_json(files: Sequence[Path]) -> datasets.Dataset:
-    """The rows of JSON lines, or of lists of objects. A text is a text, also where it looks like a date."""
-    rows = [row for file in files for row in _json_rows(file)]
-    columns = dict.fromkeys(name for row in rows for name in row)
-    for name in columns:
-        _check_kinds(name, [row.get(name) for row in rows])
-    return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
-
-
-def _check_kinds(column: str, values: Sequence[Any]) -> None:
-    """Raises a ValueError if a column has values of different kinds, which a dataset cannot hold."""
-    kinds: dict[type, int] = {}
-    for row, value in enumerate(values, 1):
-        if value is not None:
-            kinds.setdefault(float if type(value) is int else type(value), row)
-    if len(kinds) > 1:
-        (_, first), (_, other), *_ = kinds.items()
-        raise ValueError(
-            f"column {column!r}: {values[first - 1]!r} in row {first} and {values[other - 1]!r} in row {other} are of "
-            "different kinds"
-        )
-
-
-def _json_rows(file: Path) -> list[dict[str, Any]]:
-    text = file.read_text(encoding="utf-8-sig")
-    if text.lstrip().startswith("["):
-        numbered = list(enumerate(json.loads(text), 1))
-        unit = "row"
-    else:
-        lines = enumerate(text.split("\n"), 1)
-        numbered = [(number, _json(file, number, line)) for number, line in lines if line.strip()]
-        unit = "line"
-    for number, row in numbered:
-        if not isinstance(row, dict):
-            raise ValueError(f"{file.name}, {unit} {number}: expected an object, got {row!r}")
-    return [row for _, row in numbered]
-
-
-def _json(file: Path, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{file.name}, line {number}: {error}") from None
-
-
-# The library would make numbers of texts such as 007, and dates of texts such as 2026-01-31.
-TEXT_READERS = {"csv": _read_csv, "json": _read_json}
-
-
-def _files_of_split(folder: Path, split: str) -> list[Path]:
-    files = [f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if f.suffix in FORMATS]
-    whole = [file for file in files if file.stem == split]
-    parts = [
-        file for file in files if re.fullmatch(rf"{re.escape(split)}-\d+(-of-\d+)?", file.stem)
-    ]
-    if len(whole) != 1 and (whole or not parts):
-        raise UserError(
-            f"dataset: expected a file {split}.parquet, {split}.jsonl or {split}.csv in {str(folder)!r}, or its "
-            f"parts {split}-00000, ..., got {[file.name for file in whole or files]}"
-        )
-    return whole or parts
-
-
-def check_held_out(dataset: str, trained: str) -> None:
-    """Raises a UserError if a dataset's split `test` was trained on: it is a single file, or `trained` is `test`."""
-    if Path(dataset).is_file() or trained == "test":
-        raise UserError(
-            "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, trained on "
-            f"another split than test, to have held-out rows, got {dataset!r}, split {trained!r}"
-        )
-
-
-def _check_arguments(function: RowFunction, given: Sequence[str], columns: Sequence[str]) -> None:
-    """Raises a UserError if a function needs what it is not given, or would get a column twice."""
-    arguments = function.arguments(dict.fromkeys([*given, *columns], ()))
-    twice = [name for name in given if name in columns and name in arguments]
-    if twice:
-        raise UserError(
-            f"dataset: expected no columns that {function} is passed anyway, got {twice}"
-        )
+# What functions are passed besides the dataset's columns.
+PASSED = ("prompts", "completions", "chains", "role", "rewards")
 
 
 @dataclass
@@ -208,33 +57,41 @@ class Task:
             of `Reward`, which may be empty with a team reward.
         prompts: what each role reads.
         metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns)
-            -> list[float | None]` (`cory.task_metrics`), whose mean goes to metrics.jsonl.
+            -> list[float | None]`, whose mean goes to metrics.jsonl.
         team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called as the
             reward is; `chains[i]` is the list of a chain's responses by role. Every role gets its
             chain's on top of the rewards of responses.
         extract: the answer that a completion gives, or None, for the votes of an evaluation
             (`maj@k`).
-        kind: name of the registered kind that made it (`cory.tasks.kind`), by which commands find
+        kind: name of the registered kind that made it (`cory.task_kinds`), by which commands find
             it again; empty for a task that was made in Python.
 
-    Raises a UserError: no `prompt` column, an empty prompt or one of another kind, a column that a
-    reward function would get twice, or a template that names a missing column.
+    Raises a UserError: no reward, no `prompt` column, an empty prompt or one of another kind, a
+    column of a name that functions are passed anyway, or one that a function or a template needs is
+    missing.
     """
 
     dataset: datasets.Dataset
-    reward: RewardFunction | Sequence[Reward]
+    reward: Function | Sequence[Reward]
     prompts: RolePrompts
-    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
-    team_reward: Function | TeamReward | None = None
+    metrics: Mapping[str, Function] = field(default_factory=dict)
+    team_reward: Function | Reward | None = None
     extract: Callable[[str], Hashable | None] | None = None
     kind: str = ""
 
     def __post_init__(self) -> None:
+        if not self.rewards and self.team is None:
+            raise UserError("task.reward: expected a reward or a team_reward, got neither")
+        names = [reward.short_name for reward in self.rewards]
+        if len({*names}) < len(names):
+            raise UserError(f"task.reward: expected functions of different names, got {names}")
         for name in self.metrics:
             if name in (*RECORDED, *self.reward_metrics):
-                raise UserError(f"metrics: expected a name that no other metric has, got {name!r}")
+                raise UserError(
+                    f"task.metrics: expected a name that no other metric has, got {name!r}"
+                )
         if inspect.iscoroutinefunction(self.extract):
-            raise UserError("extract: expected a function, got an async one")
+            raise UserError("task.extract: expected a function, got an async one")
         self.check_rows(self.dataset)
 
     def check_rows(self, dataset: datasets.Dataset) -> None:
@@ -242,13 +99,18 @@ class Task:
         names = dataset.column_names
         if "prompt" not in names:
             raise UserError(f"dataset: expected a column 'prompt', got {names}")
+        twice = [name for name in PASSED if name in names]
+        if twice:
+            raise UserError(f"dataset: expected no columns {twice}, as rewards are passed them")
+        others = [name for name in names if name != "prompt"]
+        of_response = ["prompts", "completions", "role", *others]
         for reward in self.rewards:
-            _check_arguments(reward, ("prompts", "completions", "role"), names)
-        if self.team is not None:
-            _check_arguments(self.team, ("prompts", "chains"), names)
+            accepted_columns(f"reward {reward}", reward.function, of_response)
         for name, function in self.metrics.items():
-            _check_arguments(
-                Metric(function, name), ("prompts", "completions", "role", "rewards"), names
+            accepted_columns(f"metric {name}", function, ["rewards", *of_response])
+        if self.team is not None:
+            accepted_columns(
+                f"team reward {self.team}", self.team.function, ["prompts", "chains", *others]
             )
         for row, prompt in enumerate(dataset["prompt"][:]):
             check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
@@ -310,8 +172,8 @@ class Task:
         """
         names = []
         for reward in self.rewards:
-            name = _recorded_name(reward)
-            names.append(name if reward.weight == 1 else f"{reward.weight} * {name}")
+            weight = "" if reward.weight == 1 else f"{reward.weight} * "
+            names.append(weight + _recorded_name(reward))
         hashes = [_recorded_hash(reward) for reward in self.rewards]
         identity = {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
         if self.team is not None:
@@ -339,24 +201,22 @@ class Task:
         return self.reward if isinstance(self.reward, Sequence) else [Reward(self.reward)]
 
     @property
-    def team(self) -> TeamReward | None:
+    def team(self) -> Reward | None:
         """The team reward, if there is one."""
-        if self.team_reward is None or isinstance(self.team_reward, TeamReward):
+        if self.team_reward is None or isinstance(self.team_reward, Reward):
             return self.team_reward
-        return TeamReward(self.team_reward)
+        return Reward(self.team_reward)
 
     @property
     def reward_metrics(self) -> list[str]:
         """The names of the metrics of each reward function, where there are several."""
-        return (
-            [f"reward_{name}" for name in reward_names(self.rewards)]
-            if len(self.rewards) > 1
-            else []
-        )
+        if len(self.rewards) < 2:
+            return []
+        return [f"reward_{reward.short_name}" for reward in self.rewards]
 
     @classmethod
     def from_prompts(
-        cls, prompts: Sequence[Prompt], reward: RewardFunction, role_prompts: RolePrompts
+        cls, prompts: Sequence[Prompt], reward: Function, role_prompts: RolePrompts
     ) -> "Task":
         """A task on a plain list of queries."""
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
@@ -377,9 +237,116 @@ class Task:
         return self.dataset[order[start : start + size].tolist()]
 
 
-def _recorded_name(reward: Reward | TeamReward) -> str:
+def _recorded_name(reward: Reward) -> str:
     return reward.name or function_name(reward.function)
 
 
-def _recorded_hash(reward: Reward | TeamReward) -> str:
+def _recorded_hash(reward: Reward) -> str:
     return reward.sha256 or source_hash(reward.function)
+
+
+def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
+    """The first agent's tokenizer, in whose tokens queries are measured."""
+    model = config.of_agent(0).model
+    policy = config.resolve(model.name)
+    return load_tokenizer(
+        policy, find(policy, "model.name", model.revision), model.trust_remote_code
+    )
+
+
+def without_long_prompts(
+    rows: datasets.Dataset, config: Config, pioneer_prompt: str
+) -> datasets.Dataset:
+    """The rows whose query, as the pioneer reads it, has at most `task.max_prompt_tokens` tokens.
+
+    Says how many others are left out. Raises a UserError if all are.
+
+    Args:
+        config: with a `task` block that has this key.
+        pioneer_prompt: the template of a pioneer without a prompt of its own in `config.roles`.
+    """
+    limit = config.task.max_prompt_tokens  # type: ignore[attr-defined]
+    if limit is None:
+        return rows
+    prompts = RolePrompts(pioneer_prompt, roles=tuple(config.roles))
+    prompts.check_columns(rows.column_names)
+    queries = [prompts.render(0, row) for row in rows]
+    chat_template = config.of_agent(0).model.chat_template
+    lengths = list(map(len, encode(tokenizer_of(config), queries, chat_template)))
+    short = [row for row, length in enumerate(lengths) if length <= limit]
+    if not short:
+        raise UserError(
+            f"task.max_prompt_tokens: expected at least {min(lengths)}, the tokens of the shortest prompt, got {limit}"
+        )
+    if len(short) < len(rows) and os.environ.get("RANK", "0") == "0":
+        print(
+            f"task.max_prompt_tokens: {len(rows) - len(short)} of {len(rows)} prompts are longer than {limit} tokens "
+            f"(the longest {max(lengths)}) and are left out",
+            file=sys.stderr,
+        )
+    return rows.select(short)
+
+
+def check_fits(
+    config: Config, agents: Sequence["Agent"], task: Task, held_out: datasets.Dataset | None
+) -> None:
+    """Raises a UserError if there are too few rows for an iteration, or if prompts and the longest responses exceed an
+    agent's context.
+    """
+    if len(task.dataset) < config.queries_per_iteration:
+        raise UserError(
+            "dataset: expected at least ppo.batch_size / (group_size * branches) = "
+            f"{config.queries_per_iteration} rows, got {len(task.dataset)}"
+        )
+    distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
+    counts = []  # of rows that are too long, in each dataset that has some
+    fitting: list[int] = []  # the most tokens of a query up to which all rows of such a dataset fit
+    longest = (0, "")  # by how many tokens it does not fit, and which prompt it is
+    for what, rows in (("rows", task.dataset), ("held-out rows", held_out)):
+        if rows is None:
+            continue
+        too_long: set[int] = set()
+        for role, agent in itertools.product(range(config.cory.num_roles), distinct.values()):
+            context = agent.context_length or sys.maxsize
+            responses = _most_tokens(config, task, role)
+            lengths = _prompt_lengths(config, task, rows, role, agent)
+            too_long |= {row for row, length in enumerate(lengths) if length + responses > context}
+            which = (
+                f"{max(lengths)} tokens of the prompt of {agent.name} as {task.prompts.name(role)} + up to {responses} "
+                f"of the responses that it reads and writes, in a context of {context}"
+            )
+            longest = max(longest, (max(lengths) + responses - context, which))
+        if too_long:
+            counts.append(f"{len(too_long)} of {len(rows)} {what}")
+            queries = _prompt_lengths(config, task, rows, 0, agents[0])
+            fitting.append(min(queries[row] for row in too_long) - 1)
+    if not counts:
+        return
+    remedy = f"task.max_prompt_tokens: {min(fitting)} leaves them out"
+    if min(_prompt_lengths(config, task, task.dataset, 0, agents[0])) > min(fitting):
+        remedy = "No row would be left: lower max_new_tokens"
+    raise UserError(
+        f"dataset: expected prompts that fit the context with their responses, got {' and '.join(counts)} that are too "
+        f"long (the longest: {longest[1]}). {remedy}"
+    )
+
+
+def _most_tokens(config: Config, task: Task, role: int) -> int:
+    """The most tokens of the responses that a role reads, and of its own."""
+    common = config.sampling.max_new_tokens
+    read = task.prompts.reads(role) if config.cory.knowledge_transfer else []
+    return sum(task.prompts.settings(index).max_new_tokens or common for index in [*read, role])
+
+
+def _prompt_lengths(
+    config: Config, task: Task, rows: datasets.Dataset, role: int, agent: "Agent"
+) -> list[int]:
+    """The tokens of each row's prompt, where all responses that stand in it are empty. Raises a UserError if one has
+    none.
+    """
+    empty = [[""] * len(rows)] * role
+    reads_responses = role > 0 and config.cory.knowledge_transfer
+    prompts = task.render(role, rows[:], empty if reads_responses else None)
+    lengths = [len(ids) for ids in agent.encode(prompts)]
+    check_lengths(lengths, 0, None, prompts)
+    return lengths

@@ -16,14 +16,14 @@ from typing import Any
 
 from cory.cli.load import read_command_line, resumed_run
 from cory.cli.main import main
+from cory.code_files import announce_files
 from cory.config import Config
 from cory.errors import UserError
+from cory.own_task import OWN
 from cory.plural import counted
 from cory.resume.run_name import run_name
 from cory.run.record import read_settings
-from cory.tasks.config import OWN
-from cory.tasks.kind import TaskKind, kind_of_run
-from cory.tasks.python_files import announce_files
+from cory.task_kinds import TaskKind, kind_of_run
 
 
 def train(

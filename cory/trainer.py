@@ -16,6 +16,7 @@ from cory.callbacks import Callback, in_order
 from cory.callbacks.checkpoints import Checkpoints
 from cory.config import Config
 from cory.credit import assign_credit
+from cory.errors import UserError
 from cory.identity import data_hash, policy_models
 from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
@@ -24,7 +25,6 @@ from cory.models.rollout import Rollout
 from cory.opening import explaining_errors, find_run, finished_run, open_run
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
-from cory.preflight import check_run, held_out_rows
 from cory.prompts import fit_responses
 from cory.resume.advice import resume_command
 from cory.resume.checkpoint import RunState
@@ -34,7 +34,7 @@ from cory.run.folder import Run, run_record
 from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
 from cory.streams import Purpose, Stream, response_limit
-from cory.task import Task
+from cory.task import Task, check_fits
 
 
 class CoryTrainer:
@@ -81,11 +81,15 @@ class CoryTrainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         config.check()
+        if len(agents) != config.cory.num_agents:
+            raise UserError(
+                f"cory.num_agents: expected the number of agents, {len(agents)}, got {config.cory.num_agents}"
+            )
         self.config = config
         self.agents = list(agents)
         self.task = task.with_roles(config.roles)
         self.name = name
-        self.eval_dataset = held_out_rows(config, self.task, eval_dataset)
+        self.eval_dataset = self._held_out_rows(eval_dataset)
         self.schedule = RoleSchedule(
             num_agents=len(agents),
             period=config.cory.exchange_period,
@@ -95,7 +99,7 @@ class CoryTrainer:
         self.checkpoints = Checkpoints()
         self.callbacks = in_order(callbacks, self.checkpoints)
         self.state = RunState()
-        check_run(config, self.agents, self.task, self.eval_dataset)
+        check_fits(config, self.agents, self.task, self.eval_dataset)
 
     def train(self) -> Run:
         """Runs all iterations that are left, then saves curves, summary and agents in the run's
@@ -334,6 +338,20 @@ class CoryTrainer:
         return fingerprint | {"models": policy_models(self.config) | self.task.models()}
 
     # An iteration's chain, queries and prompts
+
+    def _held_out_rows(self, dataset: Dataset | None) -> Dataset | None:
+        """The first `config.eval_queries` rows, equally many for each process; None without `config.eval_every`."""
+        if not self.config.eval_every:
+            return None
+        available = 0 if dataset is None else len(dataset)
+        count = distributed.even(min(self.config.eval_queries, available))
+        if dataset is None or count == 0:
+            raise UserError(
+                f"eval_every: expected an eval_dataset with a row for each process, got {available} rows"
+            )
+        rows = dataset.select(range(count))
+        self.task.check_rows(rows)
+        return rows
 
     def _restart_learners(self, k: int) -> None:
         """Restarts every agent's learner each `cory.reset_every` iterations."""

@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from cory.config import AgentConfig, Config, RoleConfig, Settings  # noqa: E402
 from cory.evaluation.settings import EvaluationConfig  # noqa: E402
-from cory.tasks.config import OwnTaskConfig  # noqa: E402
+from cory.own_task import OwnTaskConfig  # noqa: E402
 from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation, Gsm8kTaskConfig  # noqa: E402
 from imdb_train.config import ImdbTaskConfig  # noqa: E402
 

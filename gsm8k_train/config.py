@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from cory.config import Config, LoraConfig, PPOConfig, SamplingConfig, Settings
 from cory.evaluation.settings import EvaluationConfig
-from cory.tasks.kind import TaskKind
+from cory.task_kinds import TaskKind
 from gsm8k_train import toy
 from gsm8k_train.toy import EXAMPLE
 
@@ -35,6 +35,8 @@ class Gsm8kTaskConfig(Settings):
         dataset: Hub id, local file or folder (parquet, json lines, csv) with `question` and `answer`, or `tiny`.
         subset: Configuration of a Hub dataset.
         split: Split of the dataset.
+        max_prompt_tokens: Longer prompts are left out, of training and held out: tokens of the question as the pioneer
+            reads it. null: none is left out.
         pioneer_prompt: Template over {prompt}, the question.
         observer_prompt: Template over {prompt} and {response}, the response of the preceding role; or a named
             template: paper, proposal, instruction.
@@ -45,6 +47,7 @@ class Gsm8kTaskConfig(Settings):
     dataset: str = "openai/gsm8k"
     subset: str | None = "main"
     split: str = "train"
+    max_prompt_tokens: PositiveInt | None = None
     pioneer_prompt: str = PIONEER
     observer_prompt: Annotated[str, AfterValidator(_template)] = OBSERVER
 

@@ -2,9 +2,10 @@
 
 from datasets import Dataset
 
+from cory.data import check_held_out, load_dataset
 from cory.errors import UserError
 from cory.prompts import RolePrompts
-from cory.task import Task, check_held_out, load_dataset
+from cory.task import Task, without_long_prompts
 from gsm8k_train import toy
 from gsm8k_train.answers import correct, extract, gold
 from gsm8k_train.config import GSM8K, Gsm8kConfig, Gsm8kTaskConfig
@@ -49,7 +50,7 @@ def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:
     return loaded.select_columns(["question", "answer"]).rename_column("question", "prompt")
 
 
-# What a task provides: see `cory.tasks.kind.TaskKind`.
+# What a task provides: see `cory.task_kinds.TaskKind`.
 
 
 def make_task(config: Gsm8kConfig, rows: Dataset | None = None) -> Task:
@@ -64,7 +65,7 @@ def make_task(config: Gsm8kConfig, rows: Dataset | None = None) -> Task:
 
 def training_rows(config: Gsm8kConfig) -> Dataset:
     """The problems that a run with these settings is trained on."""
-    return problems(config.task, config.task.split)
+    return _read(config, config.task.split)
 
 
 def held_out_rows(config: Gsm8kConfig, split: str | None = None) -> Dataset:
@@ -72,4 +73,9 @@ def held_out_rows(config: Gsm8kConfig, split: str | None = None) -> Dataset:
     if split is None:
         check_held_out(config.task.dataset, config.task.split)
         split = "test"
-    return problems(config.task, split)
+    return _read(config, split)
+
+
+def _read(config: Gsm8kConfig, split: str) -> Dataset:
+    """The problems of a split, but for too long ones."""
+    return without_long_prompts(problems(config.task, split), config, config.task.pioneer_prompt)

@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from cory.config import Config, Settings
 from cory.errors import UserError
-from cory.tasks.kind import TaskKind
+from cory.task_kinds import TaskKind
 from imdb_train import toy
 
 OBSERVER = 'I can make this sentence "{prompt}{response}" more positive: {prompt}'

@@ -22,9 +22,9 @@ from cory.cli.main import main
 from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation.responses import respond
 from cory.models.load import load_policy
+from cory.rewards import Classifier
 from cory.run.output import filled
 from imdb_train import toy
-from imdb_train.task import PositiveLogit
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
 
 # Target probabilities of the classifier, by mood.
@@ -86,7 +86,7 @@ def measure(folder: Path = toy.SHIPPED) -> dict[str, float]:
     """
     rng = random.Random(1)
     policy, tokenizer = load_policy(ModelConfig(str(folder / "policy")))
-    reward = PositiveLogit(str(folder / "reward_model"), 100, policy.device)
+    reward = Classifier(str(folder / "reward_model"), "POSITIVE", 100, policy.device)
     held_out = [toy.review(rng) for _ in range(500)]
     texts = [text for text, _ in held_out]
     starts = [" ".join(text.split(" ")[:4]) for text in texts]

@@ -1,130 +1,17 @@
 """The paper's subjective-reward task (section 4, E1): continue a film review so that a classifier finds it positive."""
 
 import numpy as np
-import torch
 from datasets import Dataset
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 
+from cory.data import check_held_out, load_dataset
 from cory.errors import UserError
-from cory.models.load import (
-    LOADING,
-    check_vocabulary,
-    find,
-    first_line,
-    load_model,
-    load_tokenizer,
-)
-from cory.models.window import pad
-from cory.parallel.devices import choose_device, to_device
+from cory.parallel.devices import choose_device
 from cory.prompts import RolePrompts
-from cory.task import Task, check_held_out, load_dataset
+from cory.rewards import Classifier
+from cory.task import Task, tokenizer_of
 from imdb_train import toy
 from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig
-
-
-def load_classifier(
-    name: str, label: str, what: str
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """A sequence classifier, its tokenizer, and the index of `label` (upper or lower case alike).
-
-    Raises:
-        UserError: it or its tokenizer is missing, it is no classifier, it lacks weights (such as its head's), or it has
-            no such label among at least two.
-    """
-    where = find(name, what)
-    try:
-        labels = AutoConfig.from_pretrained(name, **where).id2label
-        index = [i for i, text in labels.items() if text.upper() == label.upper()]
-    except LOADING as error:
-        raise UserError(
-            f"{what}: expected a sequence classifier, got {name!r} ({first_line(error)})"
-        ) from None
-    if len(labels) < 2 or not index:
-        raise UserError(
-            f"{what}: expected a classifier with the label {label} among two or more, got {labels} in {name!r}"
-        )
-    model, tokenizer = load_model(
-        AutoModelForSequenceClassification,
-        "a sequence classifier",
-        name,
-        what,
-        {"dtype": "float32"},
-        where,
-    )
-    check_vocabulary(model, tokenizer, what, name)
-    return model.eval().requires_grad_(False), tokenizer, int(index[0])
-
-
-class PositiveLogit:
-    """Reward: the classifier's POSITIVE logit for query plus response.
-
-    Args:
-        name: Hub id or local folder of a sequence classifier.
-        batch_size: texts in one forward pass.
-        device: where it runs.
-        separator: between query and response. A response that continues its query has its own space; one that is a
-            turn of a chat does not.
-        recorded_as: its name in a run's config.yaml, if another than `name`.
-
-    Raises:
-        UserError: there is no such classifier, or it has no POSITIVE label.
-    """
-
-    __name__ = "PositiveLogit"
-
-    def __init__(
-        self,
-        name: str,
-        batch_size: int,
-        device: torch.device,
-        separator: str = "",
-        recorded_as: str | None = None,
-    ) -> None:
-        model, self.tokenizer, self.index = load_classifier(name, "POSITIVE", "task.reward_model")
-        self.model: PreTrainedModel = model.to(device)
-        self.batch_size = batch_size
-        self.separator = separator
-        # Identified in config.yaml, so that another model behind this name is refused.
-        self.models = {"task.reward_model": (recorded_as or name, name)}
-        self.max_length = _most_tokens(model)
-
-    @torch.no_grad()
-    def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
-        """Scores query + response, in batches of similar length so that padding costs little."""
-        texts = [
-            prompt + self.separator + completion
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-        rows = self.tokenizer(
-            texts, truncation=self.max_length is not None, max_length=self.max_length
-        )["input_ids"]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        rewards = torch.empty(len(rows))
-        for start in range(0, len(order), self.batch_size):
-            index = order[start : start + self.batch_size]
-            texts_ids = [torch.tensor(rows[i], dtype=torch.long) for i in index]
-            ids, mask = pad(texts_ids, self.tokenizer.pad_token_id or 0, "right")
-            logits = self.model(
-                input_ids=to_device(ids, self.model.device),
-                attention_mask=to_device(mask, self.model.device),
-            ).logits
-            rewards[index] = logits[:, self.index].float().cpu()
-        return rewards.tolist()
-
-
-def _most_tokens(model: PreTrainedModel) -> int | None:
-    """How long a text a classifier can read; None: any."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    embeddings = getattr(model.base_model, "embeddings", None)
-    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    if positions is None or padding is None:
-        return positions
-    return positions - padding - 1  # RoBERTa's positions begin after that of padding
 
 
 def queries(
@@ -174,15 +61,16 @@ def queries(
     return Dataset.from_dict({"prompt": prompts})
 
 
-# What a task provides: see `cory.tasks.kind.TaskKind`.
+# What a task provides: see `cory.task_kinds.TaskKind`.
 
 
 def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
     """The task of a run, on `rows` or on the queries of training."""
     settings = config.task
     name = str(toy.REWARD_MODEL) if settings.reward_model == "tiny" else settings.reward_model
-    reward = PositiveLogit(
+    reward = Classifier(
         name,
+        "POSITIVE",
         settings.reward_batch_size,
         device=choose_device(config.of_agent(0).device),
         separator=" " if config.of_agent(0).model.chat_template else "",
@@ -205,12 +93,3 @@ def held_out_rows(config: ImdbConfig, split: str | None = None) -> Dataset:
         check_held_out(config.task.dataset, config.task.split)
         split = "test"
     return queries(config.task, split, tokenizer_of(config), config.seed)
-
-
-def tokenizer_of(config: ImdbConfig) -> PreTrainedTokenizerBase:
-    """The first agent's tokenizer, by whose tokens queries are cut."""
-    model = config.of_agent(0).model
-    policy = config.resolve(model.name)
-    return load_tokenizer(
-        policy, find(policy, "model.name", model.revision), model.trust_remote_code
-    )

@@ -26,7 +26,7 @@ from cory.identity import versions
 from cory.run.jsonl import read_rows
 from cory.run.output import replace_text
 from cory.run.record import read_settings
-from cory.tasks.kind import find_kind
+from cory.task_kinds import find_kind
 from study.frozen import frozen_at
 from study.planned import FIRST_RUN
 from study.records import flat

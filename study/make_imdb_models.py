@@ -40,7 +40,7 @@ def make(
     """
     import torch  # here, as importing it takes seconds
 
-    from cory.task import load_dataset
+    from cory.data import load_dataset
     from study.small_models import (
         cached,
         is_model,

@@ -15,8 +15,8 @@ from cory.cli.load import load
 from cory.config import Config, blocks, changed
 from cory.errors import UserError, one_of
 from cory.evaluation.command import parse_settings
-from cory.tasks.config import OWN
-from cory.tasks.kind import TaskKind, kind_of_script
+from cory.own_task import OWN
+from cory.task_kinds import TaskKind, kind_of_script
 from study.experiment_file import Experiment
 from study.groups import group_name, is_about_several, value_of
 from study.planned import Planned

@@ -15,11 +15,10 @@ from cory.config import LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.responses import respond
 from cory.models.load import attach, load_policy
+from cory.own_task import OwnConfig, OwnTaskConfig, make_task
 from cory.prompts import RolePrompts
 from cory.report.escape import printable
 from cory.task import Task
-from cory.tasks.config import OwnConfig, OwnTaskConfig
-from cory.tasks.own import make_task
 from cory.trainer import CoryTrainer
 
 REWARDS = """

@@ -15,7 +15,7 @@ from conftest import ROOT
 from cory.cli.load import as_config, load, read_command_line
 from cory.config import AgentConfig, Config, LoraConfig, ModelConfig, PPOConfig, keys
 from cory.errors import UserError
-from cory.tasks.config import OwnConfig
+from cory.own_task import OwnConfig
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 

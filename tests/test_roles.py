@@ -163,7 +163,7 @@ def test_a_role_that_reads_more_than_the_context_holds_is_refused(config):
     ]
     with pytest.raises(
         UserError,
-        match=r"agent_2 as observer, which also reads responses of up to 80 tokens: .* = 105",
+        match=r"^dataset: .*20 of 20 rows .*observer \+ up to 100 of .*max_new_tokens",
     ):
         make_trainer(replace(config, roles=roles))
 
@@ -299,3 +299,9 @@ def test_a_single_agent_takes_the_first_role(config, tmp_path):
 def test_branches_that_do_not_fit_are_refused(config, changes, message):
     with pytest.raises(UserError, match=message):
         replace(config, **changes).check()
+
+
+def test_rendering_prompts_makes_no_settings(monkeypatch):
+    """Pydantic would validate them for every prompt."""
+    monkeypatch.setattr("cory.prompts.RoleConfig", None)
+    assert RolePrompts().render(1, {"prompt": "a"}, ["b"]) == "ab\na"

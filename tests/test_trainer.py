@@ -384,10 +384,7 @@ def test_held_out_queries_that_are_also_in_training_are_said(config, capsys):
 
 
 def test_held_out_queries_are_needed_where_they_are_asked_for(config):
-    with pytest.raises(
-        UserError,
-        match=r"eval_every: expected an eval_dataset, got none",
-    ):
+    with pytest.raises(UserError, match=r"^eval_every: "):
         make_trainer(replace(config, eval_every=2))
 
 
@@ -462,11 +459,8 @@ def test_held_out_queries_are_checked_before_training(config):
     task = make_trainer(config).task
     config = replace(config, eval_every=2)
     for rows, message in (
-        ([], "expected held-out rows, at least one for each process, got 0"),
-        (
-            ["good " * 200],
-            "held-out rows: agent_. as pioneer: prompt in row 1: expected at most 96",
-        ),
+        ([], "^eval_every: "),
+        (["good " * 200], r"^dataset: .*1 of 1 held-out rows"),
     ):
         dataset = datasets.Dataset.from_dict({"prompt": rows}) if rows else task.dataset.select([])
         with pytest.raises(UserError, match=message):

@@ -1,9 +1,8 @@
 """Callbacks that settings name: `callbacks: FILE.py:NAME`."""
 
 from cory.callbacks.callback import Callback
-from cory.errors import UserError, described
-from cory.tasks.config import as_list
-from cory.tasks.python_files import PythonFiles
+from cory.code_files import as_list, load
+from cory.errors import UserError
 
 
 def load_callbacks(names: list[str] | str) -> list[Callback]:
@@ -13,15 +12,11 @@ def load_callbacks(names: list[str] | str) -> list[Callback]:
     callback.
     """
     callbacks = []
-    for loaded in PythonFiles().load("callbacks", as_list(names)):
-        if not (isinstance(loaded.value, type) and issubclass(loaded.value, Callback)):
+    for name in as_list(names):
+        kind = load("callbacks", name).value
+        if not (isinstance(kind, type) and issubclass(kind, Callback)):
             raise UserError(
-                f"callbacks: expected a class derived from cory.Callback, got {loaded.full_name} = {loaded.value!r}"
+                f"callbacks: expected a class derived from cory.Callback, got {name} = {kind!r}"
             )
-        try:
-            callbacks.append(loaded.value())
-        except Exception as error:
-            raise UserError(
-                f"callbacks: expected {loaded.full_name} to be made without arguments, got {described(error)}"
-            ) from None
+        callbacks.append(kind())
     return callbacks

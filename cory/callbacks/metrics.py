@@ -14,9 +14,9 @@ from cory.credit import per_response
 from cory.iteration import Iteration
 from cory.metrics import combined_reward, distinct
 from cory.parallel import distributed
+from cory.rewards import measure_responses
 from cory.run.clock import timed
 from cory.run.flags import flags
-from cory.task_metrics import measure_responses
 
 if TYPE_CHECKING:
     from cory.trainer import CoryTrainer

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from cory.config import Config, ModelConfig, changed
 from cory.errors import UserError
-from cory.tasks.kind import run_config
+from cory.task_kinds import run_config
 
 
 class Weights(NamedTuple):

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from cory.cli.arguments import Arguments, typed
 from cory.cli.load import as_config
+from cory.code_files import announce_files
 from cory.config import Config, ModelConfig, SamplingConfig, blocks, changed
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
 from cory.identity import is_local
 from cory.run.record import named, read_settings
-from cory.tasks.kind import TaskKind, kind_of_run
-from cory.tasks.python_files import announce_files
+from cory.task_kinds import TaskKind, kind_of_run
 
 if TYPE_CHECKING:
     from cory.evaluation.evaluate import Evaluation

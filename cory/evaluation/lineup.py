@@ -26,7 +26,7 @@ from cory.models.load import vocabulary
 from cory.prompts import RolePrompts
 from cory.run.record import read_settings
 from cory.task import Task
-from cory.tasks.kind import find_kind, run_config
+from cory.task_kinds import find_kind, run_config
 
 KL_COEF = 0.3  # eta of the combined reward where no run says it
 

@@ -9,8 +9,8 @@ from cory.evaluation.choices import answers, best_of_2, majority, reward_at_k
 from cory.evaluation.settings import EvaluationConfig
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
 from cory.prompts import query_text
+from cory.rewards import accepted_columns, measure_responses
 from cory.task import Task
-from cory.task_metrics import measure_responses
 
 Records = Sequence[Mapping[str, Any]]  # of one model or chain, one for each query
 
@@ -249,5 +249,8 @@ def reward_is_oracle(task: Task) -> bool:
     """
     given = ("prompts", "completions", "role")
     hidden = set(task.dataset.column_names) - {"prompt"} - set(task.prompts.columns())
-    columns = dict.fromkeys([*given, *task.dataset.column_names], ())
-    return any(hidden & set(reward.arguments(columns)) for reward in task.rewards)
+    columns = [*given, *task.dataset.column_names]
+    return any(
+        hidden & {*accepted_columns(f"reward {reward}", reward.function, columns)}
+        for reward in task.rewards
+    )

@@ -6,7 +6,7 @@ from cory.cli.arguments import Arguments, typed
 from cory.config import ModelConfig, SamplingConfig, changed
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
-from cory.tasks.config import OwnTaskConfig
+from cory.own_task import OwnTaskConfig
 
 
 def parsed(*argv: str):

@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT
 
 from cory.config import blocks
-from cory.tasks.config import OwnConfig
+from cory.own_task import OwnConfig
 
 # A module that can be imported, and says so by a file; so do its class and its function.
 MARKER = """
@@ -210,7 +210,7 @@ def test_a_flag_imports_nothing(words, write, command):
 
 
 # By design, a command runs the files that a run names for its rewards, metrics and callbacks. It says so first.
-ANNOUNCED = "config.yaml names rewards.py:reward; this imports and runs it"
+ANNOUNCED = "config.yaml names code, which runs now: rewards.py:reward"
 REWARD_OF_RUN = ("resume", "evaluation", "chat")
 
 

@@ -16,7 +16,7 @@ from cory.cli.main import main
 from cory.cli.messages import explained
 from cory.config import Config, blocks, keys, nearest
 from cory.errors import UserError
-from cory.tasks.config import OwnConfig
+from cory.own_task import OwnConfig
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 

@@ -12,9 +12,8 @@ from conftest import ROOT
 
 from cory.agents import make_agents
 from cory.cli.load import load
+from cory.own_task import OwnConfig, make_task
 from cory.prompts import fill
-from cory.tasks.config import OwnConfig
-from cory.tasks.own import make_task
 from cory.trainer import CoryTrainer
 
 EXAMPLE = ROOT / "examples/lookout"

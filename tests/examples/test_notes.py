@@ -10,8 +10,7 @@ from conftest import ROOT
 
 from cory.agents import make_agents
 from cory.cli.load import load
-from cory.tasks.config import OwnConfig
-from cory.tasks.own import make_task
+from cory.own_task import OwnConfig, make_task
 from cory.trainer import CoryTrainer
 from study.experiment_file import read_experiment
 from study.plan import plan

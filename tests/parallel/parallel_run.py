@@ -58,7 +58,7 @@ def faulty_reward(reward, kind: str, iteration: int):
         calls[0] += 1
         failing = calls[0] == 3 + iteration  # three calls are for the samples before training
         if failing and kind == "raises":
-            raise ZeroDivisionError("the reward of this process fails")
+            raise UserError("the reward of this process fails")
         return (
             [math.nan] * len(prompts) if failing and kind == "nan" else reward(prompts, completions)
         )

@@ -206,8 +206,8 @@ def test_a_killed_process_ends_all_and_the_run_continues(sharded):
 
 # Faults in iteration 2, by which processes have them: what each says, and whether no agent was updated before. The
 # pioneer learns first.
-NAN = "reward function count_good: expected a finite number, got nan"
-RAISES = "reward function count_good: ZeroDivisionError: the reward of this process fails"
+NAN = "reward count_good: expected a finite number, got nan"
+RAISES = "the reward of this process fails"
 LOSS = "agent_{} as {}: the loss is not finite\n"
 GRADIENT = "agent_{} as {}: the gradient is not finite\n"
 NOT_FINITE = [

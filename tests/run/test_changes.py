@@ -19,7 +19,7 @@ calls = [0]
 def good(prompts, completions):
     calls[0] += 1
     if calls[0] == 3 + 3:  # three for the samples before training: the third iteration
-        raise ValueError("the reward's own fault")
+        return [float("nan")] * len(prompts)
     return [float(text.count("good")) for text in completions]
 """
 MENDED = """
@@ -30,7 +30,7 @@ def good(prompts, completions):
 
 @pytest.fixture
 def failed(policy_folder, tmp_path, monkeypatch, command):
-    """A run of `cory.train` whose reward raised in the third iteration; how to run it; and its folder."""
+    """A run of `cory.train` whose reward failed in the third iteration; how to run it; and its folder."""
     (tmp_path / "rewards.py").write_text(BROKEN)
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": text}) + "\n" for text in sentences(16))
@@ -52,7 +52,7 @@ def failed(policy_folder, tmp_path, monkeypatch, command):
         return command("cory.train", *flags)
 
     first = run("--config", "my.yaml")
-    assert first.status == 2 and "iteration 3: reward function rewards.py:good" in first.error
+    assert first.status == 2 and "iteration 3: reward rewards.py:good" in first.error
     run.said = first.error
     return run, tmp_path / "runs/a"
 

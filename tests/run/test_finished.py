@@ -24,8 +24,8 @@ from test_resume import (
 from cory.cli.load import load
 from cory.config import CheckpointConfig
 from cory.errors import UserError
+from cory.own_task import OwnConfig
 from cory.run.signals import Interrupted
-from cory.tasks.config import OwnConfig
 from study.records import read as read_record
 
 EVERY_TEN = CheckpointConfig()  # the default: no iteration of these short runs reaches `save_every`

@@ -16,11 +16,11 @@ from test_resume import make_trainer
 from cory.agents import make_agents
 from cory.cli.load import load
 from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig
+from cory.data import load_dataset
 from cory.errors import UserError
 from cory.models.load import load_policy
 from cory.resume import checkpoint
-from cory.task import load_dataset
-from imdb_train.task import load_classifier
+from cory.rewards import load_classifier
 
 ROOT = Path(__file__).resolve().parents[2]
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)

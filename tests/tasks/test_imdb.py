@@ -7,15 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from conftest import ROOT
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
 
 from cory.agents import make_agents
 from cory.cli.load import load, read_command_line
@@ -26,7 +19,7 @@ from cory.prompts import fill
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
-from imdb_train.task import PositiveLogit, held_out_rows, make_task, queries
+from imdb_train.task import held_out_rows, make_task, queries
 from study.evaluated import evaluation_markdown, rows_over_seeds
 from study.markdown import markdown_table
 
@@ -47,54 +40,6 @@ def test_queries_are_the_first_tokens_of_each_review(reviews, tokenizer):
         == queries(config, "train", tokenizer, 0)["prompt"]
         != queries(config, "train", tokenizer, 1)["prompt"]
     )
-
-
-def test_reward_is_the_positive_logit_of_query_plus_response(classifier_folder):
-    reward = PositiveLogit(str(classifier_folder), batch_size=3, device=torch.device("cpu"))
-    prompts = ["the film", "a", "some very fine acting and music", "the story", "good", "bad", "in"]
-    completions = [
-        " was good",
-        " bad film",
-        "",
-        " was awful" * 4,
-        " scene",
-        "",
-        " every single scene",
-    ]
-    model = AutoModelForSequenceClassification.from_pretrained(classifier_folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
-    expected = [
-        model(
-            **{
-                k: v
-                for k, v in tokenizer(p + c, return_tensors="pt").items()
-                if k != "token_type_ids"
-            }
-        ).logits[0, 1]
-        for p, c in zip(prompts, completions, strict=True)
-    ]
-    assert reward(prompts=prompts, completions=completions) == pytest.approx(
-        [x.item() for x in expected], rel=1e-4
-    )
-    # Longer than its context: cut.
-    assert len(reward(prompts=["good " * 500], completions=[" film"])) == 1
-
-
-def test_a_classifier_whose_positions_begin_after_padding_reads_fewer_tokens(
-    classifier_folder, tmp_path
-):
-    tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
-    model = RobertaForSequenceClassification(
-        RobertaConfig(
-            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=16, max_position_embeddings=66, pad_token_id=tokenizer.pad_token_id,
-            label2id={"NEGATIVE": 0, "POSITIVE": 1}, id2label={0: "NEGATIVE", 1: "POSITIVE"},
-        )
-    )  # fmt: skip
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    reward = PositiveLogit(str(tmp_path), batch_size=1, device=torch.device("cpu"))
-    assert len(reward(prompts=["good " * 500], completions=[" film"])) == 1
 
 
 def test_observer_prompt_is_the_papers():

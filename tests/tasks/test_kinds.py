@@ -1,6 +1,5 @@
-"""Kinds of tasks are found by their registered names, in a checkout and where the packages are installed."""
+"""Kinds of tasks are found by their registered names."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from cory.evaluation.command import task_config
 from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.task import Task
-from cory.tasks.kind import GROUP, TaskKind, find_kind, kind_of_run, kind_of_script, run_config
+from cory.task_kinds import GROUP, TaskKind, find_kind, kind_of_run, kind_of_script, run_config
 from cory.train import train
 from gsm8k_train.config import GSM8K
 from imdb_train.config import IMDB
@@ -27,7 +26,7 @@ from imdb_train.config import IMDB
 REGISTERED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
 HAIKU = """
 from cory.config import Config
-from cory.tasks.kind import TaskKind
+from cory.task_kinds import TaskKind
 
 
 class HaikuConfig(Config):
@@ -38,7 +37,7 @@ HAIKU = TaskKind("haiku", HaikuConfig, "haiku_task")
 """
 LOOK = """
 import sys
-from cory.tasks.kind import find_kind, kind_of_script
+from cory.task_kinds import find_kind, kind_of_script
 for name in sys.argv[1:]:
     kind = find_kind(name)
     print(kind.name, kind.config.__name__, kind.module)
@@ -46,7 +45,7 @@ print("torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("name", REGISTERED)
+@pytest.mark.parametrize("name", ["own", *REGISTERED])
 def test_each_registered_kind_has_what_a_task_needs(name):
     kind = find_kind(name)
     assert kind.name == name and issubclass(kind.config, Config) and kind.config().task is not None
@@ -153,21 +152,6 @@ def test_installed_packages_register_theirs(tmp_path):
         "haiku HaikuConfig haiku_task",
         "imdb ImdbConfig imdb_train.task",
         "gsm8k Gsm8kConfig gsm8k_train.task",
-        "own OwnConfig cory.tasks.own",
+        "own OwnConfig cory.own_task",
         "False",
     ], found.stderr
-
-
-def test_a_checkout_need_not_be_installed(tmp_path):
-    """Its pyproject.toml counts, whatever metadata of an earlier version is installed."""
-    for package in ("cory", "imdb_train", "gsm8k_train"):
-        shutil.copytree(
-            ROOT / package,
-            tmp_path / package,
-            ignore=shutil.ignore_patterns("weights", "__pycache__"),
-        )
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    install(tmp_path, "earlier", {"imdb": "gone:IMDB"})
-    found = look(tmp_path, "imdb", "own")
-    assert found.stdout.splitlines()[:1] == ["imdb ImdbConfig imdb_train.task"], found.stderr
-    assert json.loads(found.stdout.splitlines()[-1].lower()) is False

@@ -1,47 +1,36 @@
 """Own tasks: prompts and reward files named by settings alone."""
 
-import asyncio
 import importlib
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from conftest import ROOT, sentences
 
 import cory
 from cory.agents import make_agents
-from cory.callbacks.load import load_callbacks
 from cory.cli.load import as_config, load, read_command_line
 from cory.config import keys
 from cory.errors import UserError
 from cory.evaluation.folder import read_responses
 from cory.models.tokenization import encode
+from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
 from cory.prompts import RolePrompts
-from cory.rewards import Reward, score
-from cory.task import Task, load_dataset
-from cory.tasks.config import OwnConfig, OwnTaskConfig
-from cory.tasks.own import held_out_rows, make_task
-from cory.tasks.python_files import PythonFiles
+from cory.rewards import score_by_function
+from cory.task import Task
 from cory.trainer import CoryTrainer
 from study import experiment
 
 REWARDS = """
 import asyncio
 
-from beside import GOOD
-
 WORD = "good"
 
 
 def good(completions, **columns):
-    return [float(text.count(GOOD)) for text in completions]
+    return [float(text.count(WORD)) for text in completions]
 
 
 async def short(prompts, completions, hint=None):
@@ -49,36 +38,8 @@ async def short(prompts, completions, hint=None):
     return [None if "bad" in prompt else -0.01 * len(text) for prompt, text in zip(prompts, completions)]
 
 
-def fails(prompts, completions):
-    return [1 / (row != "fourth") for row in prompts]
-
-
 def needs(completions, answer):
     return [0.0] * len(completions)
-
-
-def text(completions):
-    return "good"
-
-
-def nan(completions):
-    return [float("nan")] * len(completions)
-
-
-def few(completions):
-    return [0.0]
-
-
-def mapping(completions):
-    return {row: 1.0 for row in range(len(completions))}
-
-
-def a_set(completions):
-    return {1.0, 2.0, 3.0, 4.0}
-
-
-def large(completions):
-    return [1e300] * len(completions)
 """
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 
@@ -93,9 +54,7 @@ def here(tmp_path, monkeypatch) -> Path:
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:6]))
     (tmp_path / "rewards.py").write_text(REWARDS)
-    (tmp_path / "beside.py").write_text('GOOD = "good"\n')
-    yield tmp_path
-    sys.modules.pop("beside", None)
+    return tmp_path
 
 
 def settings(**changes) -> OwnConfig:
@@ -112,76 +71,31 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": ""}, r"task.dataset: expected a file, a folder or a Hub id, got ''"),
-        (
-            {"dataset": "./none.jsonl"},
-            r"task.dataset: expected an existing file, got './none.jsonl'. Did you mean 'prompts.jsonl'",
-        ),
-        (
-            {"dataset": "."},
-            r"task.dataset: expected a file train.parquet, train.jsonl or train.csv",
-        ),
-        ({"subset": "main"}, r"task.subset: expected null for local data, got 'main'"),
-        (
-            {"split": "valid", "dataset": "."},
-            r"task.dataset: expected a file valid.parquet, valid.jsonl or valid.csv",
-        ),
-        (
-            {"prompt_column": "question"},
-            r"task.prompt_column: expected a column of .* among \['prompt',.*'question'",
-        ),
-        (
-            {"prompt_column": "hint"},
-            r"task.prompt_column: expected 'prompt', as the dataset has a column .*got 'hint'",
-        ),
-        ({"reward": ""}, r"task.reward: expected path/to/FILE.py:FUNCTION, got ''"),
-        (
-            {"reward": []},
-            r"task.reward: expected path/to/FILE.py:FUNCTION, or a list of them, got \[\]",
-        ),
-        (
-            {"reward": "rewards.py"},
-            r"task.reward: expected path/to/FILE.py:FUNCTION, got 'rewards.py'",
-        ),
-        ({"reward": "none.py:good"}, r"task.reward: expected an existing file, got 'none.py'"),
-        (
-            {"reward": "rewards.py:god"},
-            r"task.reward: expected a function of rewards.py, which has a_set, fails, few, good, large, mapping, nan, "
-            r"needs, short, text, got",
-        ),
-        (
-            {"reward": "rewards.py:WORD"},
-            r"task.reward: expected a function, got \"rewards.py:WORD = 'good'\"",
-        ),
-        (
-            {"reward": "rewards.py:needs"},
-            r"reward function rewards.py:needs: expected parameters among .*'hint', 'number'.*got \['answer'\]",
-        ),
-        (
-            {"reward_weights": [1.0, 2.0]},
-            r"task.reward_weights: expected null or a weight for each of 1 rewards, got",
-        ),
-        (
-            {"reward_weights": [float("nan")]},
-            r"task.reward_weights: expected a finite number, got nan",
-        ),
-        (
-            {"pioneer_prompt": "{prompt}{answer}"},
-            r"task: pioneer prompt: expected placeholders among .*got \{answer\}",
-        ),
-        (
-            {"observer_prompt": "{prompt}{response}{a}"},
-            r"task: observer prompt: expected placeholders .*got \{a\}",
-        ),
-        (
-            {"observer_prompt": "{prompt}"},
-            r"task: observer prompt: expected the placeholder \{response\}",
-        ),
+        ({"dataset": ""}, r"task\.dataset: .*got ''"),
+        ({"dataset": "./none.jsonl"}, r"task\.dataset: .*'./none.jsonl'"),
+        ({"dataset": "."}, r"task\.dataset: .*train"),
+        ({"subset": "main"}, r"task\.subset: .*'main'"),
+        ({"prompt_column": "question"}, r"task\.prompt_column: .*'hint'.*'question'"),
+        ({"prompt_column": "hint"}, r"task\.prompt_column: .*'hint'"),
+        ({"max_prompt_tokens": 1}, r"task\.max_prompt_tokens: .*got 1"),
+        ({"reward": ""}, r"task\.reward: .*got ''"),
+        ({"reward": []}, r"task\.reward: "),
+        ({"reward": "rewards.py:god"}, r"task\.reward: .*'god'"),
+        ({"reward": "rewards.py:needs"}, r"reward rewards\.py:needs: .*\['answer'\]"),
+        ({"reward": ["rewards.py:good"] * 2}, r"task\.reward: .*'good', 'good'"),
+        ({"reward_weights": [1.0, 2.0]}, r"task\.reward_weights: .*2\.0"),
+        ({"reward_weights": [float("nan")]}, r"task\.reward_weights: .*nan"),
+        ({"team_reward": "rewards.py:good"}, r"team reward rewards\.py:good: .*\['completions'\]"),
+        ({"pioneer_prompt": "{prompt}{answer}"}, r"pioneer prompt: .*\{answer\}"),
+        ({"observer_prompt": "{prompt}{response}{a}"}, r"observer prompt: .*\{a\}"),
+        ({"observer_prompt": "{prompt}"}, r"observer prompt: .*\{response\}"),
     ],
 )
-def test_bad_values(here, changes, message):
-    with pytest.raises(UserError, match=message):
-        make_task(settings(**changes))
+def test_bad_values(here, policy_folder, changes, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        config = settings(**changes)
+        config.model.name = str(policy_folder)
+        make_task(config)
 
 
 @pytest.mark.parametrize(
@@ -218,179 +132,19 @@ def test_values_of_another_type(key, value, here):
     ],
 )
 def test_bad_prompts(here, prompt, message):
-    good = 1 if prompt == 3 else "Hello" if isinstance(prompt, str) else prompt
+    good = "Hello" if isinstance(prompt, str) else prompt
     (here / "bad.jsonl").write_text(
         "".join(json.dumps({"ask": one}) + "\n" for one in (good, prompt))
     )
-    with pytest.raises(UserError, match=rf"task.prompt_column 'ask', row \d: .*{message}"):
+    with pytest.raises(UserError, match=rf"column 'prompt', row \d: .*{message}"):
         make_task(settings(dataset="bad.jsonl", prompt_column="ask"))
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("def good(:\n", r"expected bad.py to run, got SyntaxError: .* \(line 1\)"),
-        (
-            "import os\n\nimport nowhere\n",
-            r"got ModuleNotFoundError: No module named 'nowhere' \(line 3\)",
-        ),
-        ("\nraise SystemExit(3)\n", r"got SystemExit: 3 \(line 2\)"),
-        ("x = 1\n", r"expected a function of bad.py, which has none, got 'good'"),
-    ],
-)
-def test_reward_files_that_fail(here, code, message):
-    (here / "bad.py").write_text(code)
-    with pytest.raises(UserError, match=f"task.reward: .*{message}"):
-        PythonFiles().load("task.reward", ["bad.py:good"])
-
-
-@pytest.mark.parametrize("column", ["prompts", "completions", "role"])
-def test_a_column_that_a_reward_would_get_twice(here, column):
-    (here / "bad.jsonl").write_text(json.dumps({"prompt": "Hello", column: "x"}) + "\n")
-    with pytest.raises(
-        UserError,
-        match=rf"expected no columns that reward function rewards.py:good is .*'{column}'",
-    ):
-        make_task(settings(dataset="bad.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "text",
-            r"expected 4 rewards, one per completion, got 1|expected a finite number, got 'g'",
-        ),
-        (
-            "nan",
-            r"expected a finite number, got nan in row 1 of the batch, prompt 'first', completion 'first'",
-        ),
-        ("few", r"expected 4 rewards, one per completion, got 1"),
-        ("mapping", r"expected a list of numbers, got dict"),
-        ("a_set", r"expected a list of numbers, got set"),
-        (
-            "large",
-            r"expected a number of at most 3.4e\+38, got 1e\+300 in row 1 of the batch, prompt 'first'",
-        ),
-        (
-            "fails",
-            r"ZeroDivisionError: division by zero, raised at rewards.py, line 19, in row 4 of the batch, "
-            r"prompt 'fourth', completion 'fourth'",
-        ),
-    ],
-)
-def test_rewards_that_are_none(here, name, message):
-    (loaded,) = PythonFiles().load("task.reward", [f"rewards.py:{name}"])
-    texts = ["first", "second", "third", "fourth"]
-    with pytest.raises(UserError, match=rf"reward function rewards.py:{name}: ({message})"):
-        score([Reward(loaded.value, 1.0, loaded.full_name)], texts, texts, {})
-
-
-def test_an_error_without_a_text_is_named_by_its_kind():
-    with pytest.raises(
-        UserError,
-        match=r"^reward function judge: StopIteration, raised at test_own_task.py, line \d+, in row 1",
-    ):
-        score(judge, ["a"], ["a"], {})
-
-
-def judge(completions):
-    return [next(iter([])) for _ in completions]
-
-
-def test_a_reward_that_raises_for_the_whole_batch_only():
-    def judge(completions):
-        if len(completions) > 1:
-            raise TimeoutError("too many")
-        return [0.0]
-
-    with pytest.raises(
-        UserError, match=r"judge: .*TimeoutError: too many, raised at .*for none of its rows alone"
-    ):
-        score(judge, ["a", "b"], ["a", "b"], {})
-
-
-def test_no_agent_learns_from_a_reward_that_raises(here, policy_folder, config):
-    (here / "beside.py").write_text("GOOD = 3\n")  # str.count raises
-    one = CoryTrainer(config, make_agents(config), make_task(settings()))
-    with pytest.raises(
-        UserError,
-        match=r"rewards.py:good: TypeError: .*, raised at .* in row 1 of the batch, prompt",
-    ):
-        one.iteration(0)
-    assert [agent.optimizer_steps for agent in one.agents] == [0, 0]
 
 
 # Rewards
 
 
-def test_several_rewards_are_a_weighted_sum_and_none_does_not_count():
-    """As TRL's GRPO trainer: the sum over the functions that apply; 0 and a warning where none does."""
-
-    def one(completions, **columns):
-        return [1.0, None, 3.0, None]
-
-    async def other(completions):
-        return [10.0, 20.0, None, None]
-
-    texts = ["a", "b", "c", "d"]
-    with pytest.warns(
-        UserWarning, match="reward function one and reward function other returned None for a row"
-    ):
-        values = score([Reward(one), Reward(other, 0.5)], texts, texts, {})
-    assert values.tolist() == [6.0, 10.0, 3.0, 0.0] and values.dtype == torch.float32
-
-
-def test_async_rewards_wait_together_on_one_loop():
-    loops = []
-    all_wait = asyncio.Barrier(4)  # each waits until all four do
-
-    async def together(completions):
-        loops.append(asyncio.get_running_loop())
-        await all_wait.wait()
-        return [1.0] * len(completions)
-
-    for _ in range(2):
-        assert score([Reward(together)] * 4, ["a"], ["a"], {}).tolist() == [4.0]
-    assert len(set(loops)) == 1
-
-    async def alone(completions):
-        return [1.0] * len(completions)
-
-    async def notebook():  # where a loop is running already
-        return score(alone, ["a"], ["a"], {}).tolist()
-
-    assert asyncio.run(notebook()) == [1.0]
-
-
-def test_an_async_reward_that_raises():
-    async def judge(prompts, completions):
-        if "bad" in completions:
-            raise ConnectionError("refused")
-        return [0.0] * len(completions)
-
-    with pytest.raises(
-        UserError,
-        match=r"judge: .*ConnectionError: refused, raised at .*in row 2 of the batch, prompt 'b'",
-    ):
-        score(judge, ["a", "b"], ["good", "bad"], {})
-
-
-def test_an_async_reward_may_end_the_program():
-    async def keyless(completions):
-        sys.exit("no API key")
-
-    async def good(completions):
-        return [1.0] * len(completions)
-
-    with pytest.raises(SystemExit, match="no API key"):
-        score([Reward(keyless), Reward(good)], ["a"], ["a"], {})
-    assert score(good, ["a"], ["a"], {}).tolist() == [1.0]  # their loop goes on
-
-
 def test_the_fingerprint_tells_rewards_apart(here):
     def prints(**changes):
-        sys.modules.pop("beside", None)
         return make_task(settings(**changes)).fingerprint_of_reward()
 
     first = prints()
@@ -401,84 +155,46 @@ def test_the_fingerprint_tells_rewards_apart(here):
         prints(**both, reward_weights=[1, 0.5])["reward"]
         == "rewards.py:good + 0.5 * rewards.py:short"
     )
-    (here / "beside.py").write_text('GOOD = "fine"\n')  # of the same length, in the same second
-    assert prints()["reward_sha256"] != first["reward_sha256"]
-    (here / "beside.py").write_text('GOOD = "good"\n')
     (here / "rewards.py").write_text(REWARDS.replace("-0.01", "-0.02"))
     assert prints()["reward_sha256"] != first["reward_sha256"]
 
 
-def test_a_file_beside_a_reward_that_has_changed_needs_another_process(here):
-    """In a notebook, where Python would go on with what it has imported, under the hash of what is there now."""
-    sys.modules.pop("beside", None)
-    make_task(settings())
-    (here / "rewards.py").write_text(
-        REWARDS.replace("-0.01", "-0.02")
-    )  # a reward itself is run anew
-    make_task(settings())
-    (here / "beside.py").write_text('GOOD = "fine"\n')
+# Long prompts
+
+
+def test_long_prompts_are_left_out_in_training_and_held_out(here, policy_folder, capsys):
+    texts = ["good", "good " * 30, "good bad", "good " * 40]
+    for name in ("train", "test"):
+        lines = "".join(json.dumps({"prompt": text}) + "\n" for text in texts)
+        (here / f"{name}.jsonl").write_text(lines)
+    config = settings(dataset=".", max_prompt_tokens=20)
+    config.model.name = str(policy_folder)
+    assert make_task(config).dataset["prompt"][:] == ["good", "good bad"]
+    said = capsys.readouterr().err
+    assert said.count("task.max_prompt_tokens: 2 of 4 prompts are longer than 20 tokens") == 1
+    assert held_out_rows(config)["prompt"][:] == ["good", "good bad"]
+    # What counts is the query as the pioneer reads it.
+    config.task.pioneer_prompt = "good " * 20 + "{prompt}"
+    with pytest.raises(UserError, match=r"^task\.max_prompt_tokens: "):
+        make_task(config)
+    config.roles = [{"prompt": "good {prompt}"}, {}]
+    assert len(make_task(config).dataset) == 2
+
+
+def test_prompts_that_do_not_fit_say_which_limit_would(here, config):
+    """One error names all numbers, and the limit that it names is one that fits."""
+    texts = [*sentences(10), "good " * 50, "good " * 95]  # the observer reads a query twice
+    (here / "long.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts))
+    own = settings(dataset="long.jsonl")
+    own.model = config.model
+    agents = make_agents(config)
     with pytest.raises(
-        UserError, match=r"task\.reward: expected beside\.py as it was when rewards\.py"
-    ):
-        make_task(settings())
-
-
-def test_the_fingerprint_has_the_packages_beside_a_file(here):
-    (here / "helpers").mkdir()
-    (here / "helpers/__init__.py").write_text("from helpers.inner import value\n")
-    (here / "packed.py").write_text("from helpers import value\n")
-    hashes = set()
-    for number in (1, -1):
-        for module in [name for name in sys.modules if name.split(".")[0] == "helpers"]:
-            del sys.modules[module]
-        source = f"def value(completions):\n    return [{number}.0] * len(completions)\n"
-        (here / "helpers/inner.py").write_text(source)
-        (loaded,) = PythonFiles().load("task.reward", ["packed.py:value"])
-        hashes.add(loaded.sha256)
-    assert len(hashes) == 2
-
-
-def test_files_of_one_name_in_two_folders(here):
-    for number in (1, 2):
-        (here / str(number)).mkdir()
-        (here / f"{number}/rewards.py").write_text(
-            f"def value(completions):\n    return [{number}.0]\n"
-        )
-    one, two = PythonFiles().load("task.reward", ["1/rewards.py:value", "2/rewards.py:value"])
-    assert (one.value([""]), two.value([""])) == ([1.0], [2.0]) and one.sha256 != two.sha256
-    (here / "2/beside.py").write_text("")
-    (here / "2/rewards.py").write_text("import beside\n")
-    PythonFiles().load("task.reward", ["rewards.py:good"])
-    with pytest.raises(
-        UserError, match=r"task.reward: expected 'beside' to be .*2/beside.py, got '.*beside.py'"
-    ):
-        PythonFiles().load("task.reward", ["2/rewards.py:value"])
-
-
-def test_a_callback_and_a_reward_of_one_file_share_its_globals(here):
-    source = """
-from cory import Callback
-
-factor = [1.0]
-
-def value(completions):
-    return [factor[0]] * len(completions)
-
-class Doubles(Callback):
-    def on_iteration_begin(self, trainer, k):
-        factor[0] *= 2
-"""
-    (here / "both.py").write_text(source)
-
-    def load():
-        (reward,) = PythonFiles().load("task.reward", ["both.py:value"])
-        (callback,) = load_callbacks("both.py:Doubles")
-        callback.on_iteration_begin(None, 0)
-        return reward.value([""])
-
-    assert load() == [2.0]
-    (here / "both.py").write_text(source.replace("1.0", "3.0"))
-    assert load() == [6.0]  # it has changed, so it is run again
+        UserError, match=r"^dataset: .*2 of 12 rows .*observer.*context of 96"
+    ) as error:
+        CoryTrainer(config, agents, make_task(own))
+    limit = int(re.search(r"task.max_prompt_tokens: (\d+)", str(error.value))[1])
+    own.task.max_prompt_tokens = limit
+    assert len(CoryTrainer(config, agents, make_task(own)).task.dataset) == 10
 
 
 # Chat messages
@@ -513,7 +229,9 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
         match=r"prompt in row 1: expected messages that the chat template takes.*no system",
     ):
         encode(tokenizer, read)
-    score(reward, columns["prompt"], ["a", "b"], {"role": ["pioneer"] * 2, "other": [0, 0]})
+    score_by_function(
+        reward, columns["prompt"], ["a", "b"], {"role": ["pioneer"] * 2, "other": [0, 0]}
+    )
     assert seen["prompts"][0] == MESSAGES and seen["completions"][1] == [
         {"role": "assistant", "content": "b"}
     ]
@@ -632,32 +350,11 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     assert status == 2 and "the source of the reward, rewards.py, or" in error
 
 
-def test_a_split_is_its_own_file_and_its_parts(here):
-    (here / "data").mkdir()
-    for name in "train", "train_small", "train-dev", "part-00000-of-00002", "part-00001-of-00002":
-        (here / f"data/{name}.jsonl").write_text(json.dumps({"ask": name}) + "\n")
-    folder = settings(dataset="data", prompt_column="ask")
-    assert make_task(folder).dataset["prompt"][:] == ["train"]
-    parts = make_task(settings(dataset="data", prompt_column="ask", split="part")).dataset
-    assert parts["prompt"][:] == ["part-00000-of-00002", "part-00001-of-00002"]
-    shutil.copy(here / "data/train.jsonl", here / "data/train.json")
-    with pytest.raises(
-        UserError, match=r"expected a file train.*got \['train.json', 'train.jsonl'"
-    ):
-        make_task(folder)
-
-
-def test_an_empty_file_has_no_rows(here):
-    (here / "empty.jsonl").touch()
-    with pytest.raises(UserError, match=r"task.dataset: expected rows, got none in 'empty.jsonl'"):
-        make_task(settings(dataset="empty.jsonl"))
-
-
 def test_a_single_file_has_no_held_out_prompts(here):
     config = settings()
     with pytest.raises(
         UserError,
-        match=r"task.eval_dataset: expected a file of held-out prompts, as all of 'prompts.j",
+        match=r"^task\.eval_dataset: .*'prompts\.jsonl'",
     ):
         held_out_rows(config, "test")
     assert len(held_out_rows(config, "train")) == 24
@@ -665,9 +362,7 @@ def test_a_single_file_has_no_held_out_prompts(here):
         held_out_rows(settings(eval_dataset="held_oot"))
     single = settings(eval_dataset="held_out.jsonl")
     assert len(held_out_rows(single, "test")) == len(held_out_rows(single)) == 6
-    with pytest.raises(
-        UserError, match=r"--split: expected test, as task\.eval_dataset is a single"
-    ):
+    with pytest.raises(UserError, match=r"^--split: .*'held_out\.jsonl', got 'validation'"):
         held_out_rows(single, "validation")
     (here / "data").mkdir()
     for split in ("train", "test"):
@@ -677,30 +372,6 @@ def test_a_single_file_has_no_held_out_prompts(here):
     assert (
         held_out_rows(folder)["prompt"][0] == held_out_rows(folder, "test")["prompt"][0] == "test"
     )
-
-
-def test_mistakes_are_told_before_torch_is_imported(here, policy_folder):
-    write_config(here, policy_folder)
-    code = """
-import sys
-from cory.train import run
-sys.argv = ["x", "--config", "my.yaml", "--task.reward", "no.py:f"]
-try:
-    run()
-except Exception as error:
-    print(error)
-print("torch" in sys.modules)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.stdout.splitlines()[1:] == [
-        "task.reward: expected an existing file, got 'no.py'",
-        "False",
-    ]
 
 
 def test_help_names_every_key_of_the_task(command):
@@ -729,16 +400,6 @@ def test_settings_are_read_back_from_a_run(here):
 
     config = settings(reward=["rewards.py:good", "rewards.py:short"], reward_weights=[1.0, 0.5])
     assert as_config(OwnConfig, yaml.safe_load(yaml.safe_dump(asdict(config))), Path("x")) == config
-
-
-def test_cells_of_a_csv_file_are_texts(here):
-    (here / "p.csv").write_text('prompt,answer\nNA,007\n"a, b",\nnull,True\n')
-    rows = load_dataset("p.csv", "train", ["prompt", "answer"])
-    assert rows["prompt"][:] == ["NA", "a, b", "null"] and rows["answer"][:] == ["007", "", "True"]
-    for row in ("a", "a,b,c"):
-        (here / "p.csv").write_text(f"prompt,answer\na,b\n{row}\n")
-        with pytest.raises(UserError, match=r"p.csv, line 3: not as many cells as columns"):
-            load_dataset("p.csv", "train", ["prompt", "answer"])
 
 
 def test_the_settings_of_the_page_are_read(here):
@@ -841,10 +502,6 @@ async def hinted(prompts, completions, hint, number, role, rewards):
     return [None if who == "observer" else reward for who, reward in zip(role, rewards)]
 
 
-def fails(completions):
-    raise KeyError("gone")
-
-
 class Count(Callback):
     def on_train_begin(self, trainer, run):
         self.file = run.folder / "counted"
@@ -854,13 +511,6 @@ class Count(Callback):
             file.write(f"{iteration.records[0]['length']}\\n")
 
 
-class Needs(Callback):
-    def __init__(self, size):
-        self.size = size
-
-
-def loud(completions):
-    return [0.0] * len(completions)
 """
 
 
@@ -909,27 +559,11 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"task": {"metrics": "watch.py:none"}},
-            r"task\.metrics: expected a function of watch\.py, which .*length",
-        ),
-        (
-            {"task": {"metrics": ["watch.py:length"] * 2}},
-            r"task\.metrics: expected functions of different names",
-        ),
-        (
-            {"task": {"metrics": "other.py:kl"}},
-            r"metrics: expected a name that no other metric has, got 'kl'",
-        ),
-        (
-            {"task": {"metrics": "other.py:name"}},
-            r"metrics: expected a name that no other metric has, got 'name'",
-        ),
-        ({"task": {"extract": "other.py:slow"}}, r"extract: expected a function, got an async one"),
-        (
-            {"task": {"metrics": "watch.py:fails"}},
-            r"metric function fails: KeyError: 'gone', raised at watch\.py, line 15",
-        ),
+        ({"task": {"metrics": "watch.py:none"}}, r"task\.metrics: .*'none'"),
+        ({"task": {"metrics": ["watch.py:length"] * 2}}, r"task\.metrics: .*watch\.py:length"),
+        ({"task": {"metrics": "other.py:kl"}}, r"task\.metrics: .*'kl'"),
+        ({"task": {"metrics": "other.py:name"}}, r"task\.metrics: .*'name'"),
+        ({"task": {"extract": "other.py:slow"}}, r"task\.extract: "),
         (
             {
                 "task": {
@@ -937,17 +571,10 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
                     "metrics": "other.py:reward_short",
                 }
             },
-            r"metrics: expected a name that no other metric has, got 'reward_short'",
+            r"task\.metrics: .*'reward_short'",
         ),
-        (
-            {"callbacks": "watch.py:length"},
-            r"callbacks: expected a class derived from cory\.Callback",
-        ),
-        (
-            {"callbacks": "watch.py:Needs"},
-            r"callbacks: expected watch\.py:Needs to be made without arguments",
-        ),
-        ({"callbacks": ["none.py:Count"]}, r"callbacks: expected an existing file, got 'none\.py'"),
+        ({"callbacks": "watch.py:length"}, r"callbacks: .*watch\.py:length"),
+        ({"callbacks": ["none.py:Count"]}, r"callbacks: .*'none\.py:Count'"),
         ({"guards": {"patience": 2}}, r"guards\.patience: expected null without eval_every, got 2"),
     ],
 )

@@ -11,12 +11,13 @@ from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation.responses import respond
 from cory.metrics import mean_interval
 from cory.models.load import load_policy, load_tokenizer
+from cory.rewards import Classifier
 from gsm8k_train import make_weights as gsm8k_weights
 from gsm8k_train import toy as gsm8k
 from imdb_train import make_weights as imdb_weights
 from imdb_train import toy as imdb
 from imdb_train.config import ImdbTaskConfig
-from imdb_train.task import PositiveLogit, queries
+from imdb_train.task import queries
 
 # By machine and number of threads a training comes out within these distances of what is shipped.
 WITHIN = {"loss": 0.05, "reward": 0.5, "classifier_error": 0.02, "accuracy": 0.1}
@@ -27,7 +28,7 @@ def test_shipped_models_are_small_and_good():
     assert len(files) == 3 and sum(file.stat().st_size for file in files) < 4e6
     policy, tokenizer = load_policy(ModelConfig(name=str(imdb.POLICY)))
     assert 0.4e6 < policy.num_parameters() < 1.1e6 and policy.dtype == torch.float32
-    reward = PositiveLogit(str(imdb.REWARD_MODEL), 64, torch.device("cpu"))
+    reward = Classifier(str(imdb.REWARD_MODEL), "POSITIVE")
     texts = [
         "the acting was truly wonderful and I loved every minute.",
         "the acting was truly awful and I hated every minute.",

@@ -11,15 +11,12 @@ imports torch.
 """
 
 import importlib
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import cory
 from cory.cli.load import as_config
 from cory.config import Config
 from cory.errors import UserError
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from cory.task import Task
 
 GROUP = "cory.tasks"  # of the entry points
+BUILT_IN = EntryPoint("own", "cory.own_task:OWN", GROUP)
 C = TypeVar("C", bound=Config)
 
 
@@ -54,18 +52,13 @@ class TaskKind(Generic[C]):
     evaluation: "type[EvaluationConfig] | None" = None
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
-        """The task of a run, on `rows` or on those of training, with the run's roles; its `kind` is
-        the name of this.
-
-        Raises a UserError that names the key: a file or a column is missing, or a value does not
-        fit.
-        """
+        """The task of a run, on `rows` or on those of training, with the run's roles. Raises a UserError."""
         task: Task = self._functions().make_task(config, rows)
         task.kind = self.name
         return task.with_roles(config.roles)
 
     def training_rows(self, config: C) -> "Dataset":
-        """The rows that a run is trained on, with a column `prompt`. Raises a UserError that names the key."""
+        """The rows that a run is trained on, with a column `prompt`. Raises a UserError."""
         return self._functions().training_rows(config)
 
     def held_out_rows(self, config: C, split: str | None = None) -> "Dataset":
@@ -78,7 +71,7 @@ class TaskKind(Generic[C]):
 
 def find_kind(name: str) -> TaskKind[Any]:
     """The kind that is registered by a name. Raises a UserError if none is."""
-    registered = _entry_points()
+    registered = _registered()
     if name not in registered:
         raise UserError(
             f"expected a task among {', '.join(sorted(registered))}, got {name!r}. Install the package that registers "
@@ -90,7 +83,7 @@ def find_kind(name: str) -> TaskKind[Any]:
 def kind_of_script(script: str) -> TaskKind[Any]:
     """The kind of a script beside its task's module: imdb_train/cory.py, ... Raises a UserError if there is none."""
     package = Path(script).parent.name
-    for name, entry_point in _entry_points().items():
+    for name, entry_point in _registered().items():
         if entry_point.module.split(".")[0] == package:
             return find_kind(name)
     raise UserError(f"script: expected one in the folder of a registered task, got {script!r}")
@@ -115,24 +108,9 @@ def run_config(run: Path) -> Config:
     kind = kind_of_run(settings)
     if kind is None:
         settings.pop("task", None)
-        return as_config(Config, settings, run / "config.yaml")
-    return as_config(kind.config, settings, run / "config.yaml")
+    return as_config(kind.config if kind else Config, settings, run / "config.yaml")
 
 
-@cache
-def _entry_points() -> dict[str, EntryPoint]:
-    """The registered kinds by name: of installed packages, and of the checkout that this module is in."""
-    installed = {entry_point.name: entry_point for entry_point in entry_points(group=GROUP)}
-    return installed | {entry_point.name: entry_point for entry_point in _of_checkout()}
-
-
-def _of_checkout() -> Iterator[EntryPoint]:
-    """Those of this project's pyproject.toml, if this is a checkout, which need not be installed."""
-    file = Path(cory.__file__).resolve().parent.parent / "pyproject.toml"
-    try:
-        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-    except (OSError, tomllib.TOMLDecodeError, LookupError):
-        return
-    if project.get("name") == "cory":
-        for name, value in project["entry-points"][GROUP].items():
-            yield EntryPoint(name, value, GROUP)
+def _registered() -> dict[str, EntryPoint]:
+    """The entry points of installed packages by name, and the kind that needs none."""
+    return {point.name: point for point in entry_points(group=GROUP)} | {BUILT_IN.name: BUILT_IN}

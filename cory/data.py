@@ -1,0 +1,161 @@
+"""Reads data sets: files, folders and the Hub.
+
+Parquet, folders that `datasets` has saved and the Hub are read by `datasets`. It would make a date
+of a text such as 2026-01-31 in JSON, and a number of 007 in CSV; these are read here, row by row.
+"""
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import datasets
+
+from cory.errors import UserError
+from cory.identity import is_local
+
+FORMATS = (".parquet", ".jsonl", ".json", ".csv")
+
+
+def load_dataset(
+    name: str,
+    split: str,
+    columns: Sequence[str] = (),
+    subset: str | None = None,
+    key: str = "task.dataset",
+) -> datasets.Dataset:
+    """One split of a dataset.
+
+    Args:
+        name: Hub id; local file (parquet, or JSON lines, JSON or CSV, which may end in .gz); folder
+            with files named after their split; or folder of `save_to_disk`. Cells of CSV are texts.
+        columns: the required ones.
+        subset: configuration of a Hub dataset.
+        key: of the settings, for messages.
+
+    Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
+    """
+    path = Path(name)
+    if not path.exists() and (is_local(name) or _ending(path) in FORMATS):
+        raise UserError(f"{key}: expected an existing file or folder, or a Hub id, got {name!r}")
+    try:
+        rows = _read(name, split, subset)
+    except Exception as error:  # every reader raises its own kind
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        if not isinstance(error, UserError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise UserError(f"{key}: cannot read {name!r}, split {split!r} ({reason})") from None
+    if len(rows) == 0:
+        raise UserError(f"{key}: expected rows, got none in {name!r}, split {split!r}")
+    for column in columns:
+        if column not in rows.column_names:
+            raise UserError(
+                f"{key}: expected a column {column!r} in {name!r}, got {rows.column_names}"
+            )
+    return rows
+
+
+def has_splits(name: str) -> bool:
+    """Whether a dataset may have several splits: it is no single file, nor a single dataset of `save_to_disk`."""
+    return not (Path(name).is_file() or (Path(name) / "state.json").is_file())
+
+
+def check_held_out(dataset: str, trained: str) -> None:
+    """Raises a UserError if a dataset's split `test` was trained on: it has no splits, or `trained` is `test`."""
+    if not has_splits(dataset) or trained == "test":
+        raise UserError(
+            "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, trained on "
+            f"another split than test, to have held-out rows, got {dataset!r}, split {trained!r}"
+        )
+
+
+def _read(name: str, split: str, subset: str | None) -> datasets.Dataset:
+    path = Path(name)
+    if not path.exists():
+        return datasets.load_dataset(name, subset, split=split)
+    if (path / "dataset_dict.json").is_file():
+        return datasets.load_from_disk(path)[split]
+    if path.is_dir() and not has_splits(name):
+        return datasets.load_from_disk(path)
+    files = [path] if path.is_file() else _files_of_split(path, split)
+    endings = {_ending(file) for file in files}
+    if len(endings) != 1 or not endings <= {*FORMATS}:
+        raise UserError(
+            f"expected files of one kind among {FORMATS}, got {[file.name for file in files]}"
+        )
+    if endings == {".parquet"}:
+        return datasets.Dataset.from_parquet([str(file) for file in files])
+    read = _csv_rows if endings == {".csv"} else _json_rows
+    rows = [row for file in files for row in read(file)]
+    # `Dataset.from_list` would drop columns that the first row lacks.
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    """train.jsonl, or train-00000-of-00002.parquet, ..., in a folder or its folder `data`."""
+    files = [
+        f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if _ending(f) in FORMATS
+    ]
+    names = {file: Path(file.name.removesuffix(".gz")).stem for file in files}
+    whole = [file for file in files if names[file] == split]
+    parts = [
+        file for file in files if re.fullmatch(rf"{re.escape(split)}-\d+(-of-\d+)?", names[file])
+    ]
+    if len(whole) != 1 and (whole or not parts):
+        raise UserError(
+            f"expected a file {split}.parquet, {split}.jsonl or {split}.csv, or its parts {split}-00000, ..., "
+            f"got {[file.name for file in whole or files]}"
+        )
+    return whole or parts
+
+
+def _ending(file: Path) -> str:
+    """.jsonl, of rows.jsonl and rows.jsonl.gz."""
+    return Path(file.name.removesuffix(".gz")).suffix
+
+
+def _open(file: Path) -> TextIO:
+    opener: Any = gzip.open if file.suffix == ".gz" else open
+    text: TextIO = opener(file, "rt", encoding="utf-8-sig", newline="")
+    return text
+
+
+def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects of JSON lines, or of a list."""
+    with _open(file) as stream:
+        text = stream.read()
+    is_list = text.lstrip().startswith("[")
+    for number, row in enumerate(json.loads(text), 1) if is_list else _json_lines(file, text):
+        if not isinstance(row, dict):
+            unit = "row" if is_list else "line"
+            raise UserError(f"{file.name}, {unit} {number}: expected an object, got {row!r}")
+        yield row
+
+
+def _json_lines(file: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """The number of each line that is not empty, and its value."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{file.name}, line {number}: {error}") from None
+
+
+def _csv_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a CSV file, whose cells are texts: 007 is no number, and null not nothing."""
+    with _open(file) as stream:
+        reader = csv.DictReader(stream, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise UserError(
+                        f"{file.name}, line {reader.line_num}: not as many cells as columns"
+                    )
+                yield row
+        except csv.Error as error:
+            raise UserError(f"{file.name}, line {reader.reader.line_num}: {error}") from None

@@ -1,0 +1,204 @@
+"""A task of your own: prompts and reward that settings name. Importing this does not import torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from cory.code_files import Loaded, as_list, load
+from cory.config import Config, Settings
+from cory.errors import UserError
+from cory.task_kinds import TaskKind
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from cory.rewards import Reward
+    from cory.task import Task
+
+
+@dataclass
+class OwnTaskConfig(Settings):
+    """Prompts, reward and templates; docs/own_task.md has examples.
+
+    Args:
+        dataset: File (parquet; jsonl, json or csv, which may end in .gz), folder with files named
+            after their splits, folder of `save_to_disk`, or Hub id.
+        subset: Configuration of a Hub dataset; null for its only one.
+        split: Split of the dataset; a single file is used whole.
+        eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`. null: another split
+            of `dataset`.
+        eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluation` has
+            --split.
+        prompt_column: Column with the prompts: text, or chat messages of which the last is the
+            user's.
+        max_prompt_tokens: Longer prompts are left out, of training and held out: tokens of the
+            query as the pioneer reads it. null: none is left out.
+        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty
+            with a team_reward.
+        reward_weights: A weight for each reward function. null: 1 each.
+        team_reward: FILE.py:FUNCTION that rewards a whole chain, on top of `reward`. null: none.
+        metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the
+            functions.
+        extract: FILE.py:FUNCTION from a response to its answer, or None, for the votes of an
+            evaluation. null: none.
+        pioneer_prompt: Template over {prompt} and the dataset's other columns.
+        observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and
+            the other columns. null: query and response, then the query again on a new line; in a
+            chat, a request for a better answer.
+    """
+
+    block: ClassVar[str] = "task"
+    # Keys whose values are FILE.py:FUNCTION.
+    FUNCTIONS: ClassVar[tuple[str, ...]] = (
+        "reward",
+        "team_reward",
+        "metrics",
+        "extract",
+    )
+
+    dataset: str = ""
+    subset: str | None = None
+    split: str = "train"
+    eval_dataset: str | None = None
+    eval_split: str = "test"
+    prompt_column: str = "prompt"
+    max_prompt_tokens: PositiveInt | None = None
+    reward: list[str] | str = ""
+    reward_weights: list[float] | None = None
+    team_reward: str | None = None
+    metrics: list[str] | str = Field(default_factory=list)
+    extract: str | None = None
+    pioneer_prompt: str = "{prompt}"
+    observer_prompt: str | None = None
+
+    def check(self) -> None:
+        weights = self.reward_weights
+        if weights is not None and len(weights) != len(self.rewards):
+            raise UserError(
+                f"task.reward_weights: expected null or a weight for each of {len(self.rewards)} rewards, got {weights}"
+            )
+
+    @property
+    def rewards(self) -> list[str]:
+        """The reward functions, as a list; empty only beside a team reward."""
+        if self.team_reward is not None and not self.reward:
+            return []
+        return as_list(self.reward)
+
+
+@dataclass
+class OwnConfig(Config):
+    """A run on your own prompts and rewards. See cory/config.py for the keys that every task
+    shares.
+
+    Args:
+        task: Prompts, reward and templates.
+    """
+
+    task: OwnTaskConfig = Field(default_factory=OwnTaskConfig)
+
+
+OWN = TaskKind("own", OwnConfig, "cory.own_task")
+
+
+# What a task provides: see `cory.task_kinds.TaskKind`.
+
+
+def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
+    """The task of a run, on `rows` or on the prompts of training."""
+    from cory.models.tokenization import are_turns
+    from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
+    from cory.task import Task
+
+    settings = config.task
+    settings.check()
+    weights = settings.reward_weights or [1.0] * len(settings.rewards)
+    rewards = [
+        _reward(load("task.reward", name), weight)
+        for name, weight in zip(settings.rewards, weights, strict=True)
+    ]
+    team_reward = None
+    if settings.team_reward is not None:
+        team_reward = _reward(load("task.team_reward", settings.team_reward))
+    extract = None
+    if settings.extract is not None:
+        extract = load("task.extract", settings.extract).value
+    loaded = [load("task.metrics", name) for name in as_list(settings.metrics)]
+    metrics = {metric.name.split(":")[-1]: metric.value for metric in loaded}
+    if len(metrics) < len(loaded):
+        raise UserError(
+            f"task.metrics: expected functions of different names, got {settings.metrics}"
+        )
+    if rows is None:
+        rows = training_rows(config)
+    observer_prompt = settings.observer_prompt
+    if observer_prompt is None:
+        is_chat = are_turns(rows["prompt"], config.model.chat_template)
+        observer_prompt = CHAT_OBSERVER if is_chat else OBSERVER
+    prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
+    return Task(rows, rewards, prompts, metrics, team_reward, extract, OWN.name)
+
+
+def training_rows(config: OwnConfig) -> "Dataset":
+    """The prompts that a run with these settings is trained on."""
+    settings = config.task
+    return _read(config, "task.dataset", settings.dataset, settings.split, settings.subset)
+
+
+def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
+    """Held-out prompts: those of `eval_dataset`, or another split of `dataset`. None: the split
+    `eval_split`.
+
+    Raises a UserError if the dataset has no splits and is trained on as a whole, unless its split
+    is named, or if a split is named that held-out prompts without splits do not have.
+    """
+    from cory.data import has_splits
+
+    settings = config.task
+    held_out_split = split or settings.eval_split
+    if settings.eval_dataset is not None:
+        if held_out_split != settings.eval_split and not has_splits(settings.eval_dataset):
+            raise UserError(
+                f"--split: expected none, as task.eval_dataset is {settings.eval_dataset!r}, got {split!r}"
+            )
+        return _read(config, "task.eval_dataset", settings.eval_dataset, held_out_split)
+    if held_out_split != settings.split and not has_splits(settings.dataset):
+        raise UserError(
+            f"task.eval_dataset: expected held-out prompts, as all of {settings.dataset!r} is trained on, got None"
+        )
+    return _read(config, "task.dataset", settings.dataset, held_out_split, settings.subset)
+
+
+def _reward(loaded: Loaded, weight: float = 1.0) -> "Reward":
+    from cory.rewards import Reward
+
+    return Reward(loaded.value, weight, loaded.name, loaded.sha256)
+
+
+def _read(
+    config: OwnConfig, key: str, dataset: str, split: str, subset: str | None = None
+) -> "Dataset":
+    """The rows of a dataset, which is that of `key`, with the prompts in a column `prompt`, but for too long ones."""
+    from cory.data import load_dataset
+    from cory.task import without_long_prompts
+
+    if not dataset:
+        raise UserError(f"{key}: expected a file, a folder or a Hub id, got ''")
+    if subset is not None and Path(dataset).exists():
+        raise UserError(f"task.subset: expected null for local data, got {subset!r}")
+    rows = load_dataset(dataset, split, [], subset, key)
+    column = config.task.prompt_column
+    names = rows.column_names
+    if column not in names:
+        raise UserError(
+            f"task.prompt_column: expected one of {names} of {dataset!r}, got {column!r}"
+        )
+    if column != "prompt":  # as templates call it
+        if "prompt" in names:
+            raise UserError(
+                f"task.prompt_column: expected 'prompt', as the dataset has a column of that name, got {column!r}"
+            )
+        rows = rows.rename_column(column, "prompt")
+    return without_long_prompts(rows, config, config.task.pioneer_prompt)

@@ -1,1 +1,0 @@
-"""Tasks: what describes a kind of them, and the kind that is defined by settings alone, your own."""
