@@ -61,10 +61,10 @@ INIT_KL_COEF = 0.3
 KL_TARGET = 6.0  # nats
 KL_HORIZON = 10_000  # responses
 
-# The KL in Eq. 2. "full", as printed, sums over the vocabulary, whichever token was sampled, so no
-# token is held to account for its own. "sampled" is the log-ratio of the sampled token, which is.
-# At this learning rate the policy runs away from the reference with "full".
-KL_PENALTY = "sampled"
+# The KL in Eq. 2. "full", as printed, sums over the vocabulary. It is the same whichever token was
+# sampled, so no token is discouraged by its own. "kl" is the log-ratio of the sampled token. At this
+# learning rate the policy runs away from the reference with "full".
+KL_PENALTY = "kl"
 
 # Queries: how reviews begin. The pioneer reads a query as it is.
 OPENINGS = (
@@ -302,9 +302,9 @@ def ppo_update(
 
         # The paper maximizes -loss.
         loss = pg_loss + VALUE_COEF * v_loss  # Eq. 13
-        agent.optimizer.zero_grad()
         loss.backward()
         agent.optimizer.step()
+        agent.optimizer.zero_grad()
 
         policy_losses.append(pg_loss.item())
         value_losses.append(v_loss.item())

@@ -48,7 +48,7 @@ def make_trainer(minimal, **ppo):
             init_kl_coef=minimal.INIT_KL_COEF,
             kl_target=minimal.KL_TARGET,
             kl_horizon=minimal.KL_HORIZON,
-            kl_penalty={"sampled": "kl", "full": "full"}[minimal.KL_PENALTY],
+            kl_penalty=minimal.KL_PENALTY,
             ratio_threshold=1e9,  # TRL's guard, which the example leaves out
         ),
     )
@@ -115,15 +115,13 @@ def assert_same_weights(agents, trainer):
                 # A key's bias has no gradient, as a softmax does not see it. Adam turns its
                 # rounding into steps.
                 queries, keys, values = difference.chunk(3)
-                print('keys', keys.max())
                 assert keys.max() < 1e-2, name
                 difference = torch.cat([queries, values])
-            print('weights', difference.max())
             assert difference.max() < 1e-4, name
 
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["one length", "lengths"])
-@pytest.mark.parametrize("kl_penalty", ["sampled", "full"])
+@pytest.mark.parametrize("kl_penalty", ["kl", "full"])
 def test_equals_the_package(minimal, monkeypatch, ragged, kl_penalty):
     minimal.KL_PENALTY = kl_penalty
     minimal.EXCHANGE_EVERY = 2
@@ -137,7 +135,7 @@ def test_equals_the_package(minimal, monkeypatch, ragged, kl_penalty):
     def reward(queries, responses):
         return torch.tensor(scores(queries, responses))
 
-    for k in range(6):
+    for k in range(5):
         fed += [draw_responses(generator, ragged) for _ in range(2)]
         done = trainer.iteration(k)
         queries = trainer.task.batch(k, BATCH, trainer.config.seed)["prompt"]
@@ -148,12 +146,10 @@ def test_equals_the_package(minimal, monkeypatch, ragged, kl_penalty):
         for stats, theirs, rewards in zip(mine, done.stats, done.task_rewards, strict=True):
             assert stats["task_reward"] == pytest.approx(rewards.mean().item(), abs=1e-6)
             for name in STATISTICS:
-                print(k, name, stats[name], getattr(theirs, name), abs(stats[name] - getattr(theirs, name)))
                 assert stats[name] == pytest.approx(getattr(theirs, name), rel=1e-4, abs=1e-6), name
 
     assert_same_weights(agents, trainer)
     after = torch.cat([p.detach().flatten() for p in agents[0].policy.parameters()])
-    print('moved', (after-before).abs().max())
     assert (after - before).abs().max() > 1e-3
 
 
