@@ -22,7 +22,7 @@ STATISTICS = ("kl", "kl_coef", "policy_loss", "value_loss")
 
 @pytest.fixture
 def minimal():
-    """The example as a module of this test alone, which changes its settings."""
+    """The example as a module of its own, as tests change its settings."""
     spec = importlib.util.spec_from_file_location("minimal", ROOT / "examples/minimal.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -74,13 +74,13 @@ def scores(prompts, completions, **_):
 
 
 def draw_responses(generator, ragged):
-    """Tokens of a batch of responses; ragged: of different lengths, by an end token or the limit."""
+    """Tokens of a batch of responses; ragged: all but the first row have an end token somewhere."""
     responses = torch.randint(2, 800, (BATCH, LONGEST), generator=generator)
     if not ragged:
         return list(responses)
-    lengths = torch.randint(1, LONGEST + 1, (BATCH,), generator=generator).tolist()
+    lengths = torch.randint(1, LONGEST + 1, (BATCH,), generator=generator)
     lengths[0] = LONGEST
-    for row, length in zip(responses, lengths, strict=True):
+    for row, length in zip(responses[1:], lengths[1:], strict=True):
         row[length - 1] = END
     return [row[:length] for row, length in zip(responses, lengths, strict=True)]
 
