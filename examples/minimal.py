@@ -61,9 +61,9 @@ INIT_KL_COEF = 0.3
 KL_TARGET = 6.0  # nats
 KL_HORIZON = 10_000  # responses
 
-# The KL in Eq. 2. "full", as printed, sums over the vocabulary. It is the same whichever token was
-# sampled, so no token is discouraged by its own. "kl" is the log-ratio of the sampled token. At this
-# learning rate the policy runs away from the reference with "full".
+# The KL in Eq. 2. "full", as printed, is over the whole vocabulary: the same whichever token was
+# sampled, so it does not act on that token. "kl" is the log-ratio of the sampled token, whose mean
+# it is. At this learning rate the policy runs away from the reference with "full".
 KL_PENALTY = "kl"
 
 # Queries: how reviews begin. The pioneer reads a query as it is.
@@ -222,7 +222,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Scales to mean 0 and variance 1 over all response tokens of the batch."""
+    """Shifts and scales to mean 0 and variance 1 over all response tokens of the batch."""
     centred = x - masked_mean(x, mask)
     variance = (centred.square() * mask).sum() / (mask.sum() - 1)
     return centred * torch.rsqrt(variance + 1e-8)
@@ -275,7 +275,7 @@ def ppo_update(
     token_rewards = -agent.kl_coef * kl
     token_rewards = token_rewards.scatter_add(1, last_token, rewards[:, None])  # Eq. 2
 
-    # 3. Advantages: how much better it went on from each token than the value head had foretold.
+    # 3. Advantages: how much more was earned from each token on than the value head predicted.
     advantages, returns = gae(token_rewards, oldvalue, mask)  # Eq. 12
     advantages = whiten(advantages, mask)
 
@@ -287,8 +287,9 @@ def ppo_update(
         newvalue = agent.value_head(hidden).squeeze(-1).float()  # Eq. 10
         newlogprob = chosen(vocabulary_logprobs(agent.policy, hidden), token_ids)
 
-        # Policy loss: tokens with an advantage become likelier, others less likely. Beyond the clip
-        # range there is nothing to gain. Padding is masked before `exp`, where it could overflow.
+        # Policy loss: raise the probability of tokens with a positive advantage, lower that of the
+        # others. Clipping stops a token's gradient once its ratio has moved far enough. Padding is
+        # masked before `exp`, where it could overflow.
         ratio = ((newlogprob - oldlogprob) * mask).exp()
         pg_loss1 = -advantages * ratio
         pg_loss2 = -advantages * ratio.clamp(1 - CLIP, 1 + CLIP)

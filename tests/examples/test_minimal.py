@@ -91,7 +91,8 @@ def feed(minimal, monkeypatch, agents):
     theirs, mine = iter(fed), iter(fed)
     monkeypatch.setattr("cory.agent.sample", lambda *args, **options: Sampled(next(theirs), []))
 
-    def generate(input_ids, pad_token_id, **_):
+    def generate(input_ids, pad_token_id, do_sample, top_k, **_):
+        assert do_sample and top_k == 0  # else samples are not the policy's own distribution
         padded = torch.nn.utils.rnn.pad_sequence(next(mine), True, pad_token_id)
         return torch.cat([input_ids, padded], 1)
 
