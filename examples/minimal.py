@@ -88,7 +88,7 @@ OBSERVER = 'I can make this sentence "{query}{response}" more positive: {query}'
 
 @dataclass
 class Agent:
-    """One LLM with what it learns with. An agent keeps all of it, whatever its role."""
+    """One LLM and what trains it. An agent keeps all of it, whatever its role."""
 
     name: str
     policy: PreTrainedModel
