@@ -1,4 +1,4 @@
-"""One CORY iteration on a GPU beside a minimal baseline: a table to paste. Ten minutes, no network.
+"""One CORY iteration on a GPU beside examples/minimal.py: a table to paste. Ten minutes, no network.
 
     python -m benchmarks.gpu                       # GPT-2, GPT2-Large and Qwen2.5-0.5B, fp32 and bf16
     python -m benchmarks.gpu --sizes GPT-2         # one of them
@@ -6,10 +6,8 @@
 
 Two agents, all weights trained by PPO with four epochs, batch 64, queries of 2 to 8 tokens,
 responses of 16, the KL of the whole vocabulary, a DistilBERT as reward. Weights are random, of the
-published sizes; Qwen2.5-0.5B is a Llama of its sizes. The minimal baseline is that of
-benchmarks/ways.py: plain torch and transformers, without KL, advantages, statistics and text. Each
-row is a process of its own; seconds are medians. Models are written to the folder for temporary
-files, 3.5 GB at a time.
+published sizes; Qwen2.5-0.5B is a Llama of its sizes. Each row is a process of its own; seconds are
+medians. Models are written to the folder for temporary files, 3.5 GB at a time.
 
 vLLM's rows need a server for one size, started on the model that this keeps (docs/scaling.md has
 the server's command):

@@ -1,4 +1,4 @@
-"""One CORY iteration, timed side by side: ours, two stock TRL trainers, and a minimal hand-written baseline.
+"""One CORY iteration, timed side by side: ours, two stock TRL trainers, and examples/minimal.py.
 
     python benchmarks/iteration.py --shape gpt2_small                # all shapes: benchmarks/shapes.py
     python benchmarks/iteration.py --shape gpt2_small --what update  # one agent's PPO update on the observer's prompts

@@ -1,11 +1,11 @@
-"""GRPO at the shape of GSM8K: ours with a group's prompt read once, a minimal baseline, and TRL 1.x.
+"""GRPO at the shape of GSM8K: ours with a group's prompt read once, and TRL 1.x.
 
     python benchmarks/trl_grpo.py --trl-python ENV/bin/python --group 4 --out results/speed
 
 ENV is an environment with TRL 1.x, made for instance by `pip install torch==2.13.0 trl==1.16.0`.
 The shapes `gsm8k_grpo_*` of benchmarks/shapes.py train one agent, so one trainer stands beside one.
 
-* ours, minimal: see benchmarks/ways.py.
+* ours: see benchmarks/ways.py.
 * ours_plain: ours, but training reads the prompt with each response. Sampling reads it once.
 * trl: `trl.GRPOTrainer`.
 * trl_default: the same with gradient checkpointing, which is TRL's default.
@@ -19,8 +19,7 @@ What differs:
 * Sampled tokens, as the libraries draw random numbers in their own ways.
 * TRL runs its output layer in chunks, uses AdamW (no decay) in place of Adam, and keeps the C
   library's memory settings.
-* ours and minimal have GPT-2's GELU in one kernel, TRL has transformers' own.
-* minimal has no KL, advantages, statistics or text.
+* ours has GPT-2's GELU in one kernel, TRL has transformers' own.
 
 Each way is a process of its own, which waits for its turn. An iteration is a turn, and each round
 starts with another way. The first round warms up. Memory is the largest resident size of the process
@@ -52,7 +51,7 @@ from benchmarks.iteration import hardware, resident, table  # noqa: E402
 from benchmarks.shapes import SHAPES, Shape, make_models  # noqa: E402
 from benchmarks.ways import Bench  # noqa: E402
 
-WAYS = ("minimal", "ours", "ours_plain", "trl", "trl_default")
+WAYS = ("ours", "ours_plain", "trl", "trl_default")
 # Loads the libraries that a way needs.
 SMALL = Shape(
     layers=1,
@@ -195,12 +194,12 @@ def run_bench(
     begin: Callable[[], None],
     end: Callable[[Seconds], None],
 ) -> None:
-    """`ours`, `ours_plain` or `minimal`. Calls `begin` before each iteration and `end` after it."""
+    """`ours` or `ours_plain`. Calls `begin` before each iteration and `end` after it."""
     if way == "ours_plain":
         import cory.learners.passes
 
         cory.learners.passes.share_prompts = lambda model, batch: None
-    iteration = bench.way(way.removesuffix("_plain"))
+    iteration = bench.ours()
     for k in range(iterations):
         begin()
         started = time.perf_counter()
@@ -313,7 +312,7 @@ def measure(
 def as_table(group: int, results: dict[str, dict[str, Any]]) -> str:
     """Markdown, with medians over the repeats."""
     totals = {way: [run["total"] for run in results[way]["runs"]] for way in results}
-    base = "minimal" if "minimal" in results else next(iter(results))
+    base = next(iter(results))
     rows = []
     for way, result in results.items():
         total = statistics.median(totals[way])

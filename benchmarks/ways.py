@@ -1,9 +1,8 @@
-"""The ways of one CORY iteration that are timed side by side: ours, stock TRL, and a minimal hand-written baseline.
+"""The ways of one CORY iteration that are timed side by side: ours, stock TRL, and examples/minimal.py.
 
 ours: `CoryTrainer`. stock: trl.PPOTrainer 0.11.4 for each agent, with the same settings, its own `generate` in batches
-of 4 (its default) or all at once, roles exchanged by pointer. minimal: plain torch and transformers, one `generate` per
-agent, one pass of the reward model, one of the reference, and forward and backward passes over exactly the response
-window with a fused Adam step each: no KL, no advantages, no statistics, no text.
+of 4 (its default) or all at once, roles exchanged by pointer. minimal: plain torch and
+transformers.
 """
 
 import ctypes
@@ -150,12 +149,7 @@ class Bench:
             texts: list[list[str]] = []
             rollouts = []
             for role, trainer in enumerate(trainers):
-                prompts = [
-                    self.task.prompts.render(
-                        role, {"prompt": query}, [rows[row] for rows in texts] if role else None
-                    )
-                    for row, query in enumerate(queries)
-                ]
+                prompts = self.prompts(role, queries, texts)
                 with clock("generate"):
                     ids = [
                         torch.tensor(tokenizer(p)["input_ids"], device=self.device) for p in prompts
@@ -177,31 +171,29 @@ class Bench:
         return iteration
 
     def minimal(self) -> Callable[[int], Seconds]:
-        """The minimal baseline: see the module."""
+        """`examples/minimal.py`, whose settings become those of the shape."""
         import torch
-        import torch.nn.functional as F
-        from transformers import AutoModelForSequenceClassification, GenerationConfig
 
-        from cory.models import window
+        from cory.models.window import pad
+        from examples import minimal
 
         shape = self.shape
-        reference = self.load()[0].eval().requires_grad_(False)
-        reward = (
-            AutoModelForSequenceClassification.from_pretrained(self.reward_model)
-            .to(self.device)
-            .eval()
-        )
-        agents = []
-        for _ in range(shape.agents):
-            model = self.load()[0].eval()
-            agents.append((model, torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)))
-        settings = GenerationConfig(
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=shape.response,
-            pad_token_id=shape.vocabulary - 1,
-        )
-        tokenizer = self.load()[1]
+        if shape.algorithm != "ppo":
+            raise SystemExit(f"minimal: expected a shape with PPO, got {shape.algorithm}")
+        minimal.REWARD_MODEL = self.reward_model
+        minimal.DEVICE = str(self.device)
+        minimal.RESPONSE_TOKENS = shape.response
+        minimal.PPO_EPOCHS = shape.epochs
+        minimal.KL_PENALTY = shape.kl_penalty
+        minimal.LEARNING_RATE = self.config.ppo.learning_rate
+
+        reference, tokenizer = self.load()
+        reference.eval().requires_grad_(False)
+        agents = [
+            minimal.make_agent(f"LLM {n}", self.load()[0].eval(), tokenizer)
+            for n in range(shape.agents)
+        ]
+        reward = minimal.load_reward()
 
         def autocast() -> Any:
             return torch.autocast(
@@ -210,58 +202,39 @@ class Bench:
 
         def iteration(k: int) -> Seconds:
             clock = Clock()
-            asked = self.task.batch(k, shape.batch // shape.group, 0)["prompt"]
-            queries = tokenizer([query for query in asked for _ in range(shape.group)])["input_ids"]
-            originals = prompts = [torch.tensor(ids, device=self.device) for ids in queries]
-            extra = torch.ones(shape.observer, dtype=torch.long, device=self.device)
-            rollouts: list[tuple[list[Any], list[Any]]] = []
-            for role, (model, _) in enumerate(agents):
-                if role:
-                    pairs = zip(originals, rollouts[-1][1], strict=True)
-                    prompts = [torch.cat([extra, query, response]) for query, response in pairs]
-                with clock("generate"), torch.no_grad(), autocast():
-                    ids, mask = window.pad(prompts, 0, "left")
-                    out = model.generate(
-                        input_ids=ids, attention_mask=mask, generation_config=settings
-                    )
-                    out = out[:, ids.shape[1] :]
-                rollouts.append((prompts, list(out)))
-            with clock("reward"), torch.no_grad():
-                ids, mask = window.pad(
-                    [
-                        torch.cat(pair)
-                        for _, rows in rollouts
-                        for pair in zip(originals, rows, strict=True)
-                    ],
-                    0,
-                    "right",
-                )
-                reward(input_ids=ids, attention_mask=mask)
-            for (model, optimizer), (asked, answered) in zip(agents, rollouts, strict=True):
-                with clock("learn"):
-                    minimal_update(
-                        model, optimizer, reference, asked, answered, shape.epochs, autocast
-                    )
+            queries = self.task.batch(k, shape.batch, 0)["prompt"]
+            texts: list[list[str]] = []
+            rollouts = []
+            for role, agent in enumerate(agents):
+                prompts = self.prompts(role, queries, texts)
+                with clock("generate"), autocast():
+                    rollout, responses = minimal.respond(agent, prompts)
+                texts.append(responses)
+                rollouts.append(rollout)
+            with clock("reward"):
+                spaced = [query + " " for query in queries]
+                rewards = torch.stack([reward(spaced, responses) for responses in texts]).sum(0)
+            for agent, rollout in zip(agents, rollouts, strict=True):
+                with clock("learn"), autocast():
+                    minimal.ppo_update(agent, reference, rollout, rewards)
             return clock.seconds
 
-        def minimal_update(model, optimizer, reference, asked, answered, epochs, autocast) -> None:  # type: ignore[no-untyped-def]
-            batch = window.pack(asked, answered, 0)
-            width = batch.response_ids.shape[1]
-            with torch.no_grad(), autocast():
-                window.forward(reference, *batch[:3], width)
-            for _ in range(epochs):
-                with autocast():
-                    logits, _ = window.forward(model, *batch[:3], width)
-                loss = F.cross_entropy(logits.float().flatten(0, 1), batch.response_ids.flatten())
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        def update(prompt_ids: list[Any], response_ids: list[Any], rewards: Any) -> None:
+            rollout = minimal.Rollout(*pad(prompt_ids, 0, "left"), *pad(response_ids, 0, "right"))
+            with autocast():
+                minimal.ppo_update(agents[-1], reference, rollout, rewards.to(self.device))
 
-        iteration.agents = agents  # type: ignore[attr-defined]
-        iteration.update = lambda asked, answered: minimal_update(  # type: ignore[attr-defined]
-            *agents[-1], reference, asked, answered, shape.epochs, autocast
-        )
+        iteration.update = update  # type: ignore[attr-defined]
         return iteration
+
+    def prompts(self, role: int, queries: list[str], texts: list[list[str]]) -> list[str]:
+        """What a role reads. `texts`: the responses of each earlier role."""
+        return [
+            self.task.prompts.render(
+                role, {"prompt": query}, [rows[row] for rows in texts] if role else None
+            )
+            for row, query in enumerate(queries)
+        ]
 
     def way(self, name: str) -> Callable[[int], Seconds]:
         """By name: ours, minimal, stock (batches of 4) or stock_all."""
@@ -290,7 +263,9 @@ class Bench:
         scores = torch.randn(shape.batch)
         way = self.way(name)
         if name == "minimal":
-            step = way.update  # type: ignore[attr-defined]
+
+            def step(prompt_ids: Any, response_ids: Any) -> Any:
+                return way.update(prompt_ids, response_ids, scores)  # type: ignore[attr-defined]
         elif name == "ours":
             agent = way.agents[-1]  # type: ignore[attr-defined]
 
