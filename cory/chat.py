@@ -17,8 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, announce_files, main
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_weights, run_agents
 from cory.evaluation.lineup import reward_differs, with_prompts_of
@@ -30,7 +29,6 @@ from cory.report.escape import one_line, printable
 from cory.rewards import MissingColumns, score, score_chains
 from cory.run.record import named, read_settings
 from cory.tasks.kind import kind_of_run, run_config
-from cory.tasks.python_files import announce_files
 
 
 class Chat:
@@ -142,9 +140,9 @@ def _columns(row: Mapping[str, Any], times: int) -> dict[str, list[Any]]:
 
 def run() -> None:
     parser = Arguments(__doc__)
-    parser.add_argument("run", type=str, help="folder of a run that has ended")
-    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda or cuda:N")
-    arguments = parser.of()
+    parser.add_argument("run", help="folder of a run that has ended")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N")
+    arguments = parser.parse_args()
     chat = Chat(named(Path(arguments.run)), arguments.device)
     if chat.warning:
         print(one_line(chat.warning))

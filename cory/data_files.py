@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from cory.cli.messages import similar_file
 from cory.errors import UserError
 
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
@@ -18,5 +17,4 @@ def check_file(key: str, name: str) -> None:
     path = Path(name)
     if path.suffix not in FORMATS or path.exists():
         return
-    hint = similar_file(path, FORMATS)
-    raise UserError(f"{key}: expected an existing file, got {name!r}{hint}")
+    raise UserError(f"{key}: expected an existing file, got {name!r}")

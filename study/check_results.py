@@ -16,9 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cory.cli.arguments import Arguments
-from cory.cli.load import BESIDE_SETTINGS, as_config
-from cory.cli.main import main
+from cory.command import BESIDE_SETTINGS, Arguments, as_config, main
 from cory.errors import UserError
 from cory.identity import versions
 from cory.run.output import replace_text
@@ -165,7 +163,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         metavar="KEY=FOLDER",
         help="A local folder, for the runs that need one. Those that lack one are left out",
     )
-    args = parser.of(argv)
+    args = parser.parse_args(argv)
     if not all("=" in text for text in args.set):
         raise UserError(f"--set: expected KEY=FOLDER, such as model.name=FOLDER, got {args.set}")
     local_folders = dict(text.split("=", 1) for text in args.set)

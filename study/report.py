@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.evaluation.folder import read_responses
 from cory.report import NAME
@@ -76,14 +75,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         "folders", nargs="+", help="Folders of runs and evaluations, or globs that match some"
     )
     parser.add_argument(
-        "--out", type=str | None, help="The file. null: in a single folder, else runs/report.html"
+        "--out", help="The file. Default: in a single folder, else runs/report.html"
     )
-    parser.add_argument(
-        "--title", type=str, default="Report", help="Of a report on several folders"
-    )
-    parser.add_argument("--baseline", type=str | None, help="As in study.compare")
-    parser.add_argument("--over", type=str | None, help="As in study.compare")
-    args = parser.of(argv)
+    parser.add_argument("--title", default="Report", help="Of a report on several folders")
+    parser.add_argument("--baseline", help="As in study.compare")
+    parser.add_argument("--over", help="As in study.compare")
+    args = parser.parse_args(argv)
     evaluations, patterns = split(args.folders)
     runs = [read(path) for path in find(patterns)] if patterns else []
     if len(evaluations) == 1 and not runs and args.out is None:

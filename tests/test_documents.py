@@ -24,8 +24,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.cli.arguments import Arguments
-from cory.cli.load import load
+from cory.command import Arguments, load
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.parallel import distributed
@@ -96,7 +95,7 @@ def help_of(program: str) -> str:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setattr(sys, "argv", [program, "--help"])
-        patch.setattr("cory.cli.invocation.from_command_line", False)
+        patch.setattr("cory.command.from_command_line", False)
         with suppress(SystemExit):
             if program.endswith(".py"):
                 runpy.run_path(str(ROOT / program), run_name="__main__")

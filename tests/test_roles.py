@@ -9,7 +9,7 @@ from conftest import run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
 from cory.agents import make_agents
-from cory.cli.load import load
+from cory.command import load
 from cory.config import Config, CoryConfig, PPOConfig, RoleConfig
 from cory.errors import UserError
 from cory.prompts import RolePrompts, fit_responses

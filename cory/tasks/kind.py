@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import cory
-from cory.cli.load import as_config
+from cory.command import as_config
 from cory.config import Config
 from cory.errors import UserError
 from cory.run.record import read_settings

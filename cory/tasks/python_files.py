@@ -4,18 +4,15 @@ import ast
 import hashlib
 import importlib
 import importlib.util
-import os
 import sys
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cory.config import Config
 from cory.errors import UserError, described
-from cory.tasks.config import OwnConfig, as_list
 
 
 @dataclass(frozen=True)
@@ -81,36 +78,6 @@ class PythonFiles:
         if not callable(value):
             raise UserError(f"{key}: expected a function, got {f'{full_name} = {value!r}'!r}")
         return Loaded(value, path.name, name, self.hashes[path])
-
-
-def announce_files(
-    run: Path, config: Config, changed: Container[str], callbacks: bool = False
-) -> None:
-    """Says, before they are run, which Python files a run's config.yaml names, if any.
-
-    Args:
-        config: the run's settings, with what the command line changes.
-        changed: the keys that the command line changes, dotted: what they name is the user's own.
-        callbacks: whether the run's callbacks are loaded, too.
-    """
-    named: dict[str, list[str] | str | None] = {}
-    if isinstance(config, OwnConfig):
-        named |= {f"task.{key}": getattr(config.task, key) for key in config.task.FUNCTIONS}
-    if callbacks:
-        named["callbacks"] = config.callbacks
-
-    names: list[str] = []
-    for key, value in named.items():
-        if value and key not in changed:
-            names += [name if name.isprintable() else repr(name) for name in as_list(value)]
-    if names and os.environ.get("RANK", "0") == "0":
-        them = "it" if len(names) == 1 else "them"
-        files = ", ".join(names)
-        print(
-            f"{run / 'config.yaml'} names {files}; this imports and runs {them}",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def _defined_in(module: ModuleType) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from cory.agents import make_agents
-from cory.cli.load import load
+from cory.command import load
 from cory.tasks.config import OwnConfig
 from cory.tasks.own import make_task
 from cory.trainer import CoryTrainer

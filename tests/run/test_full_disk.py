@@ -8,7 +8,7 @@ import pytest
 from test_resume import make_trainer, same
 
 from cory.agent import Agent
-from cory.cli.main import main
+from cory.command import main
 from cory.config import CheckpointConfig
 from cory.errors import UserError
 from cory.models.load import load_policy

@@ -15,12 +15,12 @@ from markdown_it import MarkdownIt
 
 from cory.agents import make_agents
 from cory.callbacks.trackers import COLUMNS
-from cory.config import TRACKER_PACKAGES, CheckpointConfig
+from cory.command import read_config
+from cory.config import TRACKER_PACKAGES, CheckpointConfig, Config
 from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.report.tables import markdown_table
 from cory.task import Task
-from cory.train import announce
 from cory.trainer import CoryTrainer
 
 HOSTILE = "| `x` **b** <script>alert(1)</script> [l](https://example.org) \n# h $y$ \x1b[31m \\"
@@ -56,7 +56,7 @@ def test_a_tracker_without_its_package_is_refused_before_anything_is_written(
     expected = f"tracker: expected the package {name}, which is not installed: pip install -c constraints.txt {install}"
     for begin in (
         lambda: train(config, tracker=name),
-        lambda: announce(replace(config, tracker=name), "run"),
+        lambda: read_config(Config, argv=["--tracker", name]),
     ):
         with pytest.raises(UserError) as refused:
             begin()

@@ -31,7 +31,7 @@ def kept(policy_folder, tmp_path_factory):
             "reward": f"{folder / 'reward.py'}:count",
         },
     }
-    from cory.cli.load import as_config
+    from cory.command import as_config
     from cory.tasks.config import OWN
 
     config = as_config(OWN.config, settings, folder)

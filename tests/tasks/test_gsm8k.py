@@ -14,7 +14,7 @@ from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
 from cory.agents import make_agents
-from cory.cli.load import load
+from cory.command import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.metrics import pass_at_k

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from cory.agents import make_agents
-from cory.cli.load import load, read_command_line
+from cory.command import load, read_config
 from cory.config import ModelConfig
 from cory.errors import UserError
 from cory.evaluation.rows import TITLES
@@ -262,10 +262,9 @@ def test_sample_texts_cannot_act_as_markdown():
 
 def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
     """What a run records is `tiny`, not a folder of this machine."""
-    line = read_command_line(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], prefix="imdb_cory")
-    config = line.config
+    config, name = read_config(ImdbConfig, "configs/imdb/tiny.yaml", "imdb_cory", argv=[])
     assert (
-        line.setting == "imdb_cory_tiny"
+        name == "imdb_cory_tiny"
         and config.model.name == config.task.dataset == config.task.reward_model == "tiny"
     )
     assert (
