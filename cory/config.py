@@ -69,6 +69,7 @@ S = TypeVar("S", bound="Settings")
 # Placeholders of templates, which no role may be called.
 RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
+UNKNOWN = ("no_such_attribute", "unexpected_keyword_argument")  # pydantic's errors about keys
 COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # metrics, measured with `eval_every`
 # The packages of which each tracker needs one, and how to install it.
@@ -143,15 +144,20 @@ def from_data(kind: type[S], values: Mapping[str, Any]) -> S:
 
 def refusal(kind: type[Settings], error: ValidationError) -> str:
     """The first thing that pydantic refuses, in its words: the dotted key, the sentence, the value that came."""
-    first = error.errors()[0]
-    key, block = _key(kind, first["loc"])
-    if first["type"] in ("no_such_attribute", "unexpected_keyword_argument"):
+    errors = error.errors()
+    unknown = [each for each in errors if each["type"] in UNKNOWN]
+    if unknown:
+        key, block = _key(kind, unknown[0]["loc"])
         prefix = key.rpartition(".")[0]
         beside = [f"{prefix}.{field.name}".lstrip(".") for field in fields(block)]
         return unknown_key(key, [*beside, *keys(kind)])
 
+    first = errors[0]
+    key = _key(kind, first["loc"])[0]
+    if first["type"].startswith("missing"):
+        return f"{key}: {first['msg']}"
     # A key that takes several types has an error for each of them.
-    of_the_key = [other["msg"] for other in error.errors() if _key(kind, other["loc"])[0] == key]
+    of_the_key = [other["msg"] for other in errors if _key(kind, other["loc"])[0] == key]
     return f"{key}: {' or '.join(dict.fromkeys(of_the_key))}, got {first['input']!r}"
 
 

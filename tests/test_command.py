@@ -119,7 +119,7 @@ def test_a_wrong_command_line_is_refused_by_its_key(key, flags):
     [
         ("ppo.batch_sise", "ppo: {batch_sise: 3}"),
         ("itertions", "itertions: 3"),
-        ("ppo.batch_size", "batch_size: 3\nppo: {batch_size: -1}"),
+        ("batch_size", "batch_size: 3\nppo: {gamma: -1}"),
         ("ppo.learning_rate", "ppo: {learning_rate: .nan}"),
         ("ppo.gamma", "ppo: {gamma: 2}"),
         ("ppo", "ppo: null"),

@@ -24,13 +24,13 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.command import Arguments, load
+from cory.command import load
 from cory.errors import UserError
-from cory.evaluation.settings import EvaluationConfig
+from cory.evaluation.command import parse_settings
 from cory.parallel import distributed
 from cory.run.jsonl import read_rows
-from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation
-from imdb_train.config import ImdbConfig
+from gsm8k_train.config import GSM8K, Gsm8kConfig
+from imdb_train.config import IMDB, ImdbConfig
 from study.experiment import command_line as experiment
 
 PAGES = [
@@ -45,8 +45,8 @@ TRAINING = {
     for script in ("cory", "ppo")
 }
 EVALUATION = {
-    "imdb_train/evaluate.py": EvaluationConfig,
-    "gsm8k_train/evaluate.py": Gsm8kEvaluation,
+    "imdb_train/evaluate.py": IMDB,
+    "gsm8k_train/evaluate.py": GSM8K,
 }
 RUNS = {
     "runs/a": "imdb",
@@ -143,15 +143,7 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
     assert (ROOT / script).exists(), line
     if "--help" in argv or script not in TRAINING:
         if script in EVALUATION:
-            parser = Arguments(None)
-            parser.add_class_arguments(EVALUATION[script])
-            models = [
-                argv.pop(0)
-                for _ in range(
-                    next((i for i, w in enumerate(argv) if w.startswith("--")), len(argv))
-                )
-            ]
-            assert models and parser.of([*argv]) is not None
+            assert parse_settings(EVALUATION[script], None, argv).models
         elif "--help" not in argv:
             check_flags(script, argv)
         return

@@ -268,7 +268,7 @@ def test_k_larger_than_n(monkeypatch):
     ):
         Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
     for wrong in ({"batch_size": 0}, {"queries": -5}, {"samples": 0}):
-        with pytest.raises(UserError, match="expected a number"):
+        with pytest.raises(UserError, match="Input should be"):
             Gsm8kEvaluation(models=["x"], **wrong)
 
 

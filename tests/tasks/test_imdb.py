@@ -137,7 +137,7 @@ def test_scripts_show_mistakes_without_a_traceback(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (
         done.returncode == 2
-        and "error: unknown key" in done.stderr
+        and ": unknown key" in done.stderr
         and "Traceback" not in done.stderr
         and not list(tmp_path.iterdir())
     )
