@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from cory.config import FREE, Config, Settings, blocks, from_data, keys, unknown_key
 from cory.errors import UserError
@@ -200,34 +200,27 @@ def read_config(
     if argv is None:
         from_command_line = True
         argv = sys.argv[1:]
-    line = _read_line(kind, default, argv, single_agent)
-    name = run_name(_setting_name(line.file, prefix), line.changed)
-    line.config.check_tracker()
+    config, file, changed = _read_line(kind, default, argv, single_agent)
+    name = run_name(_setting_name(file, prefix), changed)
+    config.check_tracker()
     if os.environ.get("RANK", "0") == "0":
-        _announce(line.config, name)
-        if line.file is not None and _is_of_run(line.file):
-            announce_files(line.file.parent, line.config, line.changed, callbacks=True)
-    return line.config, name
+        _announce(config, name)
+        if file is not None and _is_of_run(file):
+            announce_files(file.parent, config, changed, callbacks=True)
+    return config, name
 
 
 def load(
     kind: type[C], default: str | Path | None, argv: Sequence[str], single_agent: bool = False
 ) -> C:
     """The settings of a command line: see `read_config`, which also names the run."""
-    return _read_line(kind, default, argv, single_agent).config
-
-
-class _Line(NamedTuple, Generic[C]):
-    """What a command line says: the settings, the file they are read from, and the flags that differ from it."""
-
-    config: C
-    file: Path | None
-    changed: dict[str, Any]
+    return _read_line(kind, default, argv, single_agent)[0]
 
 
 def _read_line(
     kind: type[C], default: str | Path | None, argv: Sequence[str], single_agent: bool
-) -> _Line[C]:
+) -> tuple[C, Path | None, dict[str, Any]]:
+    """The settings, the file that they are read from, and the values of the flags that differ from it."""
     if "--version" in argv:
         print(version("cory"))
         sys.exit(0)
@@ -280,7 +273,7 @@ def _read_line(
         print(yaml_text(asdict(config)), end="")
         sys.exit(0)
     changed = {key: value for key, value in flags.items() if value != values[key]}
-    return _Line(config, file, changed)
+    return config, file, changed
 
 
 def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
@@ -292,7 +285,7 @@ def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
 
 
 def _flat(kind: type[Settings], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted keys. What is no block where one belongs keeps its name, and is refused later."""
+    """Settings by their dotted keys. What stands where a block belongs, and is none, is refused later."""
     inner = blocks(kind)
     flat: dict[str, Any] = {}
     for key, value in settings.items():
@@ -312,6 +305,8 @@ def _checked(kind: type[C], values: Mapping[str, Any], single_agent: bool = Fals
         block = nested
         for name in names:
             block = block.setdefault(name, {})
+            if not isinstance(block, dict):
+                raise UserError(unknown_key(key, list(keys(kind))))
         block[last] = value
     config = from_data(kind, nested)
     if single_agent:  # the first agent, in the first role, of a chain's settings

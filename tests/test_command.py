@@ -130,6 +130,8 @@ def test_a_wrong_command_line_is_refused_by_its_key(key, flags):
         ("seed", "seed: '3'"),
         ("agents.1.learning_rate", "agents: [{}, {learning_rate: -1}]"),
         ("1", "1: 2"),
+        ("seed.x", "seed.x: 2"),
+        ("ppo.batch_size.x", "ppo: {batch_size.x: 2}"),
         ("sampling.max_new_tokens", "sampling: {max_new_tokens: 2}"),
     ],
 )  # fmt: skip
