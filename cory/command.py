@@ -100,8 +100,8 @@ class Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(message.removeprefix("argument --"))
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
-        parsed, rest = self.parse_known_args(args, namespace)
+    def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
+        parsed, rest = self.parse_known_args(argv)
         for word in rest:
             if word.startswith("--"):
                 known = [action.dest for action in self._actions]
