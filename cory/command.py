@@ -6,7 +6,6 @@ rewards, metrics and callbacks, later.
 """
 
 import argparse
-import hashlib
 import inspect
 import json
 import os
@@ -31,7 +30,7 @@ C = TypeVar("C", bound=Config)
 BESIDE_SETTINGS = ("versions", "fingerprint")
 # Refused as flags where a single agent is trained; in a file they are for the scripts that train several.
 KEYS_OF_SEVERAL = ("cory.num_agents", "cory.chain_length", "branches")
-LONGEST = 80  # bytes of a name; a longer one ends in a hash
+LONGEST = 80  # letters of a name
 # What PEFT and torch say of their own calls.
 IGNORED_WARNINGS = (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor")
 
@@ -131,6 +130,14 @@ def add_flags(
             metavar=f"{{{','.join(choices)}}}" if choices else "VALUE",
             help=texts[key].replace("%", "%%"),
         )
+
+
+def show_values(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> None:
+    """Ends the help of each flag with the value of its key."""
+    for action in parser._actions:
+        if action.dest in values:
+            value = json.dumps(values[action.dest], ensure_ascii=False, default=str)
+            action.help = f"{action.help} [{value.replace('%', '%%')}]"
 
 
 def documented(kind: type[Settings], prefix: str = "") -> dict[str, str]:
@@ -244,10 +251,7 @@ def _read_line(
     of_file = {} if file is None else _flat(kind, read_yaml(file))
     values = _flat(kind, asdict(kind())) | of_file
     if parsed.help:
-        for action in parser._actions:
-            if action.dest in values:
-                value = json.dumps(values[action.dest], ensure_ascii=False, default=str)
-                action.help = f"{action.help} [{value}]".replace("%", "%%")
+        show_values(parser, values)
         parser.print_help()
         sys.exit(0)
 
@@ -447,10 +451,5 @@ def evaluation_name(models: Sequence[str]) -> str:
 
 
 def _folder_name(parts: Sequence[str]) -> str:
-    """The parts as the name of a folder on any system; a long one with a hash in place of its end."""
-    name = re.sub(r"[^\w.=+-]", "_", "-".join(parts))
-    encoded = name.encode()
-    if len(encoded) <= LONGEST:
-        return name
-    digest = hashlib.sha256(encoded).hexdigest()[:8]
-    return f"{encoded[: LONGEST - 9].decode(errors='ignore')}-{digest}"
+    """The parts as the name of a folder on any system, and no longer than LONGEST."""
+    return re.sub(r"[^\w.=+-]", "_", "-".join(parts))[:LONGEST]

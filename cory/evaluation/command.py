@@ -4,10 +4,11 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cory.command import Arguments, add_flags, announce_files, as_config, flag_values
+from cory.command import Arguments, add_flags, announce_files, as_config, flag_values, show_values
 from cory.config import Config, ModelConfig, SamplingConfig, blocks, changed, from_data
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
@@ -54,14 +55,14 @@ def parse_settings(
     """
     settings_class = (kind and kind.evaluation) or EvaluationConfig
     parser = Arguments(description)
+    add_flags(parser, settings_class, without=["models"])
+    show_values(parser, asdict(settings_class()))
     parser.add_argument(
         "models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)"
     )
-    add_flags(parser, settings_class, without=["models"])
     words = sys.argv[1:] if argv is None else argv
-    for flag in {
-        word.partition("=")[0] for word in words
-    }:  # --task.KEY, whose block is known once the run is
+    # --task.KEY, whose block is known once the run is.
+    for flag in {word.partition("=")[0] for word in words}:
         if flag.startswith(CHANGES):
             parser.add_argument(flag, default=argparse.SUPPRESS)
     texts = vars(parser.parse_args(words))

@@ -163,7 +163,7 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
         ),
         (
             {"reward_weights": [float("nan")]},
-            r"task\.reward_weights\.0: ",
+            r"task\.reward_weights: ",
         ),
         (
             {"pioneer_prompt": "{prompt}{answer}"},
