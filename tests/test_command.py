@@ -391,7 +391,6 @@ SETTINGS = {
 }
 COMMANDS = {
     "train": ("cory.train", "--config", "own.yaml"),
-    "a task's train": (ROOT / "imdb_train/cory.py", "--config", "own.yaml"),
     "resume": ("cory.train", "--resume", "run"),
     "evaluation": ("cory.evaluation", "run"),
     "chat": ("cory.chat", "run"),
