@@ -15,9 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
 from cory.code_files import announce_files
+from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.evaluation.agents import Weights, agent_weights, run_agents
 from cory.evaluation.lineup import reward_differs, with_prompts_of
@@ -132,9 +131,9 @@ class Chat:
 
 def run() -> None:
     parser = Arguments(__doc__)
-    parser.add_argument("run", type=str, help="folder of a run that has ended")
-    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda or cuda:N")
-    arguments = parser.of()
+    parser.add_argument("run", help="folder of a run that has ended")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N")
+    arguments = parser.parse_args()
     chat = Chat(named(Path(arguments.run)), arguments.device)
     with suppress(ImportError):
         import readline  # noqa: F401  (lets `input` edit lines)

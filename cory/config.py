@@ -1,53 +1,76 @@
 """The settings of a run: pydantic dataclasses whose keys are all documented, checked and read.
 
 The defaults are the paper's (Table 1) where it states one. A task adds its own
-block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/cli/load.py`.
+block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/command.py`.
 
 An unknown name, a value of another type or out of its range is refused where it is assigned. Combinations of keys are
 checked by `check()`, which whoever uses the settings calls first.
 """
 
 import difflib
+import json
 import keyword
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    TypeAdapter,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic.dataclasses import dataclass
-from pydantic_core import ErrorDetails
+from pydantic_core import ArgsKwargs
 
 from cory.errors import UserError
+
+# How a run computes, which changes its numbers by rounding alone.
+ROUNDING = frozenset({"device", "ppo.micro_batch", "model.gradient_checkpointing"})
+# Keys, and blocks, that change nothing else of what a run computes: how far, where, and who watches.
+FREE = frozenset(
+    {
+        "iterations",  # unless the learning rate depends on it
+        "output",
+        "resume",
+        "tracker",
+        "sample_every",
+        "eval_every",
+        "eval_queries",
+        "callbacks",
+        "task.metrics",
+        "task.extract",
+        "checkpoint",
+        "parallel",
+        "sampling.engine",
+        "sampling.engine_url",
+        *ROUNDING,
+    }
+)
 
 S = TypeVar("S", bound="Settings")
 # Placeholders of templates, which no role may be called.
 RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
+UNKNOWN = ("no_such_attribute", "unexpected_keyword_argument")  # pydantic's errors about keys
 COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # metrics, measured with `eval_every`
-
-
-def _positive_or_auto(value: int | Literal["auto"]) -> int | Literal["auto"]:
-    if value != "auto" and value < 1:
-        raise ValueError("auto or a number greater than 0")
-    return value
-
-
-def _not_empty(texts: list[str] | None) -> list[str] | None:
-    if not all(texts or []):
-        raise ValueError("texts that are not empty")
-    return texts
 
 
 def _role_name(name: str | None) -> str | None:
@@ -62,15 +85,10 @@ def _role_name(name: str | None) -> str | None:
     return name
 
 
-def _address(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("an address such as http://127.0.0.1:8000")
-    return url
-
-
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
-PositiveOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
+PositiveOrAuto = Annotated[int, Field(ge=1)] | Literal["auto"]
+NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(
@@ -88,11 +106,16 @@ class Settings:
     @model_validator(mode="wrap")
     @classmethod
     def _validate(cls, values: Any, validate: Any) -> Any:
-        """Turns what pydantic refuses into a UserError."""
+        """Makes a UserError of what pydantic refuses in Python code: a class that is called, a value that is assigned.
+
+        Part of a larger configuration, a block leaves it to that, which knows the whole key.
+        """
         try:
             return validate(values)
         except ValidationError as error:
-            raise UserError(_explain(cls, error.errors())) from None
+            if isinstance(values, ArgsKwargs | Settings):
+                raise UserError(refusal(cls, error)) from None
+            raise
 
     def check(self) -> None:
         """Checks combinations of keys. Raises a UserError."""
@@ -100,44 +123,67 @@ class Settings:
             getattr(self, name).check()
 
 
-def _explain(settings: type[Settings], errors: list[ErrorDetails]) -> str:
-    """What was expected, what came and where, of the first value that pydantic refuses."""
+def from_data(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Settings from what a file says. Raises a UserError by the dotted key, such as `agents.0.learning_rate`."""
+    try:
+        # As JSON, of which pydantic takes mappings for blocks while it stays strict about the values.
+        return TypeAdapter(kind).validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise UserError(refusal(kind, error)) from None
+
+
+def refusal(kind: type[Settings], error: ValidationError) -> str:
+    """The first thing that pydantic refuses, in its words: the dotted key, the sentence, the value that came."""
+    errors = error.errors()
+    unknown = [each for each in errors if each["type"] in UNKNOWN]
+    if unknown:
+        key, block = _key(kind, unknown[0]["loc"])
+        prefix = key.rpartition(".")[0]
+        beside = [f"{prefix}.{field.name}".lstrip(".") for field in fields(block)]
+        return unknown_key(key, [*beside, *keys(kind)])
+
     first = errors[0]
-    key = first["loc"][0] if first["loc"] else ""
-    if isinstance(key, int):  # given by position
-        key = fields(settings)[key].name
-    if first["type"] in ("no_such_attribute", "unexpected_keyword_argument"):
-        names = [field.name for field in fields(settings)]
-        near = nearest(key, names)
-        hint = f". Did you mean {near!r}?" if near else f", which has {', '.join(names)}"
-        return f"{settings.block or settings.__name__}: unknown key {key!r}{hint}"
-
+    key = _key(kind, first["loc"])[0]
+    if first["type"].startswith("missing"):
+        return f"{key}: {first['msg']}"
     # A key that takes several types has an error for each of them.
-    of_the_key = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
-    expected = " or ".join(_expectation(error["msg"]) for error in of_the_key)
-    where = ".".join(part for part in (settings.block, key) if part)
-    return f"{where}: expected {expected}, got {first['input']!r}"
+    of_the_key = [other["msg"] for other in errors if _key(kind, other["loc"])[0] == key]
+    return f"{key}: {' or '.join(dict.fromkeys(of_the_key))}, got {first['input']!r}"
 
 
-def _expectation(message: str) -> str:
-    """Pydantic's "Input should be greater than 0" as the end of "expected ..."."""
-    expected = message.removeprefix("Input should be ").removeprefix("Value error, ")
-    if expected.startswith(("greater", "less")):
-        return f"a number {expected}"
-    return expected
+def _key(kind: type[Settings], location: Sequence[str | int]) -> tuple[str, type[Settings]]:
+    """The dotted key of a location in settings, and the class of the block that it is in."""
+    parts = [kind.block] if kind.block else []
+    block: type[Settings] = kind
+    hint: Any = kind
+    for part in location:
+        if isinstance(hint, type) and issubclass(hint, Settings):
+            block = hint
+            name = fields(block)[part].name if isinstance(part, int) else part  # given by position
+            hint = get_type_hints(block).get(name)
+        elif get_origin(hint) in (list, dict):
+            name = str(part)
+            hint = get_args(hint)[-1]
+        else:  # one of several types
+            break
+        parts.append(name)
+    return ".".join(parts), block
 
 
-def nearest(word: str, keys: Sequence[str]) -> str | None:
-    """The key that an unknown one stands for: by its name without the block, or by its spelling."""
-    word = word.lower().replace("-", "_")
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """The message about an unknown key, with the nearest one: by its name without the block, or by its spelling."""
+    word = key.lower().replace("-", "_")
     name = word.rpartition(".")[2]
-    names = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several, the first
-    if name in names:
-        return names[name]
-    for candidates, wanted in ((dict(zip(keys, keys, strict=True)), word), (names, name)):
-        if near := difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.7):
-            return candidates[near[0]]
-    return None
+    whole = {key: key for key in known}
+    names = {key.rpartition(".")[2]: key for key in reversed(known)}  # of several, the first
+    for candidates, wanted, likeness in (
+        (names, name, 1.0),
+        (whole, word, 0.7),
+        (names, name, 0.7),
+    ):
+        if near := difflib.get_close_matches(wanted, candidates, n=1, cutoff=likeness):
+            return f"{key}: unknown key. Did you mean {candidates[near[0]]!r}?"
+    return f"{key}: unknown key. --help lists the keys"
 
 
 def changed(block: S, changes: Mapping[str, Any]) -> S:
@@ -158,14 +204,17 @@ def blocks(settings: type[Settings]) -> dict[str, type[Settings]]:
     }
 
 
-def keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Every key of a configuration, dotted: `seed`, `ppo.batch_size`, ..."""
+def keys(settings: type[Settings], prefix: str = "") -> dict[str, Any]:
+    """Every key of a configuration, dotted, with its type: `seed`, `ppo.batch_size`, ..."""
     nested = blocks(settings)
+    hints = get_type_hints(settings)
+    types: dict[str, Any] = {}
     for field in fields(settings):
         if field.name in nested:
-            yield from keys(nested[field.name], f"{prefix}{field.name}.")
+            types |= keys(nested[field.name], f"{prefix}{field.name}.")
         else:
-            yield prefix + field.name
+            types[prefix + field.name] = hints[field.name]
+    return types
 
 
 @dataclass
@@ -302,7 +351,7 @@ class RoleConfig(Settings):
     name: Annotated[str | None, AfterValidator(_role_name)] = None
     prompt: str | None = None
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
-    stop: Annotated[list[str] | None, AfterValidator(_not_empty)] = None
+    stop: list[NotEmpty] | None = None
 
     def sampling(self, common: "SamplingConfig") -> "SamplingConfig":
         """How this role's responses are sampled, where `common` is for all roles."""
@@ -315,20 +364,12 @@ class RoleConfig(Settings):
         return replace(common, **changes)
 
 
-def _from_mappings(settings: type[Settings], entries: Any) -> Any:
-    """The entries of a list as settings; files and Python code may give them as mappings."""
-    if not isinstance(entries, list):
-        return entries
-    typed = []
-    for index, entry in enumerate(entries):
-        if isinstance(entry, dict):
-            try:
-                entry = settings(**entry)
-            except UserError as error:
-                message = str(error).removeprefix(settings.block)
-                raise UserError(f"{settings.block}[{index}]{message}") from None
-        typed.append(entry)
-    return typed
+def _from_mapping(kind: type[S]) -> BeforeValidator:
+    """Lets Python code give an entry of a list as a mapping, as files do."""
+    adapter = TypeAdapter(kind)
+    return BeforeValidator(
+        lambda entry: adapter.validate_json(json.dumps(entry)) if isinstance(entry, dict) else entry
+    )
 
 
 def role_name(role: int) -> str:
@@ -455,9 +496,9 @@ class SamplingConfig(Settings):
     top_k: NonNegativeInt = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     repetition_penalty: PositiveFloat = 1.0
-    stop: Annotated[list[str], AfterValidator(_not_empty)] = Field(default_factory=list)
+    stop: list[NotEmpty] = Field(default_factory=list)
     engine: Literal["native", "vllm"] = "native"
-    engine_url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:8000"
+    engine_url: Annotated[str, Field(pattern="^https?://")] = "http://127.0.0.1:8000"
 
     def check(self) -> None:
         if self.max_new_tokens < self.min_new_tokens:
@@ -568,8 +609,8 @@ class Config(Settings):
     algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
     group_size: PositiveOrAuto = "auto"
     branches: PositiveInt = 1
-    agents: list[AgentConfig] = Field(default_factory=list)
-    roles: list[RoleConfig] = Field(default_factory=list)
+    agents: list[Annotated[AgentConfig, _from_mapping(AgentConfig)]] = Field(default_factory=list)
+    roles: list[Annotated[RoleConfig, _from_mapping(RoleConfig)]] = Field(default_factory=list)
     output: str | None = None
     resume: str | None = None
     device: str = "auto"
@@ -587,16 +628,6 @@ class Config(Settings):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     guards: GuardsConfig = Field(default_factory=GuardsConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
-
-    @field_validator("agents", mode="before")
-    @classmethod
-    def _agents(cls, entries: Any) -> Any:
-        return _from_mappings(AgentConfig, entries)
-
-    @field_validator("roles", mode="before")
-    @classmethod
-    def _roles(cls, entries: Any) -> Any:
-        return _from_mappings(RoleConfig, entries)
 
     def check(self) -> None:
         super().check()
@@ -676,12 +707,12 @@ class Config(Settings):
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise UserError(
-                    f"roles[{index}].name: expected another name than those before, {names[:index]}, got {name!r}"
+                    f"roles.{index}.name: expected another name than those before, {names[:index]}, got {name!r}"
                 )
         for index, role in enumerate(self.roles):
             if role.prompt is not None and not self.cory.knowledge_transfer:
                 raise UserError(
-                    f"roles[{index}].prompt: expected null with cory.knowledge_transfer: false, got {role.prompt!r}. "
+                    f"roles.{index}.prompt: expected null with cory.knowledge_transfer: false, got {role.prompt!r}. "
                     "A role's template says what it reads"
                 )
 
@@ -692,16 +723,16 @@ class Config(Settings):
         for index, agent in frozen.items():
             if agent.learning_rate is not None:
                 raise UserError(
-                    f"agents[{index}].learning_rate: expected null with trained: false, "
+                    f"agents.{index}.learning_rate: expected null with trained: false, "
                     f"got {agent.learning_rate}"
                 )
             if agent.lora:
                 raise UserError(
-                    f"agents[{index}].lora: expected nothing with trained: false, got {agent.lora}"
+                    f"agents.{index}.lora: expected nothing with trained: false, got {agent.lora}"
                 )
             if self.sampling.engine != "native":
                 raise UserError(
-                    f"agents[{index}].trained: expected true with "
+                    f"agents.{index}.trained: expected true with "
                     f"sampling.engine: {self.sampling.engine}, got false"
                 )
 
@@ -709,7 +740,7 @@ class Config(Settings):
         for index, agent in enumerate(self.agents):
             if agent.device is None:
                 raise UserError(
-                    f"agents[{index}].device: expected a device, as other agents have one, got none"
+                    f"agents.{index}.device: expected a device, as other agents have one, got none"
                 )
 
     @property
@@ -775,7 +806,7 @@ class Config(Settings):
             if agent.trained:
                 config.check()
         except UserError as error:
-            raise UserError(f"agents[{index}].{error}") from None
+            raise UserError(f"agents.{index}.{error}") from None
         if not agent.trained:
             config.lora = replace(self.lora, rank=0)  # an adapter is what is trained
         return config

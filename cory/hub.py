@@ -19,8 +19,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
@@ -30,8 +29,9 @@ from cory.plural import counted
 from cory.prompts import RolePrompts
 from cory.report.escape import markdown, printable
 from cory.report.tables import interval_rows, markdown_table
-from cory.run.record import finished_iterations, named, read_settings, yaml_text
+from cory.run.record import finished_iterations, named, read_settings
 from cory.task_kinds import run_config
+from cory.yaml_file import yaml_text
 
 PAPER = "https://arxiv.org/abs/2410.06101"
 
@@ -197,11 +197,11 @@ def upload(run: Path, repository: str, public: bool) -> str:
 
 def run() -> None:
     parser = Arguments(__doc__)
-    parser.add_argument("run", type=str, help="folder of a run that has ended")
-    parser.add_argument("repository", type=str, help="user/name; it is made where it is missing")
+    parser.add_argument("run", help="folder of a run that has ended")
+    parser.add_argument("repository", help="user/name; it is made where it is missing")
     parser.add_argument("--public", action="store_true", help="let everybody read it")
     parser.add_argument("--look", action="store_true", help="only write what would be uploaded")
-    arguments = parser.of()
+    arguments = parser.parse_args()
     repository = arguments.repository
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repository):
         raise UserError(f"repository: expected user/name, got {repository!r}")

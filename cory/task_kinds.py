@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from cory.cli.load import as_config
+from cory.command import as_config
 from cory.config import Config
 from cory.errors import UserError
 from cory.run.record import read_settings

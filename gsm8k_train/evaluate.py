@@ -15,7 +15,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
-from cory.cli.main import main
+from cory.command import main
 from cory.evaluation.command import evaluate_command
 from gsm8k_train.config import GSM8K
 from study.report import write_report

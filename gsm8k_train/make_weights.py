@@ -14,7 +14,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
-from cory.cli.main import main
+from cory.command import main
 from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation.responses import respond
 from cory.models.load import load_policy

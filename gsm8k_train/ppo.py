@@ -14,14 +14,26 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from cory.cli.load import shipped
-from cory.cli.main import main
-from cory.train import train
-from gsm8k_train.config import GSM8K
+from cory.command import main, read_config
+from gsm8k_train.config import GSM8K, Gsm8kConfig
 
 
 def run() -> None:
-    train(GSM8K, default=shipped("configs/gsm8k/tiny.yaml"), prefix="gsm8k_ppo", single_agent=True)
+    config, name = read_config(
+        Gsm8kConfig, default="configs/gsm8k/tiny.yaml", prefix="gsm8k_ppo", single_agent=True
+    )
+
+    # Word problems, the rule that scores answers, both prompts; other queries for `eval_every`.
+    task = GSM8K.make_task(config)
+    held_out = GSM8K.held_out_rows(config) if config.eval_every else None
+
+    # Here, as torch takes seconds: what is wrong above is said at once.
+    from cory import CoryTrainer, make_agents
+    from cory.callbacks.load import load_callbacks
+
+    callbacks = load_callbacks(config.callbacks)
+    agents = make_agents(config)  # one LLM, and its frozen reference
+    CoryTrainer(config, agents, task, name, held_out, callbacks).train()
 
 
 if __name__ == "__main__":

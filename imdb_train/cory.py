@@ -15,14 +15,25 @@ if __name__ == "__main__":
     # Python puts this script's folder first on the path, where `import cory` would find the script itself.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from cory.cli.load import shipped
-from cory.cli.main import main
-from cory.train import train
-from imdb_train.config import IMDB
+from cory.command import main, read_config
+from imdb_train.config import IMDB, ImdbConfig
 
 
 def run() -> None:
-    train(IMDB, default=shipped("configs/imdb/tiny.yaml"), prefix="imdb_cory")
+    config, name = read_config(ImdbConfig, default="configs/imdb/tiny.yaml", prefix="imdb_cory")
+
+    # Film reviews, the classifier's reward, both prompts; other queries for `eval_every`.
+    task = IMDB.make_task(config)
+    held_out = IMDB.held_out_rows(config) if config.eval_every else None
+
+    # Here, as torch takes seconds: what is wrong above is said at once.
+    from cory import CoryTrainer, make_agents
+    from cory.callbacks.load import load_callbacks
+
+    callbacks = load_callbacks(config.callbacks)
+    # Two copies of one LLM, or what config.agents says, and a frozen reference.
+    agents = make_agents(config)
+    CoryTrainer(config, agents, task, name, held_out, callbacks).train()
 
 
 if __name__ == "__main__":

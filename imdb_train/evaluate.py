@@ -14,7 +14,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
-from cory.cli.main import main
+from cory.command import main
 from cory.evaluation.command import evaluate_command
 from imdb_train.config import IMDB
 from study.report import write_report

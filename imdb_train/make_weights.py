@@ -18,7 +18,7 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from cory.cli.main import main
+from cory.command import main
 from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation.responses import respond
 from cory.models.load import load_policy

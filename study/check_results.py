@@ -18,9 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cory.cli.arguments import Arguments
-from cory.cli.load import BESIDE_SETTINGS, as_config
-from cory.cli.main import main
+from cory.command import BESIDE_SETTINGS, Arguments, as_config, main
 from cory.errors import UserError
 from cory.identity import versions
 from cory.run.jsonl import read_rows
@@ -141,7 +139,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.check_results`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("folders", nargs="*", help="Folders of results. Default: all of results/")
-    args = parser.of(argv)
+    args = parser.parse_args(argv)
     folders = [Path(name) for name in args.folders]
     for folder in folders:
         if not (folder / FIRST_RUN).is_file():

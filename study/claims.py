@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.plural import counted
 from cory.run.output import check_result_file, replace_text
@@ -328,11 +327,9 @@ def _range(holds: tuple[float, float]) -> str:
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.claims`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument(
-        "--results", type=str, default="results", help="Folder of the experiments' results"
-    )
-    parser.add_argument("--out", type=str | None, help="File for the page. null: print it only")
-    args = parser.of(argv)
+    parser.add_argument("--results", default="results", help="Folder of the experiments' results")
+    parser.add_argument("--out", help="File for the page. Default: print it only")
+    args = parser.parse_args(argv)
     if args.out:
         check_result_file(Path(args.out), HEAD.splitlines()[0])
     text = page(judge(Path(args.results)))

@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.errors import UserError, expect
 from cory.plural import counted
 from cory.run.output import check_results_folder, staged
@@ -259,23 +258,20 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "runs", nargs="+", help="Folders of runs, or globs that match some; or a folder of results"
     )
-    parser.add_argument("--out", type=str, default="runs/comparison", help="Folder of the results")
+    parser.add_argument("--out", default="runs/comparison", help="Folder of the results")
     parser.add_argument(
         "--baseline",
-        type=str | None,
-        help="Group or family to measure against. null: PPO, or the first",
+        help="Group or family to measure against. Default: PPO, or the first",
     )
     parser.add_argument(
         "--over",
-        type=str | None,
         help="Key of the settings to plot results against: ppo.init_kl_coef",
     )
     parser.add_argument(
         "--role",
-        type=str | None,
-        help="Whose curves and KL at equal task reward. null: each agent's curves, and the first role's KL",
+        help="Whose curves and KL at equal task reward. Default: each agent's curves, and the first role's KL",
     )
-    args = parser.of(argv)
+    args = parser.parse_args(argv)
     out = Path(args.out)
     check_out(out)
     from study.frame import of_records, read_study

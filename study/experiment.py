@@ -24,16 +24,15 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from cory.cli import terminal
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.errors import UserError, expect, one_of
 from cory.identity import is_local, versions
 from cory.plural import counted
 from cory.resume.differences import differences
 from cory.run.output import LOCK, locked, replace_text
+from cory.run.signals import HANGUP
 from study import local_engine, ray_engine
 from study.compare import check_out, write
 from study.experiment_file import Experiment, read_experiment
@@ -73,7 +72,7 @@ class Engine:
 
 
 EVALUATION_FAILED = "its evaluation failed"
-INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if terminal.HANGUP else [])]
+INTERRUPTS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if HANGUP else [])]
 # Statuses of runs; the latter before they load.
 STOPPED = [*(128 + s for s in INTERRUPTS), *(-s for s in INTERRUPTS)]
 
@@ -267,9 +266,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Arguments(__doc__)
-    parser.add_argument("file", type=str, help="An experiment: configs/experiments/NAME.yaml")
+    parser.add_argument("file", help="An experiment: configs/experiments/NAME.yaml")
     parser.add_argument(
-        "--scale", type=str | None, help="One of the file's scales. null: tiny, or else the first"
+        "--scale", help="One of the file's scales. Default: tiny, or else the first"
     )
     parser.add_argument(
         "--set",
@@ -279,36 +278,33 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="For all runs; none varies it",
     )
     parser.add_argument(
-        "--seeds", type=int | None, help="Only the first so many of the file's seeds. null: all"
+        "--seeds", type=int, help="Only the first so many of the file's seeds. Default: all"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="Only print the command line of each unfinished run"
     )
     parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
     parser.add_argument(
-        "--engine", type=Literal["local", "ray"], default="local", help="What starts the runs"
+        "--engine", choices=["local", "ray"], default="local", help="What starts the runs"
     )
     parser.add_argument(
         "--address",
-        type=str | None,
-        help="Ray cluster, such as auto. null: a new one on this machine",
+        help="Ray cluster, such as auto. Default: a new one on this machine",
     )
     parser.add_argument(
-        "--cpus", type=int | None, help="Threads of a run. null: the machine's cores over --jobs"
+        "--cpus", type=int, help="Threads of a run. Default: the machine's cores over --jobs"
     )
     parser.add_argument(
         "--gpus", type=float, default=0.0, help="GPUs of a run, with Ray; 0.5: two runs on one"
     )
-    parser.add_argument("--runs", type=str, default="runs/experiments", help="Folder of the runs")
-    parser.add_argument(
-        "--out", type=str | None, help="Folder of the results. null: beside the runs"
-    )
+    parser.add_argument("--runs", default="runs/experiments", help="Folder of the runs")
+    parser.add_argument("--out", help="Folder of the results. Default: beside the runs")
     parser.add_argument(
         "--discard-agents",
         action="store_true",
         help="Remove the agents and held-out responses of each run but the first once it is evaluated",
     )
-    args = parser.of(argv)
+    args = parser.parse_args(argv)
     expect(args.seeds is None or args.seeds >= 1, "--seeds", "at least 1", args.seeds)
     expect(args.jobs >= 1, "--jobs", "at least 1", args.jobs)
     expect(args.cpus is None or args.cpus >= 1, "--cpus", "at least 1", args.cpus)

@@ -1,23 +1,18 @@
 """An experiment's file: what it may say, and how it is read."""
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from cory.cli.arguments import Verbatim
-from cory.cli.messages import YAML, explained, similar_file
-from cory.cli.yaml_file import read_yaml
-from cory.config import nearest
+from cory.config import Settings, from_data
 from cory.errors import UserError
+from cory.yaml_file import read_yaml
 
 
 @dataclass
-class Runs:
+class Runs(Settings):
     """Runs that differ in their seed, and in the experiment's `over`, alone.
 
     Args:
@@ -29,13 +24,13 @@ class Runs:
     """
 
     script: str
-    from_: str | None = None
-    flags: dict[str, Verbatim] = field(default_factory=dict)
-    at: dict[str, dict[str, Verbatim]] = field(default_factory=dict)
+    from_: str | None = Field(default=None, alias="from")
+    flags: dict[str, Any] = Field(default_factory=dict)
+    at: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
 @dataclass
-class Scale:
+class Scale(Settings):
     """A size at which the experiment runs.
 
     Args:
@@ -51,16 +46,16 @@ class Scale:
 
     config: str
     seeds: list[int]
-    minutes: dict[str, float] = field(default_factory=dict)
+    minutes: dict[str, float] = Field(default_factory=dict)
     hardware: str = ""
-    flags: dict[str, Verbatim] = field(default_factory=dict)
-    needs: list[str] = field(default_factory=list)
-    values: list[Verbatim] | None = None
+    flags: dict[str, Any] = Field(default_factory=dict)
+    needs: list[str] = Field(default_factory=list)
+    values: list[Any] | None = None
     evaluate: str | None = None
 
 
 @dataclass
-class Experiment:
+class Experiment(Settings):
     """An experiment.
 
     Args:
@@ -79,33 +74,25 @@ class Experiment:
     scales: dict[str, Scale]
     baseline: str | None = None
     over: str | None = None
-    name: str = field(init=False, default="")
-
-
-# The parser itself looks these up by their names.
-set_parsing_settings(
-    import_path_allowlist=[f"{__name__}.{kind.__name__}" for kind in (Runs, Scale)]
-)
+    name: str = Field(init=False, default="")
 
 
 def read_experiment(path: Path) -> Experiment:
     """An experiment's file.
 
     Raises:
-        UserError: it is missing or has unknown keys.
+        UserError: it is missing, has unknown keys, lacks some, or has values of other types.
     """
     if not path.is_file():
         raise UserError(
             "expected the file of an experiment, such as configs/experiments/imdb_curves.yaml of a checkout, got "
-            f"{str(path)!r}, which is none{similar_file(path, YAML)}"
+            f"{str(path)!r}, which is none"
         )
-    content = _content(path)
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    parser.add_class_arguments(Experiment)
+    content = read_yaml(path)
     try:
-        experiment = Experiment(**vars(parser.instantiate(parser.parse_object(content))))
-    except (ArgumentError, OSError, TypeError, UnicodeError) as error:
-        raise UserError(f"{path}: {_explained(error)}") from None
+        experiment = from_data(Experiment, content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     experiment.name = path.resolve().parent.name if path.stem == "experiment" else path.stem
     if not experiment.scales:
         raise UserError(f"{path}: scales: expected at least one, got none")
@@ -116,43 +103,3 @@ def read_experiment(path: Path) -> Experiment:
                     f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale!r}"
                 )
     return experiment
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """What an experiment's file says. Raises a UserError if it is not YAML, names code, or has unknown keys."""
-    try:
-        content = read_yaml(path)
-    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
-        raise UserError(
-            f"{path}: expected a readable YAML file ({' '.join(str(error).split())})"
-        ) from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected an experiment's settings, got {content!r}")
-    _check_block(path, "", content, Experiment)
-    for block, kind in (("runs", Runs), ("scales", Scale)):
-        parts = content.get(block)
-        for name, part in parts.items() if isinstance(parts, dict) else ():
-            if isinstance(part, dict):
-                _check_block(path, f"{block}.{name}.", part, kind)
-                if "from" in part:  # no name that an argument can have
-                    part["from_"] = part.pop("from")
-    return content
-
-
-def _check_block(path: Path, prefix: str, block: Mapping[str, Any], kind: type) -> None:
-    names = [field.name.rstrip("_") for field in fields(kind) if field.init]
-    for key in block:
-        if key not in names:
-            near = nearest(str(key), names)
-            hint = f"Did you mean {prefix + near!r}?" if near else f"Expected some of {names}"
-            raise UserError(f"{path}: unknown key {f'{prefix}{key}'!r}. {hint}")
-
-
-def _explained(error: Exception) -> str:
-    """A message of the parser about an experiment's file, in the words of all others."""
-    message = " ".join(str(error).split())
-    if match := re.match("the following arguments are required: (.*)", message):
-        return f"{match[1]}: expected a value, got none"
-    # Of a run or a scale, whose name the parser does not say.
-    block = r"Parser key \"(\w+)\": Problem with given class_path '[\w.]+': Parser key \"(\w+)\""
-    return explained(re.sub(block, r'Parser key "\1.\2"', message), [])

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cory.config import ROUNDING
 from cory.errors import UserError
-from cory.resume.differences import FREE, ROUNDING, differences
+from cory.resume.differences import FREE, differences
 from study.records import Record, flat, num_agents, num_roles
 
 # Hash and length of a run's data. Queries may be drawn from the seed, as IMDB's are, so only runs of one seed compare.

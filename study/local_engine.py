@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from types import FrameType
 
-from cory.cli import terminal
+from cory.run.signals import HANGUP, heeds_hangup, outlive
 from study.planned import Planned
 from study.processes import die_with_parent, environment, take_gpus
 
@@ -59,7 +59,7 @@ def run_all(
         ended(item, status, time.perf_counter() - started)
 
     numbers: list[int] = [signal.SIGTERM]
-    if terminal.heeds_hangup():
+    if heeds_hangup():
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, _terminated) for number in numbers}
     with ThreadPoolExecutor(jobs, initializer=lambda: take_gpus(shares.get())) as pool:
@@ -96,7 +96,7 @@ def shares_of_gpus(jobs: int) -> list[str | None]:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    if number == terminal.HANGUP:
+    if number == HANGUP:
         signal.signal(number, signal.SIG_IGN)  # a terminal that closes may send it twice
-        terminal.outlive()
+        outlive()
     raise Terminated(number)

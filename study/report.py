@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.evaluation.folder import read_responses
 from cory.plural import counted
 from cory.report.page import MARK, NAME, Page, Table, render, run_page, write_or_warn
@@ -122,9 +121,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         "folders", nargs="+", help="Folders of runs, or globs that match some; of evaluations"
     )
     parser.add_argument(
-        "--out", type=str | None, help="The file. null: in a single folder, else runs/report.html"
+        "--out", help="The file. Default: in a single folder, else runs/report.html"
     )
-    args = parser.of(argv)
+    args = parser.parse_args(argv)
     evaluations = [Path(name) for name in args.folders if Path(name, "evaluation.json").is_file()]
     patterns = [name for name in args.folders if Path(name) not in evaluations]
     if evaluations and len(args.folders) == 1 and args.out is None:

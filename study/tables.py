@@ -22,8 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cory.cli.arguments import Arguments
-from cory.cli.main import main
+from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.run.output import replace_text
 from study.cells import Rows
@@ -218,7 +217,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         action="store_true",
         help="Write nothing; fail if a table is not that of the files",
     )
-    args = parser.of(argv)
+    args = parser.parse_args(argv)
     differ = []
     tables = 0
     for path in pages():

@@ -123,7 +123,7 @@ def command(monkeypatch, capsys):
 
     def run(program, *argv) -> Ended:
         monkeypatch.setattr(sys, "argv", [str(program), *map(str, argv)])
-        monkeypatch.setattr("cory.cli.invocation.from_command_line", False)
+        monkeypatch.setattr("cory.command.from_command_line", False)
         capsys.readouterr()
         status = 0
         try:

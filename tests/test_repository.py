@@ -192,7 +192,9 @@ GRAPH = {module(path): imports(path) for path in SOURCES}
 # The folders of `cory`, from the lowest. Each may import those before it; errors.py, config.py, metrics.py, streams.py,
 # plural.py of the top level are for everybody. `cory` stands for the other files of the top level.
 ORDER = [
-    "cory.cli",
+    "cory.yaml_file",
+    "cory.code_files",
+    "cory.command",
     "cory.identity",
     "cory.parallel",
     "cory.run",

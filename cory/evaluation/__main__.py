@@ -11,7 +11,7 @@ import it: `cory.evaluate` is the function.
 
 import shlex
 
-from cory.cli.main import main
+from cory.command import main
 from cory.evaluation.command import evaluate_command
 
 

@@ -1,14 +1,16 @@
 """The command of a task's evaluation: its settings, and the task that they make. Importing it does not import torch."""
 
+import argparse
 import shlex
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cory.cli.arguments import Arguments, typed
-from cory.cli.load import as_config
 from cory.code_files import announce_files
-from cory.config import Config, ModelConfig, SamplingConfig, blocks, changed
+from cory.command import Arguments, add_flags, as_config, flag_values, show_values
+from cory.config import Config, ModelConfig, SamplingConfig, blocks, changed, from_data
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
@@ -18,6 +20,8 @@ from cory.task_kinds import TaskKind, kind_of_run
 
 if TYPE_CHECKING:
     from cory.evaluation.evaluate import Evaluation
+
+CHANGES = ("--task.", "--model.", "--sampling.")  # flags that change keys of these blocks
 
 
 def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> "Evaluation":
@@ -31,7 +35,7 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> "Evaluation
     run = first_run(settings.models)
     if kind is None:
         kind = _kind_of(run, settings.models)
-    settings.task = typed(blocks(kind.config)["task"], settings.task)
+    settings.task = flag_values(blocks(kind.config)["task"], settings.task)
     config = task_config(kind, run, settings)
     if run is not None:
         announce_files(run, config, {f"task.{key}" for key in settings.task})
@@ -52,14 +56,27 @@ def parse_settings(
     """
     settings_class = (kind and kind.evaluation) or EvaluationConfig
     parser = Arguments(description)
+    add_flags(parser, settings_class, without=["models"])
+    show_values(parser, asdict(settings_class()))
     parser.add_argument(
         "models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)"
     )
-    parser.add_class_arguments(settings_class, skip={"models"})
-    settings = settings_class(**vars(parser.of(argv)))
-    settings.models = [str(named(Path(name))) for name in settings.models]
-    settings.model = typed(ModelConfig, settings.model)
-    settings.sampling = typed(SamplingConfig, settings.sampling)
+    words = sys.argv[1:] if argv is None else argv
+    # --task.KEY, whose block is known once the run is.
+    for flag in {word.partition("=")[0] for word in words}:
+        if flag.startswith(CHANGES):
+            parser.add_argument(flag, default=argparse.SUPPRESS)
+    texts = vars(parser.parse_args(words))
+    models = texts.pop("models")
+    changes = {key: texts.pop(key) for key in list(texts) if "." in key}
+    values = flag_values(settings_class, texts)
+    for key, text in changes.items():
+        block, _, name = key.partition(".")
+        values.setdefault(block, {})[name] = text
+    settings = from_data(settings_class, values)
+    settings.models = [str(named(Path(name))) for name in models]
+    settings.model = flag_values(ModelConfig, settings.model)
+    settings.sampling = flag_values(SamplingConfig, settings.sampling)
     settings.check()
     return settings
 

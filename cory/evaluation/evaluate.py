@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cory.command import evaluation_name
 from cory.evaluation.evaluator import Evaluator
 from cory.evaluation.folder import RESPONSES, check_untouched, trained
 from cory.evaluation.lineup import check_vocabularies, line_up
@@ -20,7 +21,6 @@ from cory.plural import counted
 from cory.prompts import query_text, text_of
 from cory.report.page import write_evaluation_report
 from cory.report.tables import interval_table
-from cory.resume.run_name import evaluation_name
 from cory.run.output import new_folder, staged
 from cory.task import Task
 

@@ -17,7 +17,7 @@ What happens to an error of one process:
 error is everywhere, and no agent has changed since the iteration began, the processes save a
 checkpoint together (`Checkpoints.saved_on_error`). Then each says what is saved and how to continue
 (`explaining_errors` in `cory/opening.py`), and the script ends with a message and status 2, or a traceback
-(`cory.cli.main.main`).
+(`cory.command.main`).
 """
 
 import os

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from cory.cli import invocation
+import cory.command as command
 from cory.config import Config
 from cory.resume.checkpoint import may_have_none
 
@@ -18,16 +18,16 @@ def resume_command(run: Path, iterations: int | None = None) -> str:
     if iterations is not None:
         flags += f" --iterations {iterations}"
         settings += f"; config.iterations = {iterations}"
-    if invocation.from_command_line:
-        return f"{invocation.command()} {flags}"
+    if command.from_command_line:
+        return f"{command.invocation()} {flags}"
     return f"{settings} (as flags: {flags})"
 
 
 def new_run(run: Path) -> str:
     """How to repeat a run from the beginning."""
     flags = f"--config {shlex.quote(str(run / 'config.yaml'))}"
-    command = f"{invocation.command()} {flags}" if invocation.from_command_line else flags
-    return f"A new run with its settings: {command}"
+    start = f"{command.invocation()} {flags}" if command.from_command_line else flags
+    return f"A new run with its settings: {start}"
 
 
 def how_to_continue(run: Path, newest: Path | None, config: Config, recorded: int) -> str:

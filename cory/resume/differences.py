@@ -3,33 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cory.config import FREE as FREE_SETTINGS
 from cory.config import AgentConfig
 
-# How a run computes, which changes its numbers by rounding alone.
-ROUNDING = frozenset({"device", "ppo.micro_batch", "model.gradient_checkpointing"})
 # Keys of config.yaml that may differ on resume.
-FREE = frozenset(
-    {
-        "iterations",  # unless the learning rate depends on it
-        "output",
-        "resume",
-        "tracker",
-        "sample_every",
-        "eval_every",
-        "eval_queries",
-        "callbacks",
-        "task.metrics",
-        "task.extract",
-        "checkpoint",
-        "parallel",
-        "sampling.engine",
-        "sampling.engine_url",
-        *ROUNDING,
-        "versions",
-        "date",  # that of the first start is kept
-        "fingerprint.models",  # compared by cory/identity.py
-    }
-)
+# Of the date, that of the first start is kept; models are compared by cory/identity.py.
+FREE = frozenset({*FREE_SETTINGS, "date", "versions", "fingerprint.models"})
 
 # Hashes of reward functions, and what has their names.
 REWARDS = {

@@ -17,7 +17,7 @@ from cory.identity import versions
 from cory.parallel import distributed
 from cory.run.jsonl import JsonlWriter, read_rows
 from cory.run.output import new_folder, remove, remove_partial, replace_text, staged
-from cory.run.record import yaml_text
+from cory.yaml_file import yaml_text
 
 FILES = ("metrics", "samples", "timings")
 

@@ -1,69 +1,29 @@
 """What a run's folder records: its settings, and how far it is. Importing this does not import torch."""
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from cory.cli.yaml_file import read_yaml
 from cory.errors import UserError
+from cory.yaml_file import read_yaml
 
 
 def read_settings(run: Path) -> dict[str, Any]:
     """A run's config.yaml: settings, fingerprint, versions, changes. Nothing in it is executed.
 
-    Raises a UserError if there is none, or if it names code.
+    Raises a UserError if there is none, or if it cannot be read.
     """
     try:
-        settings = read_yaml(run / "config.yaml")
-    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
+        return read_yaml(run / "config.yaml")
+    except UserError as error:
         raise UserError(
-            f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})"
+            f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({error})"
         ) from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
-    return settings
 
 
 CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name
 BEST = "best"  # in a run's folder, that of its best agents (`guards.patience`)
-LINE_BREAKS = "\x85\u2028\u2029"  # which YAML reads as spaces or other line breaks
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as prompts, as blocks, and quotes what the configuration's
-    loader would read as something else.
-    """
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None
-    if _is_number(text) or not text.strip("\n") or any(each in text for each in LINE_BREAKS):
-        style = '"'
-    elif "\n" in text.strip("\n"):
-        style = "|"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-def _is_number(text: str) -> bool:
-    """Such as 1e3, which is text in YAML and a number to its loader here."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-_Dumper.add_representer(str, _text)
-
-
-def yaml_text(settings: Mapping[str, Any]) -> str:
-    """Settings as YAML for people to read, in their order."""
-    return yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def named(folder: Path) -> Path:

@@ -23,7 +23,7 @@ from make import FALSE_REPORTS, FOLDER, FOLLOWED, SIZE, STEPS, TEXTS, TRAINING, 
 from make import rows as foggy_rows
 from rewards import WINDS, right_call
 
-from cory.cli.main import main
+from cory.command import main
 from cory.prompts import fill
 from study.make import make_into
 from study.small_models import save_half, train_gpt2, train_tokenizer

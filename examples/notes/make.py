@@ -19,7 +19,7 @@ if __name__ == "__main__":
     # For a checkout that is not installed.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from cory.cli.main import main
+from cory.command import main
 from cory.prompts import fill
 from study.make import make_into
 from study.small_models import save_half, train_gpt2, train_tokenizer

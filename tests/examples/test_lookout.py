@@ -11,7 +11,7 @@ import yaml
 from conftest import ROOT
 
 from cory.agents import make_agents
-from cory.cli.load import load
+from cory.command import load
 from cory.own_task import OwnConfig, make_task
 from cory.prompts import fill
 from cory.trainer import CoryTrainer

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from cory.agents import make_agents
-from cory.cli.load import load
+from cory.command import load
 from cory.own_task import OwnConfig, make_task
 from cory.trainer import CoryTrainer
 from study.experiment_file import read_experiment

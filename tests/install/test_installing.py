@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from cory.cli.load import load
+from cory.command import load
 from cory.errors import UserError
 from imdb_train.config import ImdbConfig
 

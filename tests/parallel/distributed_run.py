@@ -33,8 +33,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from test_resume import count_good, make_trainer  # noqa: E402
 
 from cory.callbacks import Callback  # noqa: E402
-from cory.cli.load import as_config  # noqa: E402
-from cory.cli.main import main  # noqa: E402
+from cory.command import as_config, main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.learners import head  # noqa: E402
 from cory.parallel import distributed  # noqa: E402

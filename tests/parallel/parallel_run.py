@@ -22,12 +22,11 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.pare
 
 import torch  # noqa: E402
 from conftest import save_blank  # noqa: E402
-from jsonargparse import ArgumentParser  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from test_resume import count_good, make_trainer, spoil  # noqa: E402
 
-from cory.cli.main import main  # noqa: E402
-from cory.config import Config  # noqa: E402
+from cory.command import main  # noqa: E402
+from cory.config import Config, from_data  # noqa: E402
 from cory.errors import UserError  # noqa: E402
 from cory.parallel import distributed, sharding  # noqa: E402
 
@@ -68,10 +67,8 @@ def faulty_reward(reward, kind: str, iteration: int):
 
 def run(file: str) -> None:
     jobs = json.loads(Path(file).read_text())
-    parser = ArgumentParser()
-    parser.add_class_arguments(Config, "config")
     for number, (settings, fault) in enumerate(jobs):
-        config = parser.instantiate(parser.parse_object({"config": settings})).config
+        config = from_data(Config, settings)
         where, kind, iteration = (fault or "::0").split(":")
         kind = kind if os.environ["RANK"] in where else ""
         if kind == "killed":

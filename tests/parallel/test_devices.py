@@ -193,13 +193,13 @@ def test_a_run_continues_with_and_without_devices(config, tmp_path):
     [
         (
             {"agents": [{"device": "cpu"}, {}]},
-            r"agents\[1\].device: expected a device, as other agents have one, got",
+            r"agents\.1\.device: ",
         ),
         (
             {"agents": [{"device": "gpu"}] * 2},
             "device: expected auto, cpu, cuda or cuda:N, got 'gpu'",
         ),
-        ({"agents": [{"device": 3}] * 2}, r"agents\[0\].device: expected a valid string, got 3"),
+        ({"agents": [{"device": 3}] * 2}, r"agents\.0\.device: "),
         (
             {"agents": DEVICES, "parallel": ParallelConfig(shard="full")},
             "parallel.shard: expected none in a single process",

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from conftest import ROOT
 
-from cory.cli.load import load
+from cory.command import load
 from imdb_train.config import ImdbConfig
 
 SETTINGS = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", []))

@@ -237,24 +237,24 @@ def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(
         ([{}], "agents: expected an empty list, or an entry for each of 2 agents, got 1"),
         (
             [{}, {"modle": {}}],
-            r"agents\[1\]: unknown key 'modle'. Did you mean 'model'\?",
+            r"agents\.1\.modle: ",
         ),
         (
             [{"model": {"nam": "x"}}, {}],
-            r"agents\[0\].model: unknown key 'nam'. Did you mean 'name'\?",
+            r"agents\.0\.model\.nam: ",
         ),
-        ([{"model": "x"}, {}], r"agents\[0\].model: expected a valid dictionary, got 'x'"),
+        ([{"model": "x"}, {}], r"agents\.0\.model: "),
         (
             [{}, {"learning_rate": "fast"}],
-            r"agents\[1\].learning_rate: expected a valid number, got 'fast'",
+            r"agents\.1\.learning_rate: ",
         ),
         (
             [{}, {"learning_rate": -1.0}],
-            r"agents\[1\].learning_rate: expected a number greater than 0, got -1.0",
+            r"agents\.1\.learning_rate: ",
         ),
         (
             [{}, {"lora": {"rank": -1}}],
-            r"agents\[1\].lora.rank: expected a number greater than or equal to 0, got -1",
+            r"agents\.1\.lora\.rank: ",
         ),
     ],
 )

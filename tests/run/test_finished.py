@@ -21,7 +21,7 @@ from test_resume import (
     same,
 )
 
-from cory.cli.load import load
+from cory.command import load
 from cory.config import CheckpointConfig
 from cory.errors import UserError
 from cory.own_task import OwnConfig

@@ -8,7 +8,6 @@ import pytest
 from test_resume import make_trainer, same
 
 from cory.agent import Agent
-from cory.cli.main import main
 from cory.config import CheckpointConfig
 from cory.errors import UserError
 from cory.models.load import load_policy
@@ -115,18 +114,3 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(short, monkeypatch):
         ):
             make_trainer(short).train()
     assert (make_trainer(short).train().folder / "summary.json").exists()
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space"), Exception("I/O error: (os error 28)")]
-)
-def test_a_script_on_a_full_disk_ends_without_a_traceback(capsys, error):
-    def work():
-        raise error
-
-    with pytest.raises(SystemExit) as ended:
-        main(work)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"error: the disk is full ({error})\n"
-    with pytest.raises(ZeroDivisionError):
-        main(lambda: 1 / 0)

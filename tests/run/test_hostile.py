@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_resume import make_trainer
 
 from cory.agents import make_agents
-from cory.cli.load import load
+from cory.command import load
 from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig
 from cory.data import load_dataset
 from cory.errors import UserError

@@ -25,15 +25,12 @@ HERE = Path(__file__).resolve().parent
 RUN = f"""
 import json, os, random, signal, sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}, {str(HERE.parent)!r}]
-from jsonargparse import ArgumentParser
-from cory.config import Config
+from cory.config import Config, from_data
 from test_resume import make_trainer
-from cory.cli.main import main
-parser = ArgumentParser()
-parser.add_class_arguments(Config, "config")
+from cory.command import main
 
 def run():
-    config = parser.instantiate(parser.parse_object(json.load(open(sys.argv[1])))).config
+    config = from_data(Config, json.load(open(sys.argv[1]))["config"])
     main(lambda: make_trainer(config).train())
 """
 KILLER = """

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
-from cory.cli.load import read_command_line
-from cory.resume.run_name import LONGEST, evaluation_name, run_name
+from cory.command import LONGEST, evaluation_name, read_config, run_name
 from imdb_train.config import ImdbConfig
 
 GROUP = "imdb_cory_tiny-algorithm=rloo-group_size=4"
@@ -14,10 +12,7 @@ GROUP = "imdb_cory_tiny-algorithm=rloo-group_size=4"
 
 def name(*flags: str, single_agent: bool = False) -> str:
     prefix = "imdb_ppo" if single_agent else "imdb_cory"
-    line = read_command_line(
-        ImdbConfig, ROOT / "configs/imdb/tiny.yaml", flags, prefix, single_agent
-    )
-    return run_name(line.setting, line.changed)
+    return read_config(ImdbConfig, "configs/imdb/tiny.yaml", prefix, single_agent, flags)[1]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +65,7 @@ def test_agents_and_roles_are_in_the_name():
 def test_the_baseline_of_a_chains_file_is_named_by_its_method_alone(tmp_path):
     file = tmp_path / "chain.yaml"
     file.write_text("branches: 2\nroles: [{}, {name: poet}]\nagents: [{}, {trained: false}]\n")
-    line = read_command_line(ImdbConfig, file, [], "imdb_ppo", single_agent=True)
-    assert run_name(line.setting, line.changed) == "imdb_ppo_chain"
+    assert read_config(ImdbConfig, file, "imdb_ppo", True, [])[1] == "imdb_ppo_chain"
 
 
 def test_a_run_of_another_runs_settings_is_named_by_it_from_wherever_it_is_made(
@@ -83,8 +77,7 @@ def test_a_run_of_another_runs_settings_is_named_by_it_from_wherever_it_is_made(
     (run / "metrics.jsonl").write_text("")
     for folder, file in ((tmp_path, "first/config.yaml"), (run, "config.yaml")):
         monkeypatch.chdir(folder)
-        line = read_command_line(ImdbConfig, Path(file), [], "imdb_cory")
-        assert run_name(line.setting, line.changed) == "first"
+        assert read_config(ImdbConfig, file, "imdb_cory", argv=[])[1] == "first"
 
 
 def test_names_are_those_of_folders():
@@ -96,8 +89,6 @@ def test_names_are_those_of_folders():
             and "\\" not in made
             and Path(made).name == made
         )
-    long = [run_name("cory", {"task.pioneer_prompt": "x" * 100 + end}) for end in "ab"]
-    assert long[0] != long[1]
 
 
 def test_an_evaluation_is_named_by_its_runs():

@@ -15,7 +15,7 @@ from test_resume import after, count_good, interrupt, make_trainer, one, same, w
 
 from cory import evaluate
 from cory.agent import Agent
-from cory.cli.main import main
+from cory.command import main
 from cory.errors import UserError
 from cory.resume import checkpoint
 from cory.run import folder

@@ -17,7 +17,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 PRINT = """
-from cory.cli.main import main
+from cory.command import main
 main(lambda: print("Le caf\u00e9"))
 """
 

@@ -9,10 +9,10 @@ import pytest
 from accelerate.tracking import TensorBoardTracker, WandBTracker
 from conftest import sentences
 
-from cory import train as command
 from cory.agents import make_agents
 from cory.callbacks.trackers import COLUMNS
-from cory.config import CheckpointConfig
+from cory.command import read_config
+from cory.config import CheckpointConfig, Config
 from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.task import Task
@@ -117,10 +117,10 @@ def test_trackio_gets_metrics(config, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
-def test_a_tracker_that_is_not_installed_is_refused_before_models_load(config, monkeypatch, name):
-    monkeypatch.setattr(command, "find_spec", lambda package: None)
+def test_a_tracker_that_is_not_installed_is_refused_before_models_load(monkeypatch, name):
+    monkeypatch.setattr("cory.command.find_spec", lambda package: None)
     with pytest.raises(UserError, match=r"^tracker: .*--tracker none"):
-        command.announce(replace(config, tracker=name), "run")
+        read_config(Config, argv=["--tracker", name])
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])

@@ -8,7 +8,7 @@ import pandas as pd
 import yaml
 from conftest import ROOT
 
-from cory.cli.load import load
+from cory.command import load
 from imdb_train.config import ImdbConfig
 from study.frame import FACTS, assemble, of_records
 from study.groups import find

@@ -10,7 +10,7 @@ HEAVY = ("torch", "transformers", "trl", "matplotlib", "scipy", "pandas")
 RUN = """
 import sys
 from study.{name} import command_line
-from cory.cli.main import main
+from cory.command import main
 try:
     main(command_line)
 except SystemExit as end:

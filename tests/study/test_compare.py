@@ -619,7 +619,7 @@ def test_wrong_input_is_an_error_that_says_what(tmp_path, capsys):
         compared(tmp_path, baseline="CORY")
     with pytest.raises(UserError, match="over: expected a key of the runs' settings"):
         compared(tmp_path, over="ppo.eta")
-    with pytest.raises(UserError, match="unknown key 'nope'"):
+    with pytest.raises(UserError, match="nope: "):
         command_line([str(tmp_path / "b"), "--nope"])
     (tmp_path / "b/config.yaml").write_text("[1, 2")
     with pytest.raises(UserError, match="expected the folder of a run"):

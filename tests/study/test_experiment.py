@@ -314,21 +314,21 @@ def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
     "change, message",
     [
         (("seeds: [0, 1]", "seeds: [a]"), "seeds"),
-        (("seeds: [0, 1]", "seeds: two"), r"trial.yaml: scales.seeds: expected a list, got 'two'$"),
+        (("seeds: [0, 1]", "seeds: two"), r"trial.yaml: scales\.tiny\.seeds: "),
         (
             ("seeds: [0, 1]", "sedes: [0, 1]"),
-            r"trial.yaml: unknown key 'scales.tiny.sedes'. Did you mean 'scales.tiny.seeds'\?$",
+            r"trial.yaml: scales\.tiny\.sedes: .*'scales\.tiny\.seeds'",
         ),
         (
             ("flags: {cory", "flag: {cory"),
-            r"unknown key 'runs.CORY.flag'. Did you mean 'runs.CORY.flags'\?$",
+            r"trial.yaml: runs\.CORY\.flag: .*'runs\.CORY\.flags'",
         ),
-        (("title:", "titel:"), r"trial.yaml: unknown key 'titel'. Did you mean 'title'\?$"),
-        (("title:", "# title:"), r"trial.yaml: title: expected a value, got none$"),
-        (("title:", "["), "trial.yaml: expected a readable YAML file"),
+        (("title:", "titel:"), r"trial.yaml: titel: "),
+        (("title:", "# title:"), r"trial.yaml: title: "),
+        (("title:", "["), "trial.yaml, line"),
         (
             ("ppo.learning_rate", "ppo.learning_rat"),
-            r"runs.PPO: unknown key 'ppo.learning_rat'. Did you mean 'ppo.learning_rate'\?$",
+            r"runs.PPO: ppo\.learning_rat: ",
         ),
         (("imdb/tiny", "imdb/none"), "none.yaml"),
         (
@@ -345,11 +345,11 @@ def test_a_model_that_is_another_run_s_is_not_set_for_all(tmp_path):
         ),
         (
             ("hardware:", "evaluate: imdb_train/evaluate.py --quries 8, hardware:"),
-            "evaluate: unknown key 'quries'. Did you mean 'queries'",
+            "evaluate: quries: ",
         ),
         (
             ("hardware:", "evaluate: cory.evaluation --sampling.temprature 1, hardware:"),
-            "evaluate: sampling: .*temprature",
+            "evaluate: sampling.temprature: ",
         ),
         (
             ("hardware:", "evaluate: cory.evaluate --queries 8, hardware:"),
@@ -369,11 +369,8 @@ def test_a_wrong_experiment_is_an_error(tmp_path, change, message):
         )
 
 
-def test_a_missing_experiment_names_a_similar_file(tmp_path):
-    (tmp_path / "trial.yaml").write_text(SMALL)
-    with pytest.raises(
-        UserError, match=r"trail.yaml', which is none. Did you mean '.*/trial.yaml'"
-    ):
+def test_a_missing_experiment_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"trail.yaml', which is none"):
         experiment.read_experiment(tmp_path / "trail.yaml")
 
 
@@ -514,7 +511,7 @@ def test_what_the_user_must_name_is_asked_for(tmp_path):
     with pytest.raises(UserError, match="--jobs: expected at least 1, got 0"):
         experiment.command_line([path, "--jobs", "0"])
     for key in ("seed.x", "ppo.batch_size.x"):
-        with pytest.raises(UserError, match=f"unknown key '{key}'"):
+        with pytest.raises(UserError, match=f"{key}: "):
             experiment.command_line([path, "--set", f"{key}=1", "--dry-run"])
 
 
@@ -531,7 +528,7 @@ def test_what_the_user_must_name_is_asked_for(tmp_path):
             "imdb_train/ppo.py, at: {large: {}},",
             "scale: expected one at which",
         ),
-        ("scales:", "scales: {}\nothers:", "unknown key 'others'"),
+        ("scales:", "scales: {}\nothers:", "others: "),
     ],
 )
 def test_an_experiment_that_compares_nothing_is_refused(tmp_path, old, new, message):

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from cory.agents import make_agents
-from cory.cli.load import load
+from cory.command import load
 from cory.errors import UserError
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig

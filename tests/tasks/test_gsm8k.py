@@ -14,7 +14,7 @@ from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
 from cory.agents import make_agents
-from cory.cli.load import load
+from cory.command import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.metrics import pass_at_k
@@ -268,7 +268,7 @@ def test_k_larger_than_n(monkeypatch):
     ):
         Gsm8kEvaluation(models=["x"], samples=2, ks=[1, 4]).check()
     for wrong in ({"batch_size": 0}, {"queries": -5}, {"samples": 0}):
-        with pytest.raises(UserError, match="expected a number"):
+        with pytest.raises(UserError, match="Input should be"):
             Gsm8kEvaluation(models=["x"], **wrong)
 
 

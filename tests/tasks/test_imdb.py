@@ -11,7 +11,7 @@ import yaml
 from conftest import ROOT
 
 from cory.agents import make_agents
-from cory.cli.load import load, read_command_line
+from cory.command import load, read_config
 from cory.config import ModelConfig
 from cory.errors import UserError
 from cory.evaluation.rows import TITLES
@@ -82,7 +82,7 @@ def test_scripts_show_mistakes_without_a_traceback(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (
         done.returncode == 2
-        and "error: unknown key" in done.stderr
+        and ": unknown key" in done.stderr
         and "Traceback" not in done.stderr
         and not list(tmp_path.iterdir())
     )
@@ -207,10 +207,9 @@ def test_sample_texts_cannot_act_as_markdown():
 
 def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
     """What a run records is `tiny`, not a folder of this machine."""
-    line = read_command_line(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], prefix="imdb_cory")
-    config = line.config
+    config, name = read_config(ImdbConfig, "configs/imdb/tiny.yaml", "imdb_cory", argv=[])
     assert (
-        line.setting == "imdb_cory_tiny"
+        name == "imdb_cory_tiny"
         and config.model.name == config.task.dataset == config.task.reward_model == "tiny"
     )
     assert (

@@ -19,7 +19,6 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.task_kinds import GROUP, TaskKind, find_kind, kind_of_run, kind_of_script, run_config
-from cory.train import train
 from gsm8k_train.config import GSM8K
 from imdb_train.config import IMDB
 
@@ -107,16 +106,6 @@ def test_the_evaluator_of_another_task_names_the_right_one(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"fingerprint": {"reward": "mine.good"}}))
     with pytest.raises(UserError, match=r"made in Python \(reward: mine\.good\).*cory\.evaluate\("):
         task_config(IMDB, tmp_path, EvaluationConfig())
-
-
-def test_the_script_of_another_task_names_the_right_one(tmp_path, monkeypatch):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"fingerprint": {"task": "own"}}))
-    monkeypatch.setattr(sys, "argv", ["imdb_train/cory.py", "--resume", str(tmp_path)])
-    with pytest.raises(
-        UserError,
-        match=r"resume: expected a run of the task imdb, .* python -m cory\.train --resume",
-    ):
-        train(IMDB)
 
 
 def look(path: Path, *names: str) -> subprocess.CompletedProcess:

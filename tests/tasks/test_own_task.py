@@ -11,7 +11,7 @@ from conftest import ROOT, sentences
 
 import cory
 from cory.agents import make_agents
-from cory.cli.load import as_config, load, read_command_line
+from cory.command import as_config, load, read_config
 from cory.config import keys
 from cory.errors import UserError
 from cory.evaluation.folder import read_responses
@@ -407,8 +407,8 @@ def test_the_settings_of_the_page_are_read(here):
     (here / "praise.yaml").write_text(
         re.search(r"cat > praise.yaml <<'END'\n(.*?)END", page, re.DOTALL).group(1)
     )
-    line = read_command_line(OwnConfig, None, ["--config", "praise.yaml"])
-    assert line.setting == "praise" and line.config.task.reward == "rewards.py:praise"
+    config, name = read_config(OwnConfig, argv=["--config", "praise.yaml"])
+    assert name == "praise" and config.task.reward == "rewards.py:praise"
 
 
 # Experiments

@@ -1,1 +1,0 @@
-"""The frame of a command: settings from flags and YAML files, `--help`, messages. It does not import torch."""

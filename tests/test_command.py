@@ -1,0 +1,468 @@
+"""Command lines and files: what is read, and what is refused, by its key."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from cory.command import flag_values, load, main, read_config
+from cory.config import ModelConfig, SamplingConfig, changed, keys
+from cory.errors import UserError
+from cory.evaluation.command import parse_settings
+from cory.own_task import OwnConfig, OwnTaskConfig
+from gsm8k_train.config import Gsm8kConfig
+from imdb_train.config import ImdbConfig
+
+TINY = "configs/imdb/tiny.yaml"
+
+
+def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
+    """The message about a command line."""
+    with pytest.raises(UserError) as error:
+        load(kind, default, argv)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("key", "flags"),
+    [
+        # another type
+        ("seed", "--seed many"),
+        ("seed", "--seed="),
+        ("seed", "--seed"),
+        ("seed", "--seed None"),
+        ("iterations", "--iterations 1.5"),
+        ("iterations", "--iterations true"),
+        ("ppo.batch_size", "--ppo.batch_size [8"),
+        ("ppo.learning_rate", "--ppo.learning_rate fast"),
+        ("ppo.learning_rate", "--ppo.learning_rate null"),
+        ("ppo.whiten_rewards", "--ppo.whiten_rewards 3"),
+        ("ppo.optimizer_options", "--ppo.optimizer_options 3"),
+        ("group_size", "--group_size many"),
+        ("algorithm", "--algorithm gpro"),
+        ("cory.exchange", "--cory.exchange turn"),
+        ("tracker", "--tracker wand"),
+        ("agents", "--agents 3"),
+        ("agents.0", "--agents [3,{}]"),
+        ("agents.0.learning_rate", "--agents=[{learning_rate: fast},{}]"),
+        ("agents.0.model", "--agents=[{model: x},{}]"),
+        ("roles.1.stop", "--roles=[{},{stop: [3]}]"),
+        ("sampling.stop.1", "--sampling.stop ['a','']"),
+        ("lora.target_modules", "--lora.target_modules 3"),
+        ("print_config", "--print_config=3"),
+        # out of range
+        ("seed", "--seed -1"),
+        ("iterations", "--iterations 0"),
+        ("ppo.batch_size", "--ppo.batch_size 1"),
+        ("ppo.learning_rate", "--ppo.learning_rate=-1e-5"),
+        ("ppo.learning_rate", "--ppo.learning_rate .nan"),
+        ("ppo.learning_rate", "--ppo.learning_rate nan"),
+        ("ppo.lam", "--ppo.lam 2"),
+        ("cory.weight", "--cory.weight .inf"),
+        ("cory.chain_length", "--cory.chain_length 0"),
+        ("group_size", "--group_size 0"),
+        ("sampling.temperature", "--sampling.temperature 0"),
+        ("sampling.engine_url", "--sampling.engine_url here"),
+        ("agents.1.learning_rate", "--agents=[{},{learning_rate: -1}]"),
+        ("roles.0.name", "--roles=[{name: class},{}]"),
+        # no key
+        ("ppo.batch_sise", "--ppo.batch_sise 3"),
+        ("ppo.learning_rat", "--ppo.learning_rat 3"),
+        ("learning-rate", "--learning-rate 3"),
+        ("zzz", "--zzz 3"),
+        ("seed=3", "seed=3"),
+        ("agents.1.modle", "--agents=[{},{modle: {}}]"),
+        ("agents.0.model.nam", "--agents=[{model: {nam: x}},{}]"),
+        # contradictions
+        ("ppo.batch_size", "--ppo.batch_size 10 --ppo.mini_batch_size 4"),
+        ("ppo.batch_size", "--algorithm grpo --ppo.batch_size 6 --ppo.mini_batch_size 6"),
+        ("ppo.kl_horizon", "--ppo.kl_horizon 10"),
+        ("ppo.kl_in", "--ppo.kl_in loss"),
+        ("ppo.reward_normalization", "--ppo.reward_normalization"),
+        ("ppo.warmup", "--iterations 5 --ppo.warmup 5"),
+        ("group_size", "--algorithm rloo --group_size 1"),
+        ("sampling.max_new_tokens", "--sampling.min_new_tokens 9 --sampling.max_new_tokens 8"),
+        ("model.quantization", "--model.quantization 4bit"),
+        ("cory.exchange", "--cory.num_agents 3 --cory.chain_length 2 --cory.exchange none"),
+        ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer false"),
+        ("guards.patience", "--guards.patience 3"),
+        ("branches", "--branches 2 --cory.knowledge_transfer false"),
+        ("task.max_query_tokens", "--task.max_query_tokens 1"),
+        ("agents", "--agents [{}]"),
+        ("roles", "--roles [{}]"),
+        ("agents.1.device", "--agents=[{device: cpu},{}]"),
+        # files and runs
+        ("config", "--config nowhere.yaml"),
+        ("config", "--config ."),
+        ("config", "--config a.yaml --config b.yaml"),
+        ("resume", "--resume nowhere"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_refused_by_its_key(key, flags):
+    words = [part.strip() for part in f" {flags}".split(" --") if part.strip()]
+    argv = [word for part in words for word in f"--{part}".split(" ", 1 if "=" not in part else 0)]
+    if flags == "seed=3":
+        argv = [flags]
+    assert refused(*argv).startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("ppo.batch_sise", "ppo: {batch_sise: 3}"),
+        ("itertions", "itertions: 3"),
+        ("batch_size", "batch_size: 3\nppo: {gamma: -1}"),
+        ("ppo.learning_rate", "ppo: {learning_rate: .nan}"),
+        ("ppo.gamma", "ppo: {gamma: 2}"),
+        ("ppo", "ppo: null"),
+        ("task", "task: 3"),
+        ("task.observer_prompt", "task: {observer_prompt: 3}"),
+        ("model.revision", "model: {revision: 1e3}"),
+        ("seed", "seed: null"),
+        ("seed", "seed: '3'"),
+        ("agents.1.learning_rate", "agents: [{}, {learning_rate: -1}]"),
+        ("1", "1: 2"),
+        ("seed.x", "seed.x: 2"),
+        ("ppo.batch_size.x", "ppo: {batch_size.x: 2}"),
+        ("sampling.max_new_tokens", "sampling: {max_new_tokens: 2}"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_by_its_name_and_the_key(place, text, tmp_path):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    assert refused("--config", str(file)).startswith(f"{file}: {place}: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (", line 3", "ppo: {gamma: 0.5}\nseed: 1\nppo:\n  batch_size: 8\n"),
+        (", line 2", "roles:\n- {name: a, prompt: b, name: c}\n"),
+        (", line 1", "? [a, b]\n: 1\n"),
+        (", line 1", "seed: @\n"),
+        (", line 2", "ppo: [1\n"),
+        ("", ""),
+        ("", "- 1"),
+        ("", "seed: &x [*x]"),
+        ("", "seed: !!binary aGk="),
+        ("", "[" * 3000),
+        ("", "seed: \ud800"),
+    ],
+)
+def test_a_file_that_is_no_mapping_of_keys_is_refused_by_its_line(line, text, tmp_path):
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert refused("--config", str(file)).startswith(f"{file}{line}: ")
+
+
+def test_a_flag_is_no_mistake_of_the_file(tmp_path):
+    file = tmp_path / "good.yaml"
+    file.write_text("ppo: {batch_size: 512}\n")
+    assert refused("--config", str(file), "--ppo.batch_size", "-1").startswith("ppo.batch_size: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("learning_rate", "ppo.learning_rate"),
+        ("learning-rate", "ppo.learning_rate"),
+        ("Seed", "seed"),
+        ("ppo.rank", "lora.rank"),
+        ("batch_sise", "ppo.batch_size"),
+        ("conf", "config"),
+    ],
+)
+def test_the_nearest_key_is_named(word, key):
+    assert f"{key!r}" in refused(f"--{word}", "1")
+
+
+def test_the_nearest_key_of_a_file_is_named(tmp_path):
+    for text, key in (("batch_size: 3", "ppo.batch_size"), ("agents: [{modle: {}}]", "model")):
+        (tmp_path / "bad.yaml").write_text(text)
+        assert f"{key}'" in refused("--config", str(tmp_path / "bad.yaml"))
+
+
+# Syntax
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        (["--ppo.batch_size", "64", "--ppo.mini_batch_size=64"], "ppo.batch_size", 64),
+        (["--ppo.learning_rate", "1e-4"], "ppo.learning_rate", 1e-4),
+        (["--cory.weight", "-1"], "cory.weight", -1),
+        (["--ppo.whiten_rewards", "--seed", "3"], "ppo.whiten_rewards", True),
+        (["--ppo.whiten_rewards", "false"], "ppo.whiten_rewards", False),
+        (["--cory.chain_length", "null"], "cory.chain_length", None),
+        (["--output", "null"], "output", None),
+        (["--group_size", "2"], "group_size", 2),
+        (["--group_size", "auto"], "group_size", "auto"),
+        (["--ppo.optimizer_options", "{weight_decay: 1e-2}"], "ppo.optimizer_options", {"weight_decay": 0.01}),
+        (["--model.chat_template", "{enable_thinking: false}"], "model.chat_template", {"enable_thinking": False}),
+        (["--model.name", "007"], "model.name", "007"),
+        (["--model.revision", "1234567"], "model.revision", "1234567"),
+        (["--cory.exchange", "none"], "cory.exchange", "none"),
+        (["--sampling.stop", '["\\n", ": "]'], "sampling.stop", ["\n", ": "]),
+        (["--task.pioneer_prompt", "Question: {prompt}"], "task.pioneer_prompt", "Question: {prompt}"),
+        (["--task.observer_prompt", "# {prompt}: {response}"], "task.observer_prompt", "# {prompt}: {response}"),
+        (["--task.reward", "a.py:b"], "task.reward", "a.py:b"),
+        (["--task.reward", "[a.py:b, c.py:d]"], "task.reward", ["a.py:b", "c.py:d"]),
+        (["--task.reward_weights", "[1, 0.5]", "--task.reward=[a.py:b, c.py:d]"], "task.reward_weights", [1.0, 0.5]),
+    ],
+)  # fmt: skip
+def test_flags_are_read_as_their_keys_take_them(flags, key, value):
+    config = load(OwnConfig, None, flags)
+    for name in key.split("."):
+        config = getattr(config, name)
+    assert config == value
+
+
+def test_texts_of_mappings_stay_texts(tmp_path):
+    """Of a file and of a flag."""
+    prompts = ["Question: {prompt}", "12", "2026-01-31", "null"]
+    roles = [{"prompt": prompt} for prompt in prompts]
+    file = tmp_path / "roles.yaml"
+    file.write_text(yaml.safe_dump({"cory": {"num_agents": 4}, "roles": roles}))
+    for argv in (["--config", str(file)], ["--cory.num_agents=4", f"--roles={json.dumps(roles)}"]):
+        config = load(OwnConfig, None, argv)
+        assert [role.prompt for role in config.roles] == prompts
+
+
+def test_a_file_replaces_the_default_file(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "iterations: 3\nppo: {learning_rate: 1e-4}\nversions: {cory: '1'}\nfingerprint: null\n"
+    )
+    config = load(ImdbConfig, TINY, ["--config", str(file)])
+    assert (config.ppo.learning_rate, config.ppo.batch_size, config.model.name) == (
+        1e-4,
+        256,
+        ImdbConfig().model.name,
+    )
+    assert load(ImdbConfig, TINY, []).ppo.batch_size == 64
+    # What the class of a task has in place of other defaults stays beneath.
+    file.write_text("ppo: {ppo_epochs: 1}\n")
+    config = load(Gsm8kConfig, None, ["--config", str(file), "--ppo.lam", "1"])
+    assert (config.ppo.batch_size, config.ppo.init_kl_coef, config.lora.rank) == (32, 0.01, 16)
+    assert (config.ppo.ppo_epochs, config.ppo.lam) == (1, 1.0)
+
+
+def test_shipped_files_are_found_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load(ImdbConfig, TINY, ["--config", "configs/imdb/gpt2_large.yaml"])
+    assert config.model.name == "openai-community/gpt2-large"
+
+
+def test_resume_takes_the_settings_of_the_run(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("seed: 7\n")
+    assert load(ImdbConfig, TINY, ["--resume", str(run), "--iterations", "9"]).seed == 7
+    assert load(ImdbConfig, TINY, ["--resume", "auto"]).model.name == "tiny"
+    assert refused("--resume", str(run), "--output", "elsewhere").startswith("output: ")
+    (run / "config.yaml").write_text("itertions: 7\n")
+    assert refused("--resume", str(run)).startswith(f"{run / 'config.yaml'}: itertions: ")
+
+
+def test_help_shows_the_values_of_the_file_and_imports_no_torch(command):
+    code = "import sys, runpy; sys.argv = ['imdb_train/cory.py', *sys.argv[1:]]\n"
+    code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\nfinally: assert 'torch' not in sys.modules"
+    shown = {}
+    for name in ("tiny", "gpt2_xl"):
+        file = f"configs/imdb/{name}.yaml"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "--config", file, "--help"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=True,
+        )
+        shown[name] = " ".join(done.stdout.split())
+        assert all(f"--{key} " in shown[name] for key in keys(ImdbConfig))
+    assert '`tiny`: the small model of the task\'s toy setting. ["tiny"]' in shown["tiny"]
+    assert '["openai-community/gpt2-xl"]' in shown["gpt2_xl"]
+    assert "[64]" in shown["tiny"] and "per query. [256]" in shown["gpt2_xl"]
+
+
+def test_settings_are_checked_before_they_are_printed(capsys):
+    for flags in (["--ppo.learning_rat", "3"], ["--ppo.reward_normalization"]):
+        with pytest.raises(UserError):
+            read_config(ImdbConfig, TINY, argv=["--print_config", *flags])
+        assert capsys.readouterr().out == ""
+
+
+def test_printed_settings_are_a_file_of_the_same_settings(tmp_path, capsys):
+    flags = [
+        "--sampling.stop",
+        "['1e3', '\\n', '']".replace(", ''", ""),
+        "--model.revision",
+        "1234e56",
+    ]
+    flags += ["--task.observer_prompt", "a\x85b\u2028c\n d"]
+    with pytest.raises(SystemExit):
+        read_config(ImdbConfig, TINY, argv=[*flags, "--print_config"])
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+    printed = load(ImdbConfig, None, ["--config", str(tmp_path / "printed.yaml")])
+    assert printed == load(ImdbConfig, TINY, flags)
+
+
+def test_version(command):
+    status, out, _ = command(ROOT / "imdb_train/cory.py", "--version")
+    assert (status, out[0].isdigit()) == (0, True)
+
+
+# Evaluations
+
+
+@pytest.mark.parametrize(
+    ("argv", "block", "values"),
+    [
+        (["--task.pioneer_prompt", "Ask: {prompt}"], OwnTaskConfig, {"pioneer_prompt": "Ask: {prompt}"}),
+        (["--task.pioneer_prompt=[a, {prompt}]"], OwnTaskConfig, {"pioneer_prompt": "[a, {prompt}]"}),
+        (["--task", '{pioneer_prompt: "Ask: {prompt}"}'], OwnTaskConfig, {"pioneer_prompt": "Ask: {prompt}"}),
+        (["--task.eval_dataset", "null"], OwnTaskConfig, {"eval_dataset": None}),
+        (["--model.revision", "1234567"], ModelConfig, {"revision": "1234567"}),
+        (["--sampling.stop", '["\\n"]'], SamplingConfig, {"stop": ["\n"]}),
+    ],
+)  # fmt: skip
+def test_an_evaluation_changes_keys_of_blocks(argv, block, values):
+    settings = parse_settings(None, None, ["run", *argv, "--samples", "2"])
+    assert (settings.models, settings.samples) == (["run"], 2)
+    assert flag_values(block, getattr(settings, block.block)) == values
+
+
+@pytest.mark.parametrize(
+    ("argv", "key"),
+    [
+        (["--sampling.temperatur", "1"], "sampling.temperatur"),
+        (["--sampling.temperature", "hot"], "sampling.temperature"),
+        (["--sampling.temperature"], "sampling.temperature"),
+        (["--sampling.temperature", "--greedy"], "sampling.temperature"),
+        (["--sampl", "1"], "sampl"),
+        (["--samples", "0"], "samples"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_an_evaluation_is_named(argv, key):
+    with pytest.raises(UserError) as error:
+        changed(SamplingConfig(), parse_settings(None, None, ["run", *argv]).sampling)
+    assert str(error.value).startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize("key", ["rewards", "check", "block"])  # a property, a method, of the class
+def test_a_name_that_is_no_key_is_unknown(key):
+    with pytest.raises(UserError, match=f"^task.{key}: "):
+        changed(OwnTaskConfig(), {key: "x"})
+
+
+# How a command ends
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(UserError("no"), 2), (KeyboardInterrupt(), 130)], ids=["mistake", "Ctrl-C"]
+)  # fmt: skip
+def test_an_error_ends_a_command_with_its_status(error, status, capsys):
+    def work():
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        main(work)
+    assert end.value.code == status
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# A configuration is data
+
+# A module that can be imported, and says so by a file.
+MARKER = "from pathlib import Path\n(Path(__file__).parent / 'imported').touch()\n"
+CODE = {"class_path": "code_marker.Thing", "init_args": {"a": 1}}
+TAG = "!!python/object/apply:code_marker.run []"
+SETTINGS = {
+    "iterations": 1,
+    "model": {"name": "model"},
+    "task": {"dataset": "rows.jsonl", "reward": "rewards.py:reward"},
+}
+COMMANDS = {
+    "train": ("cory.train", "--config", "own.yaml"),
+    "resume": ("cory.train", "--resume", "run"),
+    "evaluation": ("cory.evaluation", "run"),
+    "chat": ("cory.chat", "run"),
+    "card": ("cory.hub", "run", "user/name", "--look"),
+    "experiment": ("study.experiment", "own.yaml", "--dry-run"),
+}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a text to a file, which any of the commands reads, and to a run's folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "code_marker.py").write_text(MARKER)
+    (tmp_path / "run/agent_1").mkdir(parents=True)
+    (tmp_path / "run/metrics.jsonl").write_text("{}\n")
+    (tmp_path / "run/summary.json").write_text('{"iterations": 1}')
+
+    def write_all(text: str) -> None:
+        for name in ("own.yaml", "run/config.yaml"):
+            (tmp_path / name).write_text(text)
+
+    yield write_all
+    sys.modules.pop("code_marker", None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        yaml.safe_dump(SETTINGS | {"model": CODE, "fingerprint": {"task": "own"}}),
+        yaml.safe_dump(SETTINGS | {"seed": TAG.split()[0], "fingerprint": {"task": "code_marker"}}),
+        f"ppo: {{batch_size: {TAG}}}",
+    ],
+    ids=["class_path", "names", "tag"],
+)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_imports_nothing_that_a_file_names(name, text, write, command):
+    write(text)
+    ended = command(*COMMANDS[name])
+    assert not Path("imported").exists() and "code_marker" not in sys.modules
+    assert ended.status == 2 and ended.error.startswith("error: "), ended.error
+
+
+# By design, a command runs the files that a run names for its rewards, metrics and callbacks. It says so first.
+@pytest.fixture
+def reward_file(write):
+    """A run whose reward is that of a file, which ends the command once it is run."""
+    task = {"dataset": "rows.jsonl", "eval_dataset": "rows.jsonl", "reward": "rewards.py:reward"}
+    write(yaml.safe_dump(SETTINGS | {"task": task, "fingerprint": {"task": "own"}}))
+    Path("rows.jsonl").write_text('{"prompt": "a"}\n' * 99)
+    for name in ("rewards.py", "mine.py"):
+        code = f"import sys\nprint('running {name}', file=sys.stderr)\nraise KeyboardInterrupt\n"
+        Path(name).write_text(code)
+
+
+@pytest.mark.parametrize(
+    ("words", "announced"),
+    [
+        (COMMANDS["resume"], True),
+        (COMMANDS["evaluation"], True),
+        (COMMANDS["chat"], True),
+        (("cory.train", "--config", "run/config.yaml", "--output", "new"), True),
+        (COMMANDS["train"], False),
+        ((*COMMANDS["resume"], "--task.reward", "mine.py:reward"), False),
+        ((*COMMANDS["evaluation"], "--task.reward", "mine.py:reward"), False),
+    ],
+    ids=lambda value: str(value) if isinstance(value, bool) else " ".join(map(str, value)),
+)
+def test_files_that_a_run_names_are_announced_before_they_are_run(
+    words, announced, reward_file, command
+):
+    ended = command(*words)
+    assert ended.status == 130, ended.error
+    lines = [line for line in ended.error.split("\n") if "names" in line or "running" in line]
+    assert [line.split()[0] for line in lines] == ["run/config.yaml"] * announced + ["running"]
