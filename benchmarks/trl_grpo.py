@@ -197,9 +197,9 @@ def run_bench(
 ) -> None:
     """`ours`, `ours_plain` or `minimal`. Calls `begin` before each iteration and `end` after it."""
     if way == "ours_plain":
-        import cory.learners.passes
+        import cory.learners.learner
 
-        cory.learners.passes.share_prompts = lambda model, batch: None
+        cory.learners.learner.share_prompts = lambda model, batch: None
     iteration = bench.way(way.removesuffix("_plain"))
     for k in range(iterations):
         begin()

@@ -15,7 +15,7 @@ from cory.config import RoleConfig
 from cory.data_files import FORMATS, check_file
 from cory.errors import UserError
 from cory.identity import Models, data_hash, function_name, model_identity, source_hash
-from cory.learners.stats import UpdateStats
+from cory.learners.records import UpdateStats
 from cory.models.load import find, quiet
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.rewards import Reward, RewardFunction, TeamReward

@@ -104,7 +104,7 @@ def repeat(kept: Kept, where: Path, folders: Mapping[str, str]) -> list[dict[str
     """
     import torch
 
-    from cory.agents import make_agents
+    from cory.agent import make_agents
     from cory.trainer import CoryTrainer
 
     kind = find_kind(kept["task"])

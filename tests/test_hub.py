@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from cory import evaluate
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import AgentConfig, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.cli.load import load
 from cory.prompts import fill
 from cory.tasks.config import OwnConfig

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.cli.load import load
 from cory.tasks.config import OwnConfig
 from cory.tasks.own import make_task

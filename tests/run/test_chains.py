@@ -11,7 +11,7 @@ from test_resume import after, count_good, interrupt, make_trainer, outcome
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig

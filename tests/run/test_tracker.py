@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, sentences
 from markdown_it import MarkdownIt
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.callbacks.trackers import COLUMNS
 from cory.config import TRACKER_PACKAGES, CheckpointConfig
 from cory.errors import UserError

@@ -35,7 +35,7 @@ def kept(policy_folder, tmp_path_factory):
     from cory.tasks.config import OWN
 
     config = as_config(OWN.config, settings, folder)
-    from cory.agents import make_agents
+    from cory.agent import make_agents
     from cory.trainer import CoryTrainer
 
     run = CoryTrainer(config, make_agents(config), OWN.make_task(config)).train()

@@ -17,7 +17,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.cli.load import load, read_command_line
 from cory.config import ModelConfig
 from cory.errors import UserError

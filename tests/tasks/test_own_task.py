@@ -16,7 +16,7 @@ import yaml
 from conftest import ROOT, sentences
 
 import cory
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.callbacks.load import load_callbacks
 from cory.cli.load import as_config, load, read_command_line
 from cory.config import keys
