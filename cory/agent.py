@@ -5,7 +5,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -351,6 +351,7 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
     elif not trained:
         base.requires_grad_(False).eval()
 
+    make_learner: Callable[..., Learner] = PPOLearner if config.algorithm == "ppo" else GroupLearner
     agents = []
     for plan in plans:
         wrapped = sharding.placed(policies[plan.name], device)
@@ -358,8 +359,7 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
         learner: Learner | None = None
         if plan.trained:
             activate(policy, plan.name)
-            kind = PPOLearner if isinstance(wrapped, PolicyWithValueHead) else GroupLearner
-            learner = kind(wrapped, reference, tokenizer, plan.config, device)
+            learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
         agents.append(Agent(plan.name, policy, tokenizer, plan.config, device, learner, engine))
     return agents
 
