@@ -334,7 +334,8 @@ def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[Age
 
 def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> list[Agent]:
     """The agents of a group, all on one device, and what they share: the reference or the base."""
-    config, device = plans[0].config, plans[0].device
+    config = plans[0].config
+    device = plans[0].device
     base, tokenizer = load_policy(config.model, device)
     if config.model.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})

@@ -152,12 +152,13 @@ class Learner(ABC):
         old = self.pass_size.retrying(self._evaluate_old, batch)
         engine_difference = _engine_difference(old, batch.response_mask, rollouts)
 
-        # Advantages, from the training rewards and that KL.
+        # Advantages, from the training rewards and that KL; the loss's weight of each row.
         scaled_rewards, reward_moments = self._scale(torch.cat(list(rewards)))
         targets = self.targets(old, scaled_rewards, batch.response_mask, rollouts)
         weights = to_device(_role_weights(rollouts), self.device)
         experience = Experience(batch, old, targets, weights)
 
+        # Each epoch reads all rows in a new order, some in each optimizer step.
         steps: list[Step] = []
         for _ in range(self.ppo.ppo_epochs):
             order = shuffle.permutation(len(weights)).tolist()
@@ -167,6 +168,7 @@ class Learner(ABC):
                 self._optimizer_step(step)
                 steps.append(step)
 
+        # What stays: the reward moments and the KL coefficient move once the steps have succeeded.
         stats = self._statistics(experience, rollouts, steps, engine_difference)
         self.reward_moments = reward_moments
         self._update_kl_coef(stats)
@@ -426,7 +428,8 @@ class Learner(ABC):
         engine_difference: float | None,
     ) -> list[UpdateStats]:
         """The statistics of each rollout, over all processes."""
-        old, mask = experience.old, experience.mask
+        old = experience.old
+        mask = experience.mask
         returns = experience.targets.returns
         explained_variance = None
         if returns is not None:

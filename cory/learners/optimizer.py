@@ -31,7 +31,8 @@ def make_optimizer(model: torch.nn.Module, ppo: PPOConfig) -> Any:
 
     Raises a UserError if it does not take `ppo.optimizer_options`.
     """
-    name, options = ppo.optimizer, ppo.optimizer_options
+    name = ppo.optimizer
+    options = ppo.optimizer_options
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = getattr(torch.optim, name)
     if "fused" in inspect.signature(kind).parameters and "foreach" not in options:

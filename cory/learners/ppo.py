@@ -89,7 +89,8 @@ class PPOLearner(Learner):
         responses: int,
     ) -> LossTerms:
         """The clipped losses of policy and values (Eq. 11, 13), whose means are over response tokens."""
-        old, targets = rows.old, rows.targets
+        old = rows.old
+        targets = rows.targets
         assert new.values is not None and targets.returns is not None
         terms = losses.ppo_losses(
             logprobs=new.logprobs,

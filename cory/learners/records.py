@@ -98,7 +98,8 @@ class Experience:
         window = self.window.select(indices)
         rows = to_device(torch.tensor(indices), self.weights.device)
         tokens = (rows, slice(window.response_ids.shape[1]))
-        old, targets = self.old, self.targets
+        old = self.old
+        targets = self.targets
         return Experience(
             window,
             Evaluation(
