@@ -98,7 +98,8 @@ def make_both(monkeypatch, tokenizer, *arguments, **settings):
 def gradients(learner):
     """Of the first optimizer step: the batch under the old policy, the losses, and the gradients by name."""
     queries, responses, scores = ragged()
-    compute, numbers = learner._gradients, {}
+    numbers = {}
+    compute = learner._gradients
 
     def first_step(experience, indices):
         step = compute(experience, indices)
@@ -106,7 +107,7 @@ def gradients(learner):
             for name in ("kl", "logprobs", "ref_logprobs"):
                 numbers[name] = getattr(experience.old, name) * experience.mask
             numbers["terms"] = step.terms[0].vector()
-            numbers.update({name: p.grad for name, p in learner._trained().items()})
+            numbers.update({name: p.grad.clone() for name, p in learner._trained().items()})
         return step
 
     learner._gradients = first_step
